@@ -1,0 +1,3 @@
+"""trtops: TensorRT and ONNX Runtime engines, built, judged, explained and remembered."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Back ends: everything that touches ONNX, ONNX Runtime or TensorRT."""

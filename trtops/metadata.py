@@ -1,0 +1,246 @@
+"""Data types, shapes and I/O metadata, in terms that every back end shares.
+
+Nothing here imports a back end: each back end converts its own dtypes at its own door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trtops import errors
+from trtops.record import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Self
+
+Dim: TypeAlias = "int | str | None"
+"""One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
+
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+class DataType(Enum):
+    """Element types of tensors. The value is the name that numpy, or ml_dtypes beside it, gives the type."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8E4M3FN = "float8_e4m3fn"
+    FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8E5M2 = "float8_e5m2"
+    FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
+    FLOAT4 = "float4_e2m1fn"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    INT4 = "int4"
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
+    UINT8 = "uint8"
+    BOOL = "bool"
+    STRING = "str"
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the type is a floating-point type of any width."""
+        return "float" in self.value
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether the type is an integer type, signed or not; bool is not."""
+        return "int" in self.value
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes per element: 0.5 for 4-bit types, 0 for strings, whose size varies."""
+        bits = {"bool": 8, "str": 0, "bfloat16": 16}.get(self.value)
+        if bits is None:
+            digits = self.value.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
+            bits = int(digits)
+        return bits / 8 if bits % 8 else bits // 8
+
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype; bfloat16, 8-bit floats and 4-bit types come from ml_dtypes (a dependency of onnx)."""
+        import numpy as np
+
+        if self is DataType.STRING:
+            return np.dtype(np.str_)
+        try:
+            return np.dtype(self.value)
+        except TypeError:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, self.value))
+
+    @classmethod
+    def of(cls, dtype: object) -> DataType:
+        """The data type of whatever names one: a DataType, a numpy dtype or scalar type, a dtype's name.
+
+        Raises:
+            ConfigError: If nothing is known by that name.
+        """
+        if isinstance(dtype, DataType):
+            return dtype
+        if isinstance(dtype, str):
+            known = cls.__members__.get(dtype.upper())
+            if known is not None:
+                return known
+        import numpy as np
+
+        try:
+            name = np.dtype(dtype).name  # type: ignore[call-overload]
+        except TypeError:
+            name = str(dtype)
+        if name == "object" or name.startswith("str"):
+            return cls.STRING
+        try:
+            return cls(name)
+        except ValueError:
+            hint = errors.near(name, [member.value for member in cls])
+            raise errors.ConfigError(f"Unknown data type {dtype!r}. {hint}") from None
+
+
+def is_dynamic(dim: Dim) -> bool:
+    """Whether a dimension has no fixed size."""
+    return not isinstance(dim, int) or dim < 0
+
+
+def shape_accepts(shape: Sequence[Dim], actual: Sequence[int]) -> bool:
+    """Whether an array of shape ``actual`` fits a declared shape, whose dynamic dimensions take any size."""
+    return len(shape) == len(actual) and all(is_dynamic(d) or d == a for d, a in zip(shape, actual))
+
+
+@dataclass(frozen=True)
+class TensorSpec(Record):
+    """What is known of one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: Element type, or None if not known.
+        shape: Dimensions, or None if not even the rank is known.
+        docstring: A comment to show beside it.
+    """
+
+    name: str
+    dtype: DataType | None = None
+    shape: Shape | None = None
+    docstring: str | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.dtype is not None:
+            parts.append(f"dtype={self.dtype.value}")
+        if self.shape is not None:
+            parts.append(f"shape=({', '.join('?' if d is None else str(d) for d in self.shape)}{',' if len(self.shape) == 1 else ''})")
+        return f"{self.name} [{', '.join(parts)}]" if parts else self.name
+
+
+class TensorMetadata(dict[str, TensorSpec]):
+    """Tensors by name, in order: the inputs or the outputs of a model.
+
+    Built by chained :meth:`add` calls. Unlike a plain dict it is shown as the field's tool shows it.
+    """
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec]) -> Self:
+        """Collect specs under their names, in order."""
+        return cls((spec.name, spec) for spec in specs)
+
+    @classmethod
+    def from_feed_dict(cls, feed_dict: Mapping[str, Any]) -> Self:
+        """The metadata of arrays at hand. Torch tensors count as arrays."""
+        meta = cls()
+        for name, array in feed_dict.items():
+            meta.add(name, str(array.dtype).removeprefix("torch."), tuple(array.shape))
+        return meta
+
+    def add(
+        self,
+        name: str,
+        dtype: object = None,
+        shape: Sequence[Dim] | None = None,
+        min_shape: Sequence[int] | None = None,
+        max_shape: Sequence[int] | None = None,
+        docstring: str | None = None,
+    ) -> Self:
+        """Add one tensor, and return the metadata itself so that calls can be chained.
+
+        Args:
+            name: The tensor's name.
+            dtype: Whatever :meth:`DataType.of` understands, or None if not known.
+            shape: Dimensions, or None if not known; -1, None or a name stands for a dynamic one.
+            min_shape: Smallest sizes, for a tensor whose shape is bounded; kept on the shape as ``.min``.
+            max_shape: Largest sizes; kept on the shape as ``.max``.
+            docstring: A comment to show beside it.
+        """
+        bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
+        self[name] = TensorSpec(name, None if dtype is None else DataType.of(dtype), bounded, docstring)
+        return self
+
+    def __str__(self) -> str:
+        return "{" + ",\n ".join(str(spec) for spec in self.values()) + "}"
+
+
+class BoundedShape(tuple[Dim, ...]):
+    """A shape that may know its smallest and largest sizes; equal to the plain tuple of its dimensions.
+
+    Attributes:
+        min: Smallest size of each dimension, or None.
+        max: Largest size of each dimension, or None.
+    """
+
+    min: tuple[int, ...] | None
+    max: tuple[int, ...] | None
+
+    def __new__(
+        cls, dims: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
+    ) -> BoundedShape:
+        """Make a shape of ``dims`` with optional bounds of the same rank."""
+        shape = super().__new__(cls, dims)
+        shape.min = None if min is None else tuple(min)
+        shape.max = None if max is None else tuple(max)
+        return shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundedShape, (tuple(self), self.min, self.max)
+
+
+def check_feed(inputs: Mapping[str, TensorSpec], feed: Mapping[str, Any]) -> None:
+    """Check a feed against a model's inputs before a back end sees it.
+
+    Args:
+        inputs: The model's inputs.
+        feed: Arrays by input name; anything with ``shape`` and ``dtype``.
+
+    Raises:
+        MissingInputError: If an input is not fed.
+        UnknownInputError: If a name is fed that the model does not have.
+        InputDtypeError: If an array has another dtype than its input.
+        InputShapeError: If an array's shape does not fit its input.
+    """
+    for name in feed:
+        if name not in inputs:
+            raise errors.UnknownInputError(f"The feed has {name!r}, which is no input of this model. {errors.near(name, inputs)}")
+    for name, spec in inputs.items():
+        array = feed.get(name)
+        if array is None:
+            fed = ", ".join(repr(n) for n in feed) or "nothing"
+            raise errors.MissingInputError(f"Input {name!r} is not fed; expected {spec}, found {fed}.")
+        if spec.dtype is not None and (found := str(array.dtype).removeprefix("torch.")) != spec.dtype.value:
+            if DataType.of(array.dtype) is not spec.dtype:
+                raise errors.InputDtypeError(
+                    f"Input {name!r} has dtype {found}; expected {spec.dtype.value}. "
+                    f"Convert it, for example with .astype({spec.dtype.value!r})."
+                )
+        if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
+            raise errors.InputShapeError(
+                f"Input {name!r} has shape {tuple(array.shape)}; expected {spec.shape}"
+                f"{' (any size where a dimension is a name, None or -1)' if any(map(is_dynamic, spec.shape)) else ''}."
+            )

@@ -1,0 +1,159 @@
+"""Records: frozen values with JSON both ways and a digest.
+
+Everything that decides an engine, and everything that is remembered of one, is a record. A record's digest depends on
+its values alone: not on the order of keys, on paths, on time or on the process that computes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trtops import errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+JSONValue: TypeAlias = "None | bool | int | float | str | list[JSONValue] | dict[str, JSONValue]"
+
+
+def sha256(data: bytes | bytearray | memoryview) -> str:
+    """The SHA-256 of bytes, as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """The SHA-256 of a file's content, as 64 hexadecimal digits, read in blocks of 1 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def to_jsonable(value: object) -> JSONValue:
+    """Reduce a value to what JSON holds.
+
+    Records and dataclasses become objects, enums their value, sets sorted lists, tuples lists and paths strings. NaN
+    and infinities become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, since strict JSON has no spelling for them.
+
+    Raises:
+        TypeError: If the value, or something inside it, has no JSON form.
+    """
+    if isinstance(value, Enum):
+        return to_jsonable(value.value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_jsonable(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((to_jsonable(item) for item in value), key=canonical_json)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def canonical_json(value: object) -> str:
+    """The one JSON text of a value: keys sorted, no spaces, ASCII only. Equal values give equal texts."""
+    return json.dumps(to_jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(value: object) -> str:
+    """SHA-256 of :func:`canonical_json`, as 64 hexadecimal digits."""
+    return sha256(canonical_json(value).encode("ascii"))
+
+
+class Record:
+    """Mixin for frozen dataclasses: JSON both ways, and a digest.
+
+    A subclass is declared ``@dataclass(frozen=True, kw_only=True)``. Reading is strict: an unknown key, a value of
+    the wrong type or a missing field raises, and the message names the field.
+    """
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
+
+    def to_dict(self) -> dict[str, JSONValue]:
+        """The record as JSON values, in the order of its fields."""
+        result = to_jsonable(self)
+        assert isinstance(result, dict)
+        return result
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The record as strict JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            FormatError: If a key is unknown or missing, or a value has the wrong type.
+        """
+        import pydantic  # 30 ms, and only needed for reading
+
+        try:
+            return _adapter(cls).validate_python(dict(data))
+        except pydantic.ValidationError as exc:
+            raise errors.FormatError(_describe(cls, exc)) from None
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            FormatError: If the text is not JSON, or :meth:`from_dict` refuses its content.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise errors.FormatError(f"{cls.__name__}: not JSON ({exc}).") from None
+        if not isinstance(data, dict):
+            raise errors.FormatError(f"{cls.__name__}: expected a JSON object, found {type(data).__name__}.")
+        return cls.from_dict(data)
+
+    def deciding(self) -> JSONValue:
+        """The part of the record that its digest covers; all of it, unless a subclass says otherwise."""
+        return self.to_dict()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over :meth:`deciding`, as 64 hexadecimal digits."""
+        return digest(self.deciding())
+
+
+_adapters: dict[type, Any] = {}
+
+
+def _adapter(cls: type) -> Any:
+    adapter = _adapters.get(cls)
+    if adapter is None:
+        import pydantic
+
+        adapter = _adapters[cls] = pydantic.TypeAdapter(cls)
+    return adapter
+
+
+def _describe(cls: type, exc: Any) -> str:
+    """One line per problem: where, what was found, what was expected."""
+    fields = [f.name for f in dataclasses.fields(cls)]
+    lines = []
+    for error in exc.errors(include_url=False):
+        where = ".".join(str(part) for part in error["loc"]) or cls.__name__
+        if error["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+            hint = errors.near(where, fields) if "." not in where else ""
+            lines.append(f"unknown field {where!r}. {hint}".rstrip())
+        else:
+            lines.append(f"{where}: {error['msg']} (found {error.get('input')!r:.80})")
+    return f"{cls.__name__}: " + "; ".join(lines)

@@ -1,0 +1,287 @@
+"""What decides an engine: the model's digest, the build config, the caches, and the environment it is built in.
+
+Two builds with equal spec digests were asked for the same thing; with equal :meth:`Environment.build_digest` as well,
+one can stand for the other. Names, paths, labels and times are kept out of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from trtops import errors
+from trtops.metadata import TensorSpec
+from trtops.record import JSONValue, Record, digest
+
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeRange(Record):
+    """The shapes that one input may take in one optimization profile.
+
+    Attributes:
+        name: The input's name.
+        min: Smallest size of each dimension.
+        opt: The sizes to be fastest at.
+        max: Largest size of each dimension.
+    """
+
+    name: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ranks = {len(self.min), len(self.opt), len(self.max)}
+        if len(ranks) != 1 or any(not lo <= mid <= hi for lo, mid, hi in zip(self.min, self.opt, self.max)):
+            raise errors.ConfigError(
+                f"Input {self.name!r}: min {self.min}, opt {self.opt} and max {self.max} must have one rank, and "
+                "min <= opt <= max in every dimension."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationProfile(Record):
+    """The shapes an engine is built for, one range per input; the order of the inputs does not count.
+
+    Attributes:
+        shapes: One range per input.
+    """
+
+    shapes: tuple[ShapeRange, ...]
+
+    @classmethod
+    def fixed(cls, **shapes: Sequence[int]) -> OptimizationProfile:
+        """A profile with min = opt = max, from ``name=(1, 3, 224, 224)`` arguments."""
+        ranges = (ShapeRange(name=n, min=tuple(s), opt=tuple(s), max=tuple(s)) for n, s in shapes.items())
+        return cls(shapes=tuple(ranges))
+
+    def deciding(self) -> JSONValue:
+        """The ranges, ordered by input name."""
+        return [s.to_dict() for s in sorted(self.shapes, key=lambda s: s.name)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxRuntimeOptions(Record):
+    """What an ONNX Runtime engine is built with.
+
+    Attributes:
+        kind: Which back end these options are for.
+        providers: Execution providers, in order of preference.
+        tactics: Names of the choices the builder may vary and time (see ``trtops.backend.onnxrt.tactics``); empty
+            builds the one engine that ONNX Runtime makes by default.
+        allow_approximation: Whether choices that are faster but less exact (Gelu approximation) may be picked.
+        timing_iterations: Timed inferences per candidate; the median counts.
+        intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
+    """
+
+    kind: Literal["onnxruntime"] = "onnxruntime"
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    tactics: tuple[str, ...] | None = None
+    allow_approximation: bool = False
+    timing_iterations: int = 8
+    intra_op_threads: int = 0
+
+    def deciding(self) -> JSONValue:
+        """All options; ``tactics`` as the set it is."""
+        return replace(self, tactics=None if self.tactics is None else tuple(sorted(set(self.tactics)))).to_dict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRTOptions(Record):
+    """What a TensorRT engine is built with, beside precision and profiles.
+
+    Attributes:
+        kind: Which back end these options are for.
+        tf32: Whether FP32 layers may round their inputs to TF32.
+        also: Further precisions that the builder may choose per layer beside the one asked for (INT8 with FP16, say).
+        strongly_typed: Take every precision from the model itself.
+        precision_constraints: How binding per-layer precisions are.
+        workspace_bytes: Limit of the workspace pool; None is TensorRT's default.
+        optimization_level: 0 to 5; None is TensorRT's default.
+        tactic_sources: Libraries tactics may come from; None is TensorRT's default.
+        sparse_weights: Whether 2:4 sparse kernels may be used.
+        refittable: Whether weights can be exchanged later.
+        version_compatible: Whether later releases may load the plan.
+    """
+
+    kind: Literal["tensorrt"] = "tensorrt"
+    tf32: bool = False
+    also: tuple[Precision, ...] = ()
+    strongly_typed: bool = False
+    precision_constraints: Literal["none", "prefer", "obey"] = "none"
+    workspace_bytes: int | None = None
+    optimization_level: int | None = None
+    tactic_sources: tuple[str, ...] | None = None
+    sparse_weights: bool = False
+    refittable: bool = False
+    version_compatible: bool = False
+
+    def deciding(self) -> JSONValue:
+        """All options; precisions and tactic sources as the sets they are."""
+        sources = None if self.tactic_sources is None else tuple(sorted(set(self.tactic_sources)))
+        return replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict()
+
+
+BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig(Record):
+    """How an engine is to be built.
+
+    Attributes:
+        precision: The lowest precision the engine may compute in.
+        profiles: Optimization profiles, in the order the engine will number them; empty takes the model's own
+            shapes, with 1 for each dynamic dimension.
+        calibration_samples: Feeds used to calibrate INT8; ignored by other precisions.
+        options: What only one back end knows; its type chooses the back end.
+    """
+
+    precision: Precision = "fp32"
+    profiles: tuple[OptimizationProfile, ...] = ()
+    calibration_samples: int = 64
+    options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise errors.ConfigError(f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), PRECISIONS)}")
+        if self.calibration_samples < 1:
+            raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
+
+    @property
+    def backend(self) -> str:
+        """The back end that the options are for."""
+        return self.options.kind
+
+    def deciding(self) -> JSONValue:
+        """What decides the engine: calibration counts only for INT8."""
+        return {
+            "precision": self.precision,
+            "profiles": [profile.deciding() for profile in self.profiles],
+            "calibration_samples": self.calibration_samples if self.precision == "int8" else None,
+            "options": self.options.deciding(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSpec(Record):
+    """Everything that decides an engine apart from where it is built.
+
+    Attributes:
+        model_sha256: Digest of the model's content, external data included (:class:`trtops.backend.onnx.Model`).
+        config: The build config.
+        timing_cache_sha256: Digest of the timing cache given to the builder, if any.
+        calibration_sha256: Digest of the calibration cache, or else of the calibration data; None unless INT8.
+        replay_sha256: Digest of the tactic record to be replayed, if any.
+    """
+
+    model_sha256: str
+    config: BuildConfig
+    timing_cache_sha256: str | None = None
+    calibration_sha256: str | None = None
+    replay_sha256: str | None = None
+
+    def deciding(self) -> JSONValue:
+        """All parts, each reduced to what decides the engine."""
+        return {
+            "model": self.model_sha256,
+            "config": self.config.deciding(),
+            "timing_cache": self.timing_cache_sha256,
+            "calibration": self.calibration_sha256 if self.config.precision == "int8" else None,
+            "replay": self.replay_sha256,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(Record):
+    """Where something was built or run.
+
+    Attributes:
+        backend: Back end's name.
+        backend_version: Its release.
+        device: The device's name: a GPU's, or the processor's.
+        device_sha256: Digest of what identifies the kind of device to a builder: the compute capability, or the
+            processor's model and instruction sets.
+        compute_capability: Of a GPU, such as ``9.0``.
+        driver: GPU driver release.
+        cuda: CUDA runtime release.
+        os: Operating system and machine architecture.
+        python: Python release.
+        host: Host name; does not count for :meth:`build_digest`.
+        git_commit: Commit of the working folder, ``-dirty`` behind it if changed; does not count either.
+        packages: Releases of the libraries that rewrite models on the way to the engine.
+    """
+
+    backend: str
+    backend_version: str
+    device: str
+    device_sha256: str
+    compute_capability: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    os: str = ""
+    python: str = ""
+    host: str = ""
+    git_commit: str | None = None
+    packages: tuple[tuple[str, str], ...] = ()
+
+    def build_digest(self) -> str:
+        """SHA-256 of what makes engines of one spec interchangeable: back end, device, driver and library releases."""
+        return digest(
+            [self.backend, self.backend_version, self.device_sha256, self.driver, self.cuda, self.os, sorted(self.packages)]
+        )
+
+    @property
+    def device_key(self) -> str:
+        """Names the pair of device and back end release that timings are valid for; fit for a file name."""
+        plain = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
+        return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Record):
+    """One layer of a built engine, as the back end reports it.
+
+    Attributes:
+        name: The layer's name in the engine.
+        op: Its type.
+        tactic: The kernel or tactic it got, as the back end names it; empty if the back end does not say.
+        precision: Data type it computes in, as far as the back end says.
+        inputs: Names of its input tensors.
+        outputs: Names of its output tensors.
+        onnx_nodes: Names of the ONNX nodes it was made from, as far as known.
+    """
+
+    name: str
+    op: str
+    tactic: str = ""
+    precision: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    onnx_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo(Record):
+    """An ONNX model in a few words: what a run remembers of it.
+
+    Attributes:
+        name: The file's name without its ending.
+        sha256: Digest of the content, external data included; the same wherever the file lies and whichever way
+            its weights are stored.
+        inputs: Its inputs, in order, without initializers.
+        outputs: Its outputs, in order.
+        opset: Version of the default operator set.
+        nodes: Number of nodes in the main graph.
+    """
+
+    name: str
+    sha256: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    opset: int
+    nodes: int

@@ -1,0 +1,284 @@
+"""The contract of the memory: a tracker keeps runs, a run keeps what one piece of work did.
+
+Ops write to a :class:`Run` and read :class:`StoredRun`; neither they nor this file know MLflow. Three implementations
+pass one test suite (``tests/contracts/tracker.py``): the double in :mod:`trtops.tracking.memory`, and
+:mod:`trtops.tracking.mlflow` over a local store and over a server.
+
+Rules that hold for every implementation:
+
+* Calls are safe from any thread and process; nothing depends on a "current" run.
+* Logging the same thing twice changes nothing. A param cannot change its value; a tag or metric can.
+* Metric names are given as parts, ``("error", "gpu_0/softmax:1", "max_abs")``; any text is allowed in a part, and the
+  store encodes it reversibly (:mod:`trtops.tracking.schema`).
+* An artifact appears whole or not at all. The manifest, which names every artifact with its size and SHA-256, is
+  written last, by :meth:`Run.finish`; a run without one is incomplete, whatever else it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from trtops import errors
+from trtops.record import JSONValue, Record
+
+RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
+Verdict: TypeAlias = Literal["good", "bad", "error"]
+MetricName: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactEntry(Record):
+    """One artifact as the manifest names it.
+
+    Attributes:
+        path: Its path inside the run, with ``/`` between parts.
+        size: Bytes.
+        sha256: Of its content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """Every artifact of a finished run.
+
+    Attributes:
+        artifacts: Ordered by path; the manifest itself is not among them.
+    """
+
+    artifacts: tuple[ArtifactEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """A run as a search returns it: everything but its artifacts.
+
+    Attributes:
+        id: The run's id.
+        experiment: Name of its experiment.
+        name: Its own name.
+        parent: Id of its parent run, or None.
+        status: How it ended, or ``running``.
+        start_time: Seconds since the epoch.
+        end_time: Likewise; None while it runs.
+        tags: Its tags.
+        params: Its params, as text.
+        metrics: Its metrics, decoded names to values; infinities as infinities.
+        url: Where a person can look at it, or an empty string.
+    """
+
+    id: str
+    experiment: str
+    name: str
+    parent: str | None
+    status: RunStatus
+    start_time: float
+    end_time: float | None
+    tags: Mapping[str, str] = field(repr=False)
+    params: Mapping[str, str] = field(repr=False)
+    metrics: Mapping[MetricName, float] = field(repr=False)
+    url: str = ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict, if one was reached."""
+        verdict = self.tags.get("trtops.verdict")
+        return verdict if verdict in ("good", "bad", "error") else None  # type: ignore[return-value]
+
+
+class Run(Protocol):
+    """A run being written. Get one from :meth:`Tracker.run`."""
+
+    id: str
+    url: str
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log options; values are stored as text, nested ones as JSON.
+
+        Raises:
+            LogError: If a param has another value already.
+        """
+        ...
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set or replace tags."""
+        ...
+
+    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        """Log numbers, in one batch; NaN and infinities are kept."""
+        ...
+
+    def log_file(self, source: str | Path, path: str) -> None:
+        """Copy a file into the run as artifact ``path``."""
+        ...
+
+    def log_bytes(self, data: bytes, path: str) -> None:
+        """Write bytes as artifact ``path``."""
+        ...
+
+    def log_text(self, text: str, path: str) -> None:
+        """Write text, in UTF-8, as artifact ``path``."""
+        ...
+
+    def log_json(self, value: Record | JSONValue, path: str) -> None:
+        """Write a record or JSON value as artifact ``path``."""
+        ...
+
+    def finish(self, verdict: Verdict | None = None) -> None:
+        """Write the verdict as a tag and then the manifest, and end the run as finished. Nothing can be logged after."""
+        ...
+
+    def fail(self, error: BaseException | str) -> None:
+        """End the run as failed, with the error's text as a tag and no manifest. Never raises."""
+        ...
+
+
+class StoredRun(Protocol):
+    """A whole run, read back: its manifest was found, and every file read through it is checked against it."""
+
+    info: RunInfo
+    manifest: Manifest
+
+    def read_bytes(self, path: str) -> bytes:
+        """The content of one artifact.
+
+        Raises:
+            IncompleteRunError: If the manifest does not name it, or its size or digest does not match.
+        """
+        ...
+
+    def local_path(self, path: str) -> Path:
+        """A local file with the artifact's content, checked; for reading only. Raises as :meth:`read_bytes`."""
+        ...
+
+
+class Tracker(Protocol):
+    """Keeps runs, in experiments."""
+
+    def start(
+        self,
+        experiment: str,
+        name: str,
+        *,
+        kind: str,
+        tags: Mapping[str, str] | None = None,
+        parent: str | None = None,
+    ) -> Run:
+        """Begin a run. Prefer :func:`tracked`, which also ends it.
+
+        Args:
+            experiment: The experiment's name; made if missing.
+            name: The run's name.
+            kind: What the run is of (:data:`trtops.tracking.schema.KINDS`).
+            tags: Further tags.
+            parent: Id of the parent run.
+
+        Raises:
+            StoreError: If the store cannot be used as it is.
+            TrackingUnavailableError: If it does not answer.
+        """
+        ...
+
+    def info(self, run_id: str) -> RunInfo:
+        """What is known of a run, complete or not.
+
+        Raises:
+            RunNotFoundError: If there is none with this id.
+        """
+        ...
+
+    def load(self, run_id: str) -> StoredRun:
+        """A whole run.
+
+        Raises:
+            RunNotFoundError: If there is none with this id.
+            IncompleteRunError: If it has no manifest.
+        """
+        ...
+
+    def find(
+        self,
+        experiment: str | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+        parent: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+    ) -> list[RunInfo]:
+        """Runs that have all these tags, newest first."""
+        ...
+
+
+@contextmanager
+def tracked(
+    tracker: Tracker,
+    experiment: str,
+    name: str,
+    *,
+    kind: str,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+) -> Iterator[Run]:
+    """A run that is ended whatever happens: failed with the message if the block raises, finished otherwise.
+
+    The block may end the run itself, with a verdict; otherwise it is finished without one.
+    """
+    run = tracker.start(experiment, name, kind=kind, tags=tags, parent=parent)
+    try:
+        yield run
+        run.finish()
+    except BaseException as exc:
+        run.fail(exc)
+        raise
+
+
+class _NoRun:
+    """Takes everything and keeps nothing: the run of an op that nobody tracks."""
+
+    id = ""
+    url = ""
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Keep nothing."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Keep nothing."""
+
+    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        """Keep nothing."""
+
+    def log_file(self, source: str | Path, path: str) -> None:
+        """Keep nothing."""
+
+    def log_bytes(self, data: bytes, path: str) -> None:
+        """Keep nothing."""
+
+    def log_text(self, text: str, path: str) -> None:
+        """Keep nothing."""
+
+    def log_json(self, value: Record | JSONValue, path: str) -> None:
+        """Keep nothing."""
+
+    def finish(self, verdict: Verdict | None = None) -> None:
+        """Keep nothing."""
+
+    def fail(self, error: BaseException | str) -> None:
+        """Keep nothing."""
+
+
+NO_RUN: Run = _NoRun()
+
+
+def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
+    """The error for a run that is not whole: names it, says why, and what can be done."""
+    return errors.IncompleteRunError(
+        f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
+        "Use another run, or make this one again."
+    )
