@@ -1,0 +1,387 @@
+"""A model as the rest of trtops passes it around: checked, described, and known by the digest of its content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from trtops import errors
+from trtops.backend.onnx import external, walk
+from trtops.metadata import DataType, Dim, TensorSpec
+from trtops.spec import ModelInfo
+
+_DIGEST_FORMAT = b"trtops model digest 1\n"
+
+_ATTRIBUTES_WITH_TENSORS = frozenset(
+    onnx.AttributeProto.AttributeType.Value(name)
+    for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """An ONNX model on disk or in memory, checked, with its digest.
+
+    Make one with :meth:`load` or :meth:`from_proto`. A model from disk keeps no weights in memory; they are read, and
+    checked against the digest, whenever :meth:`proto` is called.
+
+    Attributes:
+        info: Name, digest, inputs, outputs, opset and number of nodes.
+        path: The model file, absolute; None for a model in memory.
+    """
+
+    info: ModelInfo
+    path: Path | None = None
+    _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Model:
+        """Read, check and digest a model file, and the data files that it names.
+
+        Args:
+            path: An ONNX file; external data is looked for in its folder. At most one tensor of external data is
+                read at a time, in blocks.
+
+        Raises:
+            InvalidModelError: If there is no such file, or it is no ONNX model, cut short, or contradicts itself.
+            ExternalDataError: If external data is missing, too short, or outside the model's folder.
+        """
+        path = Path(path).absolute()
+        content = read_proto(path)
+        return cls(_describe(content, path.stem, path.parent, f"{path}: "), path)
+
+    @classmethod
+    def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
+        """Check and digest a model in memory.
+
+        Args:
+            proto: The model, with all its weights inside. It is copied, and stays the caller's.
+            name: What to call it.
+
+        Raises:
+            InvalidModelError: If it contradicts itself.
+            ExternalDataError: If it names data files; there is no folder to look for them in.
+        """
+        content = onnx.ModelProto()
+        content.CopyFrom(proto)
+        return cls(_describe(content, name, None, ""), None, content)
+
+    @property
+    def name(self) -> str:
+        """What the model is called: its file's name without the ending."""
+        return self.info.name
+
+    def proto(self) -> onnx.ModelProto:
+        """The model as a new message with all its weights inside; the caller's to change.
+
+        Raises:
+            InvalidModelError: If the file no longer has the content that was loaded.
+            ExternalDataError: If external data has gone, shrunk or moved out of the folder.
+        """
+        if self.path is None:
+            assert self._content is not None
+            fresh = onnx.ModelProto()
+            fresh.CopyFrom(self._content)
+            return fresh
+        fresh = read_proto(self.path)
+        external.load_external_data(fresh, self.path.parent)
+        found = model_digest(fresh)
+        if found != self.info.sha256:
+            raise errors.InvalidModelError(
+                f"{self.path} changed since it was loaded: its content has digest {found[:12]}, expected "
+                f"{self.info.sha256[:12]}. Load it again to go on with what is there now."
+            )
+        return fresh
+
+    def files(self) -> tuple[Path, ...]:
+        """The model file, then its data files sorted by name; empty for a model in memory.
+
+        Raises:
+            InvalidModelError: If the model file cannot be read any more.
+            ExternalDataError: If a data file cannot be found any more.
+        """
+        if self.path is None:
+            return ()
+        folder = self.path.parent
+        outside = (t for t in walk.tensors(read_proto(self.path)) if external.is_external(t))
+        return (self.path, *sorted({external.locate(tensor, folder).path for tensor in outside}))
+
+
+def read_proto(path: str | Path) -> onnx.ModelProto:
+    """Parse a model file, leaving external data where it is.
+
+    Raises:
+        InvalidModelError: If there is no such file, or it is no ONNX model.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise errors.InvalidModelError(f"{path} is a folder; expected an ONNX file.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.") from None
+    except OSError as exc:
+        raise errors.InvalidModelError(f"{path} cannot be read: {exc}.") from exc
+    return parse_proto(data, f"{path}: ")
+
+
+def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
+    """Parse the bytes of a model.
+
+    Args:
+        data: A serialized ``ModelProto``.
+        where: What to put before an error message, such as ``"model.onnx: "``.
+
+    Raises:
+        InvalidModelError: If the bytes are empty, cut short, or something else than an ONNX model.
+    """
+    if not data:
+        raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
+    if data[4:8] == b"ORTM":
+        raise errors.InvalidModelError(
+            f"{where}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
+        )
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise errors.InvalidModelError(
+            f"{where}not an ONNX model, or cut short ({len(data)} bytes, beginning with {data[:8]!r})."
+        ) from None
+    if not model.HasField("graph") or not model.opset_import:
+        lacks = "operator set" if model.HasField("graph") else "graph"
+        raise errors.InvalidModelError(f"{where}has no {lacks}: not an ONNX model, or cut short ({len(data)} bytes).")
+    return model
+
+
+def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
+    """SHA-256 of what a model computes, as 64 hexadecimal digits.
+
+    Covers every name, attribute, shape, operator set and weight. Weights count by their bytes, wherever and however
+    they are stored. Who made the model, documentation strings and metadata properties do not count. Each tensor is
+    hashed by itself, so no more than one is held beside the model.
+
+    Args:
+        model: The model; not changed.
+        folder: Where external data lies.
+
+    Raises:
+        InvalidModelError: If a tensor has not the bytes that its shape asks for.
+        ExternalDataError: If external data is missing, short or outside the folder, or there is no folder.
+    """
+    bare = onnx.ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(sorted(model.opset_import, key=lambda o: (o.domain, o.version)))
+    _copy_bare_graph(model.graph, bare.graph, folder)
+    for function in model.functions:
+        copy = bare.functions.add()
+        copy.CopyFrom(function)
+        copy.ClearField("doc_string")
+        copy.ClearField("metadata_props")
+        copy.ClearField("node")
+        _copy_bare_nodes(function.node, copy.node, folder)
+    return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _copy_bare_graph(graph: onnx.GraphProto, bare: onnx.GraphProto, folder: Path | None) -> None:
+    """Copy a graph with each tensor's bytes replaced by their digest, and without its comments."""
+    bare.name = graph.name
+    for source, target in (
+        (graph.input, bare.input),
+        (graph.output, bare.output),
+        (graph.value_info, bare.value_info),
+    ):
+        target.extend(source)
+        for value in target:
+            value.ClearField("doc_string")
+            value.ClearField("metadata_props")
+    bare.quantization_annotation.extend(graph.quantization_annotation)
+    for tensor in graph.initializer:
+        _copy_bare_tensor(tensor, bare.initializer.add(), folder)
+    for sparse in graph.sparse_initializer:
+        _copy_bare_sparse(sparse, bare.sparse_initializer.add(), folder)
+    _copy_bare_nodes(graph.node, bare.node, folder)
+
+
+def _copy_bare_nodes(nodes: Iterable[onnx.NodeProto], target: Any, folder: Path | None) -> None:
+    for node in nodes:
+        copy = target.add()
+        copy.CopyFrom(node)
+        copy.ClearField("doc_string")
+        copy.ClearField("metadata_props")
+        if node.attribute:
+            copy.ClearField("attribute")
+            for attribute in sorted(node.attribute, key=lambda a: a.name):
+                _copy_bare_attribute(attribute, copy.attribute.add(), folder)
+
+
+def _copy_bare_attribute(attribute: onnx.AttributeProto, bare: onnx.AttributeProto, folder: Path | None) -> None:
+    bare.CopyFrom(attribute)
+    bare.ClearField("doc_string")
+    if attribute.type not in _ATTRIBUTES_WITH_TENSORS:
+        return
+    for field_name in ("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"):
+        bare.ClearField(field_name)
+    if attribute.HasField("t"):
+        _copy_bare_tensor(attribute.t, bare.t, folder)
+    for tensor in attribute.tensors:
+        _copy_bare_tensor(tensor, bare.tensors.add(), folder)
+    if attribute.HasField("sparse_tensor"):
+        _copy_bare_sparse(attribute.sparse_tensor, bare.sparse_tensor, folder)
+    for sparse in attribute.sparse_tensors:
+        _copy_bare_sparse(sparse, bare.sparse_tensors.add(), folder)
+    if attribute.HasField("g"):
+        _copy_bare_graph(attribute.g, bare.g, folder)
+    for graph in attribute.graphs:
+        _copy_bare_graph(graph, bare.graphs.add(), folder)
+
+
+def _copy_bare_sparse(sparse: onnx.SparseTensorProto, bare: onnx.SparseTensorProto, folder: Path | None) -> None:
+    bare.dims.extend(sparse.dims)
+    _copy_bare_tensor(sparse.values, bare.values, folder)
+    _copy_bare_tensor(sparse.indices, bare.indices, folder)
+
+
+def _copy_bare_tensor(tensor: onnx.TensorProto, bare: onnx.TensorProto, folder: Path | None) -> None:
+    bare.name = tensor.name
+    bare.data_type = tensor.data_type
+    bare.dims.extend(tensor.dims)
+    bare.raw_data = tensor_digest(tensor, folder)
+
+
+def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes:
+    """SHA-256 of a tensor's elements as ONNX stores them raw (32 bytes); arguments and errors as :func:`model_digest`."""
+    sha = hashlib.sha256()
+    if external.is_external(tensor):
+        if folder is None:
+            raise errors.ExternalDataError(
+                f"Tensor {tensor.name!r} has its data in another file, but this model is in memory. Load the model by "
+                "its path, or its external data with onnx.load_external_data_for_model first."
+            )
+        for block in external.locate(tensor, folder).blocks():
+            sha.update(block)
+    elif tensor.data_type == onnx.TensorProto.STRING:
+        for text in tensor.string_data:
+            sha.update(len(text).to_bytes(8, "little"))
+            sha.update(text)
+    else:
+        sha.update(raw_bytes(tensor))
+    return sha.digest()
+
+
+def raw_bytes(tensor: onnx.TensorProto) -> bytes:
+    """A tensor's elements as ONNX stores them raw (little-endian, in C order, small types packed).
+
+    Raises:
+        InvalidModelError: If their number does not fit the shape.
+    """
+    expected = external.expected_bytes(tensor)
+    try:
+        raw = tensor.raw_data if tensor.HasField("raw_data") else _pack(tensor)
+    except (ValueError, TypeError) as exc:
+        raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
+    if expected is not None and len(raw) != expected:
+        raise errors.InvalidModelError(
+            f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(raw)} bytes; expected {expected}."
+        )
+    return raw
+
+
+def _pack(tensor: onnx.TensorProto) -> bytes:
+    array = onnx.numpy_helper.to_array(tensor)
+    return onnx.numpy_helper.from_array(array).raw_data
+
+
+def _describe(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
+    """Check a model and sum it up; messages begin with ``where``."""
+    try:
+        check_structure(model)
+        sha256 = model_digest(model, folder)
+    except errors.ModelError as exc:
+        raise type(exc)(f"{where}{exc}") from None
+    constants = walk.initializer_names(model.graph)
+    return ModelInfo(
+        name=name,
+        sha256=sha256,
+        inputs=tuple(tensor_spec(value) for value in model.graph.input if value.name not in constants),
+        outputs=tuple(tensor_spec(value) for value in model.graph.output),
+        opset=walk.opset(model),
+        nodes=len(model.graph.node),
+    )
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """Name, dtype and shape of an ONNX value; what is not declared, or is no tensor, stays None."""
+    if not value.type.HasField("tensor_type"):
+        return TensorSpec(value.name)
+    tensor_type = value.type.tensor_type
+    shape = tuple(map(_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
+    return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
+
+
+_RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
+
+
+def data_type(element: int) -> DataType | None:
+    """The data type of an ONNX element type; None if undefined, or one that no back end of ours has."""
+    try:
+        name = onnx.TensorProto.DataType.Name(element)
+    except ValueError:
+        return None
+    return DataType.__members__.get(_RENAMED.get(name, name))
+
+
+def check_structure(model: onnx.ModelProto) -> None:
+    """Check what every back end takes for granted: names defined once and before use, weights of the right size.
+
+    Nodes may stand in any order that can be sorted. Whether an operator exists is for the back end to say.
+
+    Raises:
+        InvalidModelError: At the first contradiction, naming node and tensor.
+    """
+    if not model.graph.output:
+        raise errors.InvalidModelError("The model has no outputs.")
+    _check_graph(model.graph, frozenset())
+    for tensor in walk.tensors(model):
+        if tensor.HasField("raw_data") and not external.is_external(tensor):
+            raw_bytes(tensor)
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str]) -> None:
+    defined = {value.name for value in graph.input} | walk.initializer_names(graph)
+    _check_unique("input", [value.name for value in graph.input])
+    _check_unique("initializer", [tensor.name for tensor in graph.initializer])
+    for node in graph.node:
+        if not node.op_type:
+            raise errors.InvalidModelError(f"{walk.label(node)}: a node without an operator type.")
+        for name in filter(None, node.output):
+            if name in defined:
+                raise errors.InvalidModelError(f"{walk.label(node)} makes {name!r}, which is defined twice.")
+            defined.add(name)
+    known = outer | defined
+    for node in graph.node:
+        for name in filter(None, node.input):
+            if name not in known:
+                raise errors.InvalidModelError(f"{walk.label(node)} reads {name!r}, which nothing makes.")
+        for body in walk.subgraphs(node):
+            _check_graph(body, known)
+    for value in graph.output:
+        if value.name not in known:
+            raise errors.InvalidModelError(f"Output {value.name!r} is made by nothing.")
+    walk.execution_order(graph.node)
+
+
+def _check_unique(kind: str, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise errors.InvalidModelError(f"The graph has two {kind}s named {twice!r}.")

@@ -1,0 +1,119 @@
+"""Walking ONNX graphs: sub-graphs, tensors and the names that nodes use, wherever ONNX lets them hide.
+
+Knows the ONNX format and nothing else. What is yielded is part of the message walked over, not a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+
+from trtops import errors
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies that a node carries as attributes (If, Loop, Scan), without those nested inside them."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, then all graphs nested in it at any depth."""
+    yield graph
+    for node in graph.node:
+        if node.attribute:
+            for body in subgraphs(node):
+                yield from graphs(body)
+
+
+def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """The tensors that a node carries as attributes, without those of its sub-graphs."""
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            yield from sparse_parts(attribute.sparse_tensor)
+        for sparse in attribute.sparse_tensors:
+            yield from sparse_parts(sparse)
+
+
+def sparse_parts(sparse: onnx.SparseTensorProto) -> tuple[onnx.TensorProto, onnx.TensorProto]:
+    """The values and the indices of a sparse tensor; the values carry its name."""
+    return sparse.values, sparse.indices
+
+
+def graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a graph and its sub-graphs: initializers, sparse ones, and those in attributes."""
+    for part in graphs(graph):
+        yield from part.initializer
+        for sparse in part.sparse_initializer:
+            yield from sparse_parts(sparse)
+        for node in part.node:
+            if node.attribute:
+                yield from node_tensors(node)
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a model, functions included."""
+    yield from graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from node_tensors(node)
+            for body in subgraphs(node):
+                yield from graph_tensors(body)
+
+
+def initializer_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of the constants that a graph holds, dense and sparse."""
+    return {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """Names that a sub-graph takes from the graphs around it."""
+    defined = {value.name for value in graph.input} | initializer_names(graph)
+    defined.update(name for node in graph.node for name in node.output)
+    used = {value.name for value in graph.output}
+    for node in graph.node:
+        used.update(uses(node))
+    return used - defined
+
+
+def uses(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads: its inputs, and what its sub-graphs capture; empty optional inputs are left out."""
+    yield from filter(None, node.input)
+    for body in subgraphs(node):
+        yield from captured(body)
+
+
+def label(node: onnx.NodeProto) -> str:
+    """A node as messages name it: its type, and its name or else its first output."""
+    named = node.name or next(filter(None, node.output), "")
+    return f"{node.op_type} {named!r}" if named else node.op_type
+
+
+def opset(model: onnx.ModelProto | onnx.FunctionProto, domain: str = "") -> int:
+    """The version of an operator set that a model imports; 0 if it does not. ``ai.onnx`` is the default domain."""
+    domains = {"", "ai.onnx"} if domain in {"", "ai.onnx"} else {domain}
+    return max((o.version for o in model.opset_import if o.domain in domains), default=0)
+
+
+def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
+    """Indices of the nodes in an order in which each finds its inputs ready; the given order where that is one.
+
+    Raises:
+        InvalidModelError: If nodes wait for each other in a circle; the message names them.
+    """
+    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    waits_for = {i: {maker[name] for name in uses(node) if name in maker} for i, node in enumerate(nodes)}
+    if all(before < i for i, needed in waits_for.items() for before in needed):
+        return list(range(len(nodes)))
+    try:
+        return list(TopologicalSorter(waits_for).static_order())
+    except CycleError as exc:
+        circle = " -> ".join(label(nodes[i]) for i in exc.args[1][:6])
+        raise errors.InvalidModelError(f"Nodes wait for each other in a circle: {circle}.") from None
