@@ -1,0 +1,287 @@
+"""The log as scripts of this field use it: ``G_LOGGER``, a thin cover over Python's own logger named ``trtops``.
+
+trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program that uses it. Importing
+this module sets the logger ``trtops`` to ``INFO`` unless it has a level; the first message or severity that goes
+through ``G_LOGGER`` adds a handler that writes to standard error, unless the program has set up logging itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from trtops import errors
+
+Message: TypeAlias = "str | Callable[[], object] | object"
+Severity: TypeAlias = "int | Mapping[str, int]"
+
+_LETTERS = {2: "U", 4: "S", 6: "X", 10: "V", 20: "I", 22: "I", 28: "I", 30: "W", 40: "E", 50: "!"}
+_COLORS = {2: 90, 4: 35, 6: 35, 10: 95, 22: 96, 28: 92, 30: 93, 40: 91, 50: 91}
+_indent: contextvars.ContextVar[int] = contextvars.ContextVar("trtops_log_indent", default=0)
+
+
+class LogMode(enum.IntEnum):
+    """How often one and the same message is logged."""
+
+    EACH = 0
+    ONCE = 1
+
+
+class ModuleSeverity(dict[str, int]):
+    """Severities by path below the package (``"backend/trt"``), with ``""`` for all the rest."""
+
+    def get(self, path: str | None = None, default: int | None = None) -> int:  # type: ignore[override]
+        """The severity that holds for a path: that of the longest known path above it."""
+        parts = _parts(path or "")
+        for length in range(len(parts), 0, -1):
+            for known, severity in self.items():
+                if _parts(known) == parts[:length]:
+                    return severity
+        return self[""] if default is None else default
+
+
+class Logger:
+    """The log; use :data:`G_LOGGER` and do not make another.
+
+    Severities are levels of Python's ``logging``, with names for those it has not.
+
+    Attributes:
+        colors: Whether lines on a terminal are coloured (``NO_COLOR`` in the environment wins).
+        letter: Whether lines begin with a letter for their severity.
+        timestamp: Whether lines tell the time.
+        line_info: Whether lines tell the file and line that logged.
+    """
+
+    ULTRA_VERBOSE = 2
+    SUPER_VERBOSE = 4
+    EXTRA_VERBOSE = 6
+    VERBOSE = logging.DEBUG
+    INFO = logging.INFO
+    START = 22
+    FINISH = 28
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+    CRITICAL = logging.CRITICAL
+
+    def __init__(self) -> None:
+        self.colors = True
+        self.letter = True
+        self.timestamp = False
+        self.line_info = False
+        self._logger = logging.getLogger("trtops")
+        self._callbacks: list[Callable[[ModuleSeverity], object]] = []
+        self._once: set[str] = set()
+        self._file: logging.FileHandler | None = None
+        for name in ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "START", "FINISH"):
+            logging.addLevelName(getattr(self, name), name)
+        if self._logger.level == logging.NOTSET:
+            self._logger.setLevel(self.INFO)
+        self._severity = ModuleSeverity({"": self._logger.level})
+
+    @property
+    def module_severity(self) -> ModuleSeverity:
+        """Severities below which nothing is logged, by path below the package.
+
+        May be set to one severity, or to a mapping such as ``{"": G_LOGGER.INFO, "backend/trt": G_LOGGER.VERBOSE}``.
+        """
+        return self._severity
+
+    @module_severity.setter
+    def module_severity(self, value: Severity) -> None:
+        wanted = ModuleSeverity(value) if isinstance(value, Mapping) else ModuleSeverity({"": value})
+        wanted.setdefault("", self.INFO)
+        for path in self._severity.keys() - wanted.keys():
+            _python_logger(path).setLevel(logging.NOTSET)
+        for path, severity in wanted.items():
+            _python_logger(path).setLevel(severity)
+        self._severity = wanted
+        for callback in self._callbacks:
+            callback(wanted)
+
+    @property
+    def severity(self) -> int:
+        """The severity for all modules without one of their own; setting it sets all."""
+        return self._severity[""]
+
+    @severity.setter
+    def severity(self, value: int) -> None:
+        self.module_severity = value
+
+    @contextlib.contextmanager
+    def verbosity(self, severity: Severity = CRITICAL) -> Iterator[Logger]:
+        """Another severity for a while: ``with G_LOGGER.verbosity(G_LOGGER.VERBOSE): ...``.
+
+        Args:
+            severity: As for :attr:`module_severity`. Left out, only critical messages come through.
+        """
+        before = self._severity
+        self._show()
+        self.module_severity = severity
+        try:
+            yield self
+        finally:
+            self.module_severity = before
+
+    @contextlib.contextmanager
+    def indent(self, level: int = 1) -> Iterator[Logger]:
+        """Set messages in by ``level`` steps of four spaces, in this thread or task, for a while."""
+        token = _indent.set(_indent.get() + level)
+        try:
+            yield self
+        finally:
+            _indent.reset(token)
+
+    @property
+    def log_file(self) -> str | None:
+        """A file that gets every line as well, overwritten when set; None for none. Folders are made as needed."""
+        return None if self._file is None else self._file.baseFilename
+
+    @log_file.setter
+    def log_file(self, path: str | os.PathLike[str] | None) -> None:
+        if self._file is not None:
+            self._logger.removeHandler(self._file)
+            self._file.close()
+            self._file = None
+        if path is not None:
+            Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+            self._file = logging.FileHandler(path, mode="w", encoding="utf-8")
+            self._file.setFormatter(_Formatter(self, terminal=False))
+            self._logger.addHandler(self._file)
+
+    def register_callback(self, callback: Callable[[ModuleSeverity], object]) -> None:
+        """Call back now, and whenever the severity changes."""
+        callback(self._severity)
+        self._callbacks.append(callback)
+
+    def log(self, message: Message, severity: int, mode: LogMode = LogMode.EACH, stack_depth: int = 2) -> None:
+        """Log a message.
+
+        Args:
+            message: Text, or a callable that makes it and is only called if the message is wanted.
+            severity: One of the levels above.
+            mode: With ``ONCE``, the same text is logged only the first time.
+            stack_depth: Whose file and line to tell: 2 is the caller's.
+        """
+        if not self._logger.isEnabledFor(severity):
+            return
+        text = str(message() if callable(message) else message)
+        if mode == LogMode.ONCE:
+            if text in self._once:
+                return
+            self._once.add(text)
+        self._show()
+        margin = " " * (4 * _indent.get())
+        self._logger.log(severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth)
+
+    def ultra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``ULTRA_VERBOSE``."""
+        self.log(message, self.ULTRA_VERBOSE, mode, stack_depth=3)
+
+    def super_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``SUPER_VERBOSE``."""
+        self.log(message, self.SUPER_VERBOSE, mode, stack_depth=3)
+
+    def extra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``EXTRA_VERBOSE``."""
+        self.log(message, self.EXTRA_VERBOSE, mode, stack_depth=3)
+
+    def verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``VERBOSE``."""
+        self.log(message, self.VERBOSE, mode, stack_depth=3)
+
+    def info(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``INFO``."""
+        self.log(message, self.INFO, mode, stack_depth=3)
+
+    def start(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``START``."""
+        self.log(message, self.START, mode, stack_depth=3)
+
+    def finish(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``FINISH``."""
+        self.log(message, self.FINISH, mode, stack_depth=3)
+
+    def warning(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``WARNING``."""
+        self.log(message, self.WARNING, mode, stack_depth=3)
+
+    def error(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
+        """Log with severity ``ERROR``."""
+        self.log(message, self.ERROR, mode, stack_depth=3)
+
+    def critical(self, message: Message, ExceptionType: type[Exception] | None = None) -> NoReturn:
+        """Log with severity ``CRITICAL`` and raise. For scripts that count on it; trtops raises where it knows.
+
+        Raises:
+            TrtopsError: Always, or ``ExceptionType`` if given.
+        """
+        text = str(message() if callable(message) else message)
+        self.log(text, self.CRITICAL, stack_depth=3)
+        raise (ExceptionType or errors.TrtopsError)(text)
+
+    exit = critical
+
+    def _show(self) -> None:
+        """Write to standard error if nobody else takes the messages."""
+        handlers = [h for h in self._logger.handlers if h is not self._file]
+        if not handlers and not (self._logger.propagate and logging.getLogger().handlers):
+            console = _Console()
+            console.setFormatter(_Formatter(self, terminal=True))
+            self._logger.addHandler(console)
+
+
+class _Console(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever ``sys.stderr`` is at the time."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> object:
+        return sys.stderr
+
+
+class _Formatter(logging.Formatter):
+    """Lines such as ``[I] (12:00:00) [logger.py:7] text``, each part if the logger's attributes ask for it."""
+
+    def __init__(self, settings: Logger, *, terminal: bool) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self.settings = settings
+        self.terminal = terminal
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = []
+        if self.settings.letter:
+            parts.append(f"[{_LETTERS.get(record.levelno, record.levelname)}] ")
+        if self.settings.timestamp:
+            parts.append(f"({self.formatTime(record, self.datefmt)}) ")
+        if self.settings.line_info:
+            parts.append(f"[{record.filename}:{record.lineno}] ")
+        prefix = "".join(parts)
+        text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        color = _COLORS.get(record.levelno)
+        if self.terminal and self.settings.colors and color and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+            return f"\x1b[{color}m{text}\x1b[0m"
+        return text
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.removesuffix(".py").replace(os.sep, "/").split("/") if part]
+
+
+def _python_logger(path: str) -> logging.Logger:
+    """Python's logger for a path below the package."""
+    return logging.getLogger(".".join(["trtops", *_parts(path)]))
+
+
+G_LOGGER = Logger()
+"""The log of the process."""
