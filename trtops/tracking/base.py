@@ -112,11 +112,20 @@ class Run(Protocol):
         ...
 
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
-        """Log numbers, in one batch; NaN and infinities are kept."""
+        """Log numbers, in one batch; NaN and infinities are kept.
+
+        Raises:
+            LogError: If a value is not a number, or a name has no parts.
+        """
         ...
 
     def log_file(self, source: str | Path, path: str) -> None:
-        """Copy a file into the run as artifact ``path``."""
+        """Copy a file into the run as artifact ``path``; one of that path is replaced.
+
+        Raises:
+            LogError: If there is no such file, ``path`` is not a relative path, or it could not be written whole (a full
+                disk); the run then does not have it.
+        """
         ...
 
     def log_bytes(self, data: bytes, path: str) -> None:
@@ -132,11 +141,17 @@ class Run(Protocol):
         ...
 
     def finish(self, verdict: Verdict | None = None) -> None:
-        """Write the verdict as a tag and then the manifest, and end the run as finished. Nothing can be logged after."""
+        """Write the verdict as a tag and then the manifest, and end the run as finished.
+
+        Nothing can be logged after. A run ends once: to finish or fail it again does nothing.
+        """
         ...
 
     def fail(self, error: BaseException | str) -> None:
-        """End the run as failed, with the error's text as a tag and no manifest. Never raises."""
+        """End the run as failed, without a manifest. Never raises.
+
+        The error's text becomes the tag ``trtops.error``, and the verdict is ``error``.
+        """
         ...
 
 
@@ -181,6 +196,8 @@ class Tracker(Protocol):
             parent: Id of the parent run.
 
         Raises:
+            ConfigError: If the kind is unknown, or a name is empty or too long (500 characters for an experiment's, 250
+                for a run's).
             StoreError: If the store cannot be used as it is.
             TrackingUnavailableError: If it does not answer.
         """
@@ -213,6 +230,17 @@ class Tracker(Protocol):
         limit: int | None = None,
     ) -> list[RunInfo]:
         """Runs that have all these tags, newest first."""
+        ...
+
+    def close(self, run_id: str, why: str) -> RunInfo:
+        """End a run whose own process can no longer do it; nothing if it has ended.
+
+        A run that has its manifest lacked only the last word and becomes ``finished``; any other becomes ``killed``, with
+        ``why`` as the tag ``trtops.error``. Use it only on runs known to be nobody's (:func:`trtops.tracking.store.reap`).
+
+        Raises:
+            RunNotFoundError: If there is none with this id.
+        """
         ...
 
 

@@ -1,0 +1,183 @@
+"""A tracker that keeps everything in memory: for tests, for trying things out, and as the contract's shortest reading.
+
+It passes the same contract tests as the trackers over MLflow. What it keeps ends with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtops import errors
+from trtops.record import sha256
+from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.writer import RunReader, RunWriter, check_names, read_manifest, starting_tags
+
+
+@dataclasses.dataclass
+class _Kept:
+    """What is kept of one run."""
+
+    experiment: str
+    name: str
+    parent: str | None
+    start_time: float
+    status: RunStatus = "running"
+    end_time: float | None = None
+    tags: dict[str, str] = dataclasses.field(default_factory=dict)
+    params: dict[str, str] = dataclasses.field(default_factory=dict)
+    metrics: dict[MetricName, float] = dataclasses.field(default_factory=dict)
+    artifacts: dict[str, bytes] = dataclasses.field(default_factory=dict)
+
+    def end(self, status: RunStatus) -> None:
+        self.status, self.end_time = status, time.time()
+
+
+class MemoryTracker:
+    """A :class:`trtops.tracking.base.Tracker` in memory. Its runs are seen by this object alone."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Kept] = {}
+        self._lock = threading.RLock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(
+        self,
+        experiment: str,
+        name: str,
+        *,
+        kind: str,
+        tags: Mapping[str, str] | None = None,
+        parent: str | None = None,
+    ) -> MemoryRun:
+        """Begin a run."""
+        check_names(experiment, name)
+        first_tags = starting_tags(kind, tags)
+        with self._lock:
+            run_id = uuid.uuid4().hex
+            kept = self._runs[run_id] = _Kept(experiment, name, parent, time.time())
+        run = MemoryRun(run_id, kept, self._lock)
+        run.set_tags(first_tags)
+        return run
+
+    def info(self, run_id: str) -> RunInfo:
+        """What is known of a run, complete or not."""
+        with self._lock:
+            kept = self._kept(run_id)
+            return RunInfo(
+                id=run_id,
+                experiment=kept.experiment,
+                name=kept.name,
+                parent=kept.parent,
+                status=kept.status,
+                start_time=kept.start_time,
+                end_time=kept.end_time,
+                tags=dict(kept.tags),
+                params=dict(kept.params),
+                metrics=dict(kept.metrics),
+            )
+
+    def load(self, run_id: str) -> StoredRun:
+        """A whole run."""
+        info, kept = self.info(run_id), self._kept(run_id)
+        manifest = read_manifest(run_id, kept.artifacts.get(Artifact.MANIFEST))
+        with self._lock:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="trtops-")
+        return _MemoryStoredRun(info, manifest, kept, Path(self._folder.name))
+
+    def find(
+        self,
+        experiment: str | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+        parent: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+    ) -> list[RunInfo]:
+        """Runs that have all these tags, newest first."""
+        wanted = (tags or {}).items()
+        with self._lock:
+            found = [
+                self.info(run_id)
+                for run_id, kept in reversed(self._runs.items())
+                if experiment in (None, kept.experiment)
+                and parent in (None, kept.parent)
+                and status in (None, kept.status)
+                and wanted <= kept.tags.items()
+            ]
+        return found[:limit]
+
+    def close(self, run_id: str, why: str) -> RunInfo:
+        """End a run whose own process can no longer do it."""
+        with self._lock:
+            kept = self._kept(run_id)
+            if kept.status == "running":
+                whole = Artifact.MANIFEST in kept.artifacts
+                if not whole:
+                    kept.tags[Tag.ERROR] = why
+                kept.end("finished" if whole else "killed")
+            return self.info(run_id)
+
+    def _kept(self, run_id: str) -> _Kept:
+        kept = self._runs.get(run_id)
+        if kept is None:
+            raise errors.RunNotFoundError(f"No run has the id {run_id!r}. {errors.near(run_id, self._runs)}".rstrip())
+        return kept
+
+
+class MemoryRun(RunWriter):
+    """A run in memory, being written."""
+
+    def __init__(self, run_id: str, kept: _Kept, lock: threading.RLock) -> None:
+        super().__init__(run_id, url="")
+        self._kept = kept
+        self._store_lock = lock
+
+    def _put_params(self, params: Mapping[str, str]) -> None:
+        with self._store_lock:
+            for name, value in params.items():
+                if (old := self._kept.params.get(name, value)) != value:
+                    raise errors.LogError(
+                        f"Param {name!r} of run {self.id} is {old!r} already; it cannot become {value!r}."
+                    )
+            self._kept.params.update(params)
+
+    def _put_tags(self, tags: Mapping[str, str]) -> None:
+        with self._store_lock:
+            self._kept.tags.update(tags)
+
+    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        with self._store_lock:
+            self._kept.metrics.update(metrics)
+
+    def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+        with self._store_lock:
+            self._kept.artifacts[path] = data
+        return ArtifactEntry(path=path, size=len(data), sha256=sha256(data))
+
+    def _end(self, status: RunStatus) -> None:
+        with self._store_lock:
+            self._kept.end(status)
+
+
+class _MemoryStoredRun(RunReader):
+    def __init__(self, info: RunInfo, manifest: Manifest, kept: _Kept, folder: Path) -> None:
+        super().__init__(info, manifest)
+        self._kept = kept
+        self._folder = folder
+
+    def _fetch(self, entry: ArtifactEntry) -> Path:
+        data = self._kept.artifacts[entry.path]
+        file = self._folder / sha256(data) / Path(entry.path).name
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(data)
+        return file

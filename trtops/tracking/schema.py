@@ -1,0 +1,398 @@
+"""Every tag, metric and artifact name, once, and how names of any kind fit into the store.
+
+A metric's name is a tuple of parts of any text, ``("error", "gpu_0/softmax:1", "max_abs")``. MLflow takes keys of letters,
+digits and ``_ - . : /`` and space, at most 250 long, that are also normal paths. :func:`metric_key` maps the one to the
+other and :func:`metric_name` maps it back:
+
+* parts are joined by ``/``, so a chart section in the UI is the name without its last part;
+* letters and digits of every script, ``_``, ``.`` and ``:`` stand for themselves, ``--`` stands for a hyphen, ``-5b-``
+  for the character U+005B, ``-empty-`` for an empty part;
+* a part too long to fit is cut to ``head-cut-<digest>-``; its whole text goes beside it in tags (:func:`pieces`).
+
+Tag and param names are kept as they are where MLflow takes them. Values too long for it are cut in the same way, so that
+nothing is ever shortened without the whole being kept.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from trtops import errors
+from trtops.record import Record, canonical_json, sha256, to_jsonable
+from trtops.tracking.base import MetricName
+
+SCHEMA_VERSION = 1
+"""Raised when a name below changes its meaning; readers keep reading the old ones."""
+
+KINDS = (
+    "build",
+    "compare",
+    "debug_build",
+    "iteration",
+    "reduce",
+    "diff_tactics",
+    "calibrate",
+    "audit",
+    "triage",
+)
+"""What a run can be of."""
+
+MAX_KEY = 250
+MAX_PARAM = 6000
+MAX_TAG = 8000
+MAX_TEXT = 1 << 16
+"""Longest param or tag value, in characters; what is longer belongs in an artifact."""
+
+
+class Tag:
+    """Names of tags: what runs are filtered by."""
+
+    KIND = "trtops.kind"
+    VERDICT = "trtops.verdict"
+    SCHEMA = "trtops.schema"
+    ERROR = "trtops.error"
+    OWNER = "trtops.owner"
+    HOST = "trtops.host"
+    MODEL_SHA256 = "trtops.model.sha256"
+    MODEL_PATH = "trtops.model.path"
+    SPEC_SHA256 = "trtops.spec.sha256"
+    ENGINE_SHA256 = "trtops.engine.sha256"
+    BUILD_KEY = "trtops.build_key"
+    """Equal for builds of which one can stand for the other (:func:`trtops.tracking.builds.build_key`)."""
+    REUSED_FROM = "trtops.reused_from"
+    """Id of the run that holds the engine, in a run that did not build its own."""
+    BACKEND = "trtops.backend"
+    BACKEND_VERSION = "trtops.backend.version"
+    DEVICE = "trtops.device"
+    DEVICE_SHA256 = "trtops.device.sha256"
+    ENVIRONMENT_SHA256 = "trtops.environment.sha256"
+    COMPUTE_CAPABILITY = "trtops.compute_capability"
+    DRIVER = "trtops.driver"
+    CUDA = "trtops.cuda"
+    GIT_COMMIT = "trtops.git_commit"
+    PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
+    NOTE = "mlflow.note.content"
+    """Markdown that the UI shows on the run's page."""
+
+
+class Metric:
+    """Names of metrics, as tuples, and first parts of families of them."""
+
+    BUILD_SECONDS = ("build", "seconds")
+    ENGINE_BYTES = ("build", "engine_bytes")
+    LATENCY = "latency"
+    """``(LATENCY, "p50_ms")`` and so on, in milliseconds."""
+    ERROR = "error"
+    """``(ERROR, output, statistic)``."""
+    ERROR_LOG10 = "error_log10"
+    """The decimal logarithms of the same, since the UI's bars show two decimals (:func:`log10_twins`)."""
+    TACTICS_COVERAGE = ("tactics", "coverage")
+
+
+class Artifact:
+    """Paths of artifacts; those that end in ``/`` are folders."""
+
+    ENGINE = "engine/"
+    """``engine/engine<suffix>``, the suffix being the back end's (``.ort``, ``.plan``)."""
+    ENGINE_OPTIONS = "engine/options.json"
+    MODEL = "model/"
+    """The ONNX file and its external data, as they were."""
+    TACTICS = "tactics/replay.json"
+    LAYERS = "tactics/layers.json"
+    TIMING_CACHE = "caches/timing.cache"
+    CALIBRATION_CACHE = "caches/calibration.cache"
+    ACCURACY = "accuracy/results.json"
+    ACCURACY_PLOTS = "accuracy/"
+    INPUTS = "inputs/"
+    SPEC = "spec.json"
+    ENVIRONMENT = "environment.json"
+    BUILD_LOG = "build.log"
+    NAMES = "outputs.json"
+    """Metric keys to the parts of their names, for every key that is not simply its parts; see :func:`metric_key`."""
+    MANIFEST = "manifest.json"
+
+
+_PLAIN = re.compile(r"[\w.:]")
+_TOKEN = re.compile(r"-(-|[0-9a-f]+-|empty-)")
+_LEGAL = re.compile(r"[/\w.\- :]+")
+_CUT = re.compile(r"-cut-([0-9a-f]{16})-$")
+_CUT_VALUE = re.compile(r"\.\.\. \[cut: \d+ characters, sha256 ([0-9a-f]{16})\]$")
+_PIECE = "trtops.long."
+
+
+def encode(part: str) -> str:
+    """One part of a metric name as text that is legal anywhere in an MLflow key; of any length."""
+    if not part:
+        return "-empty-"
+    # A leading dot could make a key that climbs out of its folder.
+    head = "-2e-" if part[0] == "." else ""
+    return head + "".join(
+        c if _PLAIN.match(c) else "--" if c == "-" else f"-{ord(c):x}-" for c in (part[1:] if head else part)
+    )
+
+
+def decode(text: str) -> str:
+    """The part that :func:`encode` made this text from.
+
+    Raises:
+        FormatError: If :func:`encode` makes no such text.
+    """
+
+    def plain(match: re.Match[str]) -> str:
+        token = match[1].rstrip("-")
+        return "-" if not token else "" if token == "empty" else chr(int(token, 16))
+
+    rest = _TOKEN.sub("", text)
+    try:
+        part = _TOKEN.sub(plain, text)
+    except (ValueError, OverflowError):
+        rest = "-"
+    if "-" in rest or not text:
+        raise errors.FormatError(f"{text!r} is no encoded name part: a '-' stands alone. Expected '--' or '-5b-'.")
+    return part
+
+
+def metric_key(name: MetricName) -> str:
+    """A metric's name as an MLflow key: legal, at most 250 characters, different for different names.
+
+    Raises:
+        LogError: If the name has no parts.
+    """
+    if not name:
+        raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
+    parts = [encode(part) for part in name]
+    while len("/".join(parts)) > MAX_KEY:
+        longest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        excess = len("/".join(parts)) - MAX_KEY
+        whole = encode(name[longest])
+        room = len(whole) - excess - len(_cut("", whole))
+        if parts[longest] != whole:
+            return _cut("", _joined(name))
+        parts[longest] = _cut(whole[: max(room, 0)], whole)
+    return "/".join(parts)
+
+
+def metric_name(key: str, long: Mapping[str, str] | None = None) -> MetricName:
+    """The name that :func:`metric_key` made a key from.
+
+    Args:
+        key: The key.
+        long: Whole texts of cut parts, by digest (:func:`long_texts`). A cut part that is not among them stays as it is.
+
+    Raises:
+        FormatError: If :func:`metric_key` makes no such key.
+    """
+    if (cut := _CUT.match(key)) and (whole := (long or {}).get(cut[1])) is not None:
+        if "/" in whole:
+            return tuple(decode(part) for part in whole.split("/"))
+        return (decode(whole),)
+    return tuple(_restore(part, long or {}) for part in key.split("/"))
+
+
+def key(text: str) -> str:
+    """A tag's or param's name as an MLflow key: the name itself wherever MLflow takes it."""
+    if _is_legal(text) and not text.startswith("-"):
+        return text
+    encoded = encode(text)
+    if len(encoded) < MAX_KEY:
+        return "-" + encoded
+    return "-" + _cut(encoded[: MAX_KEY - 1 - len(_cut("", encoded))], encoded)
+
+
+def name(key: str, long: Mapping[str, str] | None = None) -> str:
+    """The name that :func:`key` made a key from; ``long`` as in :func:`metric_name`.
+
+    Raises:
+        FormatError: If :func:`key` makes no such key.
+    """
+    return _restore(key[1:], long or {}) if key.startswith("-") else key
+
+
+def _is_legal(text: str) -> bool:
+    """Whether MLflow takes a key as it is (mlflow.utils.validation)."""
+    return (
+        _LEGAL.fullmatch(text) is not None
+        and len(text) <= MAX_KEY
+        and posixpath.normpath(text) == text
+        and text != "."
+        and not text.startswith(("..", "/"))
+    )
+
+
+def _short_digest(text: str) -> str:
+    return sha256(text.encode("utf-8"))[:16]
+
+
+def _cut(head: str, whole: str) -> str:
+    return f"{head}-cut-{_short_digest(whole)}-"
+
+
+def _joined(name: MetricName) -> str:
+    return "/".join(encode(part) for part in name)
+
+
+def _restore(part: str, long: Mapping[str, str]) -> str:
+    cut = _CUT.search(part)
+    if cut is None:
+        return decode(part)
+    whole = long.get(cut[1])
+    return part if whole is None else decode(whole)
+
+
+def pieces(encoded: str) -> dict[str, str]:
+    """Tags that keep a text too long for where it belongs, found again by :func:`long_texts`."""
+    digest = _short_digest(encoded)
+    return {
+        f"{_PIECE}{digest}.{i}": encoded[start : start + MAX_TAG]
+        for i, start in enumerate(range(0, len(encoded), MAX_TAG))
+    }
+
+
+def name_pieces(name: MetricName) -> dict[str, str]:
+    """Tags with the whole text of whatever :func:`metric_key` cuts from this name; mostly none."""
+    key = metric_key(name)
+    if "-cut-" not in key:
+        return {}
+    if _CUT.match(key):
+        return pieces(_joined(name))
+    return {
+        tag: value
+        for part, shown in zip(name, key.split("/"))
+        if _CUT.search(shown)
+        for tag, value in pieces(encode(part)).items()
+    }
+
+
+def key_pieces(text: str) -> dict[str, str]:
+    """The same for :func:`key`."""
+    shown = key(text)
+    return pieces(encode(text)) if shown.startswith("-") and _CUT.search(shown) else {}
+
+
+def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
+    """The texts that :func:`pieces` put into tags, by digest; one with a piece missing or changed is left out."""
+    found: dict[str, dict[int, str]] = {}
+    for tag, value in tags.items():
+        if tag.startswith(_PIECE):
+            digest, _, index = tag[len(_PIECE) :].partition(".")
+            if index.isdecimal():
+                found.setdefault(digest, {})[int(index)] = value
+    texts = {digest: "".join(text for _, text in sorted(parts.items())) for digest, parts in found.items()}
+    return {digest: text for digest, text in texts.items() if _short_digest(text) == digest}
+
+
+def is_internal(tag: str) -> bool:
+    """Whether a tag belongs to the encoding and is nobody's own."""
+    return tag.startswith((_PIECE, _FINITE))
+
+
+def shown_value(what: str, text: str, limit: int) -> tuple[str, dict[str, str]]:
+    """A param's or tag's value as the store takes it, and the tags that keep the whole of it if it had to be cut.
+
+    Raises:
+        LogError: If it is longer than :data:`MAX_TEXT`, or no text that can be written.
+    """
+    if len(text) > MAX_TEXT:
+        raise errors.LogError(
+            f"{what} has a value of {len(text)} characters; expected at most {MAX_TEXT}. Log it as an artifact."
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise errors.LogError(f"{what} has a value that is not Unicode text ({exc.reason} at {exc.start}).") from None
+    if len(text) <= limit:
+        return text, {}
+    note = f"... [cut: {len(text)} characters, sha256 {_short_digest(text)}]"
+    return text[: limit - len(note)] + note, pieces(text)
+
+
+def whole_value(shown: str, long: Mapping[str, str]) -> str:
+    """What :func:`shown_value` was given."""
+    cut = _CUT_VALUE.search(shown)
+    return long.get(cut[1], shown) if cut else shown
+
+
+def text(value: object) -> str:
+    """A param's value as text: strings as they are, numbers in full, everything else as JSON.
+
+    Raises:
+        LogError: If the value has no JSON form.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))
+    try:
+        plain = to_jsonable(value)
+    except TypeError as exc:
+        raise errors.LogError(
+            f"A param has a value that cannot be kept: {exc}. Give a number, a text or JSON."
+        ) from None
+    return plain if isinstance(plain, str) else canonical_json(plain)
+
+
+def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
+    """A config as params, flat: ``options.builder_level``. Lists stay whole, as JSON."""
+    plain = to_jsonable(value)
+    assert isinstance(plain, dict)
+    return dict(_flat("", plain))
+
+
+def _flat(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from _flat(f"{prefix}{key}.", item)
+        else:
+            yield f"{prefix}{key}", text(item)
+
+
+def number(name: MetricName, value: object) -> float:
+    """A metric's value as a float.
+
+    Raises:
+        LogError: If it is not a number.
+    """
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise errors.LogError(f"Metric {name} has the value {value!r:.80}; expected a number ({exc}).") from None
+
+
+def log10_twins(metrics: Mapping[MetricName, float]) -> dict[MetricName, float]:
+    """Decimal logarithms of the positive, finite ones among ``("error", output, statistic)``.
+
+    Give it the magnitudes (maximum, mean), not counts: the UI shows 0.0004 as 0.00, and -3.4 as -3.40.
+    """
+    return {
+        (Metric.ERROR_LOG10, *name[1:]): math.log10(value)
+        for name, value in metrics.items()
+        if name[0] == Metric.ERROR and 0 < value < math.inf
+    }
+
+
+def metric_names(names: Iterable[MetricName]) -> dict[str, list[str]]:
+    """What :data:`Artifact.NAMES` holds: keys to parts, for each key that is not simply its parts joined."""
+    return {key: list(name) for name in names if (key := metric_key(name)) != "/".join(name)}
+
+
+MAX_FLOAT = 1.7976931348623157e308
+_FINITE = "trtops.finite."
+
+
+def stored_number(value: float) -> float:
+    """A metric's value as MLflow stores it: infinities become the largest floats, as its SQL store has it."""
+    return math.copysign(MAX_FLOAT, value) if math.isinf(value) else value
+
+
+def finite_tag(key: str) -> str:
+    """Name of the tag that says that a metric which is the largest float really is that and no infinity."""
+    return f"{_FINITE}{_short_digest(key)}"
+
+
+def read_number(key: str, value: float, tags: Mapping[str, str]) -> float:
+    """What :func:`stored_number` was given."""
+    if abs(value) == MAX_FLOAT and tags.get(finite_tag(key)) != "true":
+        return math.copysign(math.inf, value)
+    return value

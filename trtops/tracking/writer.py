@@ -1,0 +1,340 @@
+"""What all runs have in common, whatever keeps them: checks, texts, the manifest last, one end.
+
+A tracker's run implements the handful of verbs at the bottom of :class:`RunWriter`; a tracker's stored run the one of
+:class:`RunReader`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtops import errors
+from trtops.record import JSONValue, Record, sha256, to_jsonable
+from trtops.tracking import owner, schema
+from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
+from trtops.tracking.schema import Artifact, Tag
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 1 << 20
+
+
+class RunWriter(ABC):
+    """A :class:`trtops.tracking.base.Run` over a few verbs of the store."""
+
+    def __init__(self, run_id: str, url: str) -> None:
+        self.id = run_id
+        self.url = url
+        self._lock = threading.RLock()
+        self._artifacts: dict[str, ArtifactEntry] = {}
+        self._names: set[MetricName] = set()
+        self._ended: RunStatus | None = None
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log options; values are stored as text, nested ones as JSON."""
+        self._must_be_open()
+        texts = {name: schema.text(value) for name, value in params.items()}
+        for name, value in texts.items():
+            schema.shown_value(f"Param {name!r}", value, schema.MAX_PARAM)
+        self._put_params(texts)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set or replace tags."""
+        self._must_be_open()
+        for name, value in tags.items():
+            schema.shown_value(f"Tag {name!r}", value, schema.MAX_TAG)
+        self._put_tags(tags)
+
+    def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        """Log numbers, in one batch; NaN and infinities are kept."""
+        self._must_be_open()
+        numbers = {tuple(name): schema.number(name, value) for name, value in metrics.items()}
+        for name in numbers:
+            schema.metric_key(name)
+        with self._lock:
+            self._put_metrics(numbers)
+            self._names.update(numbers)
+
+    def log_file(self, source: str | Path, path: str) -> None:
+        """Copy a file into the run as artifact ``path``."""
+        source = Path(source)
+        if not source.is_file():
+            found = "a folder" if source.is_dir() else "nothing"
+            raise errors.LogError(f"Artifact {path!r}: expected a file at {source}, found {found}.")
+        self._log_artifact(source, path)
+
+    def log_bytes(self, data: bytes, path: str) -> None:
+        """Write bytes as artifact ``path``."""
+        self._log_artifact(data, path)
+
+    def log_text(self, text: str, path: str) -> None:
+        """Write text, in UTF-8, as artifact ``path``."""
+        self._log_artifact(text.encode("utf-8"), path)
+
+    def log_json(self, value: Record | JSONValue, path: str) -> None:
+        """Write a record or JSON value as artifact ``path``."""
+        self.log_text(json_text(value), path)
+
+    def finish(self, verdict: Verdict | None = None) -> None:
+        """Write the verdict, then the manifest, and end the run; nothing if it has ended."""
+        with self._lock:
+            if self._ended:
+                return
+            if verdict is not None:
+                self.set_tags({Tag.VERDICT: verdict})
+            if names := schema.metric_names(sorted(self._names)):
+                self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
+            entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
+            self._put_artifact(Manifest(artifacts=entries).to_json().encode("utf-8"), Artifact.MANIFEST)
+            self._end("finished")
+            self._ended = "finished"
+
+    def fail(self, error: BaseException | str) -> None:
+        """End the run as failed, with the error's text and the verdict ``error`` as tags; nothing if it has ended."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = "failed"
+            try:
+                self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
+            except Exception as exc:  # the error being handled matters more than this one
+                logger.warning("Run %s could not be marked as failed: %s", self.id, exc)
+
+    def _put_failure(self, tags: Mapping[str, str]) -> None:
+        self._put_tags(tags)
+        self._end("failed")
+
+    def _must_be_open(self) -> None:
+        if self._ended:
+            raise errors.LogError(
+                f"Run {self.id} has ended ({self._ended}); nothing can be logged to it. Start another."
+            )
+
+    def _log_artifact(self, source: Path | bytes, path: str) -> None:
+        self._must_be_open()
+        check_path(path)
+        if path == Artifact.MANIFEST:
+            raise errors.LogError(f"Artifact path {path!r} is the manifest's, which finish() writes. Choose another.")
+        with self._lock:
+            for other in self._artifacts:
+                if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
+                    raise errors.LogError(
+                        f"Artifact path {path!r} makes a folder of a file beside {other!r}. Choose another."
+                    )
+        entry = self._put_artifact(source, path)
+        with self._lock:
+            self._artifacts[path] = entry
+
+    @abstractmethod
+    def _put_params(self, params: Mapping[str, str]) -> None:
+        """Store params; all or none. Raises LogError if one has another value already."""
+
+    @abstractmethod
+    def _put_tags(self, tags: Mapping[str, str]) -> None:
+        """Store tags, over those that are there."""
+
+    @abstractmethod
+    def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        """Store metrics, over those that are there. One call at a time."""
+
+    @abstractmethod
+    def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        """Store an artifact, whole or not at all, over one that is there."""
+
+    @abstractmethod
+    def _end(self, status: RunStatus) -> None:
+        """Store how the run ended."""
+
+
+class RunReader(ABC):
+    """A :class:`trtops.tracking.base.StoredRun` over one verb of the store."""
+
+    def __init__(self, info: RunInfo, manifest: Manifest) -> None:
+        self.info = info
+        self.manifest = manifest
+        self._entries = {entry.path: entry for entry in manifest.artifacts}
+        self._checked: dict[str, tuple[Path, int, int]] = {}
+
+    def read_bytes(self, path: str) -> bytes:
+        """The content of one artifact, checked against the manifest."""
+        entry = self._entry(path)
+        data = self._fetch(entry).read_bytes()
+        if len(data) != entry.size or sha256(data) != entry.sha256:
+            raise self._mismatch(entry, len(data))
+        return data
+
+    def local_path(self, path: str) -> Path:
+        """A local file with the artifact's content, checked against the manifest; for reading only."""
+        entry = self._entry(path)
+        file = self._fetch(entry)
+        stat = file.stat()
+        state = (file, stat.st_size, stat.st_mtime_ns)
+        if self._checked.get(path) != state:
+            if stat.st_size != entry.size or hash_file(file) != entry.sha256:
+                raise self._mismatch(entry, stat.st_size)
+            self._checked[path] = state
+        return file
+
+    def _entry(self, path: str) -> ArtifactEntry:
+        entry = self._entries.get(path)
+        if entry is None:
+            raise incomplete(
+                self.info.id, f"no artifact {path!r} in it. {errors.near(path, self._entries)}".rstrip(". ")
+            )
+        return entry
+
+    def _mismatch(self, entry: ArtifactEntry, size: int) -> errors.IncompleteRunError:
+        return incomplete(
+            self.info.id,
+            f"{entry.path!r} has {size} bytes and other content than its manifest says "
+            f"({entry.size} bytes, SHA-256 {entry.sha256[:12]})",
+        )
+
+    @abstractmethod
+    def _fetch(self, entry: ArtifactEntry) -> Path:
+        """A local file that should hold the artifact. Raises IncompleteRunError if there is none."""
+
+
+def read_manifest(run_id: str, data: bytes | None) -> Manifest:
+    """A manifest from its bytes; None stands for a missing one.
+
+    Raises:
+        IncompleteRunError: If it is missing, damaged, or names a path outside the run.
+    """
+    if data is None:
+        raise incomplete(run_id, f"it has no {Artifact.MANIFEST}")
+    try:
+        manifest = Manifest.from_json(data)
+        for entry in manifest.artifacts:
+            check_path(entry.path)
+    except (errors.FormatError, errors.LogError) as exc:
+        raise incomplete(run_id, f"its {Artifact.MANIFEST} is damaged ({exc})") from None
+    return manifest
+
+
+def starting_tags(kind: str, tags: Mapping[str, str] | None) -> dict[str, str]:
+    """The tags that every run begins with, and the caller's.
+
+    Raises:
+        ConfigError: If the kind is unknown.
+    """
+    if kind not in schema.KINDS:
+        raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
+    own = owner.current()
+    return {
+        Tag.KIND: kind,
+        Tag.SCHEMA: str(schema.SCHEMA_VERSION),
+        Tag.HOST: own.host,
+        Tag.OWNER: own.to_json(indent=None),
+        **(tags or {}),
+    }
+
+
+def check_names(experiment: str, name: str) -> None:
+    """Refuse names of experiments and runs that a store would change or cut.
+
+    Raises:
+        ConfigError: If one is empty or too long.
+    """
+    for what, text, limit in (("experiment", experiment, 500), ("run", name, 250)):
+        if not text or len(text) > limit:
+            raise errors.ConfigError(
+                f"The {what}'s name has {len(text)} characters; expected 1 to {limit}: {text[:60]!r}."
+            )
+
+
+def check_path(path: str) -> None:
+    """Refuse artifact paths that leave the run or that a store would change.
+
+    Raises:
+        LogError: If the path is not relative and normal, or has a reserved name in it.
+    """
+    parts = path.split("/")
+    if (
+        any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
+        or any(c in path for c in "\\\0")
+        or any(len(os.fsencode(part)) > 255 for part in parts)
+    ):
+        raise errors.LogError(
+            f"Artifact path {path[:300]!r} is not one: expected names of at most 255 bytes with '/' between them, "
+            "such as 'engine/model.plan'."
+        )
+
+
+TEMPORARY = ".artifact.uploading."
+"""How files begin that are being written; MLflow's own prefix, which its listings leave out."""
+
+
+def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
+    """Copy a file, or write bytes, so that the target appears whole or not at all; hashed on the way.
+
+    Args:
+        source: What to write.
+        target: Where; its folders are made.
+        path: What the entry is to call it.
+
+    Raises:
+        LogError: If it could not be written (a full disk, say); nothing is left behind.
+    """
+    temporary = target.parent / f"{TEMPORARY}{os.getpid()}.{threading.get_ident()}.{os.urandom(4).hex()}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            entry = _write(source, temporary, path)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        raise errors.LogError(
+            f"Artifact {path!r} could not be written to {target.parent}: {exc.strerror or exc}."
+        ) from exc
+    return entry
+
+
+def _write(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        target.write_bytes(source)
+        return ArtifactEntry(path=path, size=len(source), sha256=sha256(source))
+    digest, size = hashlib.sha256(), 0
+    block = memoryview(bytearray(_BLOCK))
+    with open(source, "rb", buffering=0) as reader, open(target, "xb") as writer:
+        while count := reader.readinto(block):
+            digest.update(block[:count])
+            writer.write(block[:count])
+            size += count
+    return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file, as 64 hexadecimal digits, read into one buffer."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+def json_text(value: Record | JSONValue) -> str:
+    """A record or JSON value as the text of a JSON artifact."""
+    if isinstance(value, Record):
+        return value.to_json()
+    return json.dumps(to_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def error_text(error: BaseException | str) -> str:
+    """An error as one text, short enough for a tag; the middle of a very long one is left out, and that said."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) > schema.MAX_TAG:
+        half = schema.MAX_TAG // 2 - 40
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return text
