@@ -1,0 +1,36 @@
+"""Tensor metadata and formatted arrays, under the field's module name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtops.json import Decoder, Encoder, add_json_methods
+from trtops.metadata import BoundedShape, TensorMetadata
+
+__all__ = ["BoundedShape", "FormattedArray", "TensorMetadata"]
+
+
+@add_json_methods("formatted array")
+@dataclass(eq=False)
+class FormattedArray:
+    """An array whose bytes lie in another format than its shape tells, such as a vectorized TensorRT tensor.
+
+    Attributes:
+        array: The bytes as they lie, usually an array of bytes; on the host or, as a device view, on the device.
+        shape: The tensor's own shape.
+    """
+
+    array: Any
+    shape: Sequence[int]
+
+
+@Encoder.register(FormattedArray)
+def _encode(formatted: FormattedArray) -> dict[str, Any]:
+    return {"array": formatted.array, "shape": list(formatted.shape)}
+
+
+@Decoder.register(FormattedArray)
+def _decode(members: dict[str, Any]) -> FormattedArray:
+    return FormattedArray(members["array"], members["shape"])

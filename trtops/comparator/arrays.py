@@ -1,0 +1,82 @@
+"""Arrays at the comparator's door: whatever holds numbers becomes a numpy array in host memory, or is refused."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from trtops import errors
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def is_torch(value: object) -> bool:
+    """Whether a value is a torch tensor. Never imports torch: where it is not loaded there are no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def to_numpy(value: object, name: str = "value") -> Array:
+    """A value as a numpy array in host memory.
+
+    Args:
+        value: A numpy array or scalar, a torch tensor on any device, something with a ``load()`` that returns one of
+            these (a :class:`~trtops.comparator.results.LazyArray`), or nested sequences of numbers.
+        name: What to call it in the error.
+
+    Returns:
+        The array; shares memory with the value where it can.
+
+    Raises:
+        ComparisonError: If the value holds anything but numbers, booleans or strings.
+    """
+    if isinstance(value, np.ndarray):
+        array = value
+    elif is_torch(value):
+        array = _from_torch(value)
+    elif callable(load := getattr(value, "load", None)):
+        return to_numpy(load(), name)
+    else:
+        array = np.asarray(value)
+    if array.dtype.kind in "cMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
+        raise errors.ComparisonError(
+            f"{name} has dtype {array.dtype}; only numbers, booleans and strings can be compared."
+        )
+    if array.dtype.kind == "O" and not holds_strings(array):
+        raise errors.ComparisonError(
+            f"{name} is an array of Python objects; only numbers, booleans and strings can be compared. "
+            "Give its values one dtype first."
+        )
+    return array
+
+
+def holds_strings(array: Array) -> TypeIs[Array]:
+    """Whether an array holds text or bytes: a string dtype, or objects that all are strings (ONNX Runtime's way)."""
+    if array.dtype.kind in "USaT":
+        return True
+    return array.dtype.kind == "O" and all(isinstance(item, (str, bytes)) for item in array.flat)
+
+
+def dtype_name(array: Array) -> str:
+    """The dtype's name as :class:`trtops.metadata.DataType` spells it; ``str`` for strings of any length."""
+    return "str" if array.dtype.kind in "USaOT" else array.dtype.name
+
+
+def _from_torch(tensor: Any) -> Array:
+    host = tensor.detach().cpu()
+    name = str(host.dtype).removeprefix("torch.")
+    if name == "bfloat16" or name.startswith("float8"):
+        import ml_dtypes  # numpy has no such types, so the bits are carried over
+
+        import torch
+
+        bits = host.contiguous().view(torch.int16 if name == "bfloat16" else torch.int8).numpy()
+        array: Array = bits.view(getattr(ml_dtypes, name))
+        return array
+    array = host.numpy()
+    return array

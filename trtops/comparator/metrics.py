@@ -1,0 +1,731 @@
+"""The one numerical core of every comparison: all statistics of two outputs, exact, in one streamed pass.
+
+Definitions, with ``a`` the output under test and ``b`` the reference, in float64 throughout:
+
+- absolute error ``d = |a - b|``; of integers exactly, also of 64-bit ones; of booleans ``a xor b``; of strings
+  ``a != b`` as 0 or 1
+- relative error ``r = d / |b|``, where a floating-point ``b`` of 0 counts as 2.220446049250313e-16
+- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``
+- L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
+  ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
+  ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
+- NaN in ``d`` or ``r`` makes every statistic of it NaN
+
+These are the definitions of the field's standard tool (Polygraphy 0.53.6), which computes them in the arrays' own
+precision. Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the
+errors: a random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one
+in a hundred), and the one at the wanted rank is selected among these. Where the sample misleads, the rank is found by
+counting bit patterns instead, which sort like the non-negative floats that they stand for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
+from trtops.record import Record
+
+EPSILON = 2.220446049250313e-16
+"""Stands for a floating-point zero in the denominator of a relative error."""
+
+QUANTILES = (0.9, 0.99, 0.999)
+"""Quantile levels that are recorded unless others are asked for."""
+
+_BLOCK = 1 << 15
+_SMALL = 1 << 17
+_FRONTIER_POINTS = 128
+_BRACKET_ELEMENTS = 2_000_000
+
+Pair = tuple[Array, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantile(Record):
+    """One quantile of the errors.
+
+    Attributes:
+        level: Between 0 and 1.
+        abs: The absolute error that this share of all elements does not exceed, interpolated linearly.
+        rel: The same for the relative error.
+    """
+
+    level: float
+    abs: float
+    rel: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputStatistics(Record):
+    """How far one output is from its reference; enough to judge it again under any tolerances.
+
+    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``); ``psnr`` and ``snr`` are
+    in dB. See this module's text for the definitions.
+
+    Attributes:
+        shape: The output's shape, in the first iteration.
+        dtype: Its element type.
+        reference_dtype: The reference's element type.
+        elements: Elements compared, over all iterations.
+        max_abs: Largest absolute error.
+        max_rel: Largest relative error.
+        mean_abs: Mean absolute error.
+        mean_rel: Mean relative error.
+        median_abs: Median absolute error.
+        median_rel: Median relative error.
+        quantiles: Further quantiles of both errors, by level.
+        l2: Euclidean distance.
+        cosine: Cosine similarity; None for strings.
+        psnr: Peak signal-to-noise ratio; None for strings.
+        snr: Signal-to-noise ratio; None for strings.
+        nan_count: NaNs in the output.
+        reference_nan_count: NaNs in the reference.
+        inf_count: Infinities of either sign in the output.
+        reference_inf_count: Infinities in the reference.
+        nan_errors: Elements whose absolute error is NaN; they violate any tolerances.
+        violations: Elements that violate ``atol`` and ``rtol`` both.
+        atol: The absolute tolerance that ``violations`` was counted with.
+        rtol: The relative tolerance that ``violations`` was counted with.
+        frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
+            error. Whether any element violates given tolerances can be read from these alone. NaN counts as infinite.
+        frontier_exact: False if the frontier was thinned by joining neighbours; it then never calls an output good
+            that is not, and may call one bad whose errors are within a percent or so of the tolerances.
+        worst_index: Where the largest absolute error is, as an index into the flattened output, counted on through
+            the iterations; None without elements.
+        top1_agreement: Share of rows (along the last axis longer than 1) whose largest element is at the same place;
+            None unless the output is floating and has such an axis behind another one. Rows with NaN do not agree.
+        infinities_equal: Whether equal infinities were counted as equal.
+        nans_equal: Whether NaNs at the same place were counted as equal.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    reference_dtype: str
+    elements: int
+    max_abs: float
+    max_rel: float
+    mean_abs: float
+    mean_rel: float
+    median_abs: float
+    median_rel: float
+    quantiles: tuple[Quantile, ...] = ()
+    l2: float
+    cosine: float | None = None
+    psnr: float | None = None
+    snr: float | None = None
+    nan_count: int = 0
+    reference_nan_count: int = 0
+    inf_count: int = 0
+    reference_inf_count: int = 0
+    nan_errors: int = 0
+    violations: int = 0
+    atol: float
+    rtol: float
+    frontier: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    frontier_exact: bool = True
+    worst_index: int | None = None
+    top1_agreement: float | None = None
+    infinities_equal: bool = False
+    nans_equal: bool = False
+
+    def any_violation(self, atol: float, rtol: float) -> bool:
+        """Whether any element violates other tolerances than those that were counted with."""
+        return self.nan_errors > 0 or any(a > atol and r > rtol for a, r in self.frontier)
+
+    def quantile(self, level: float) -> Quantile:
+        """The errors at one level.
+
+        Raises:
+            ComparisonError: If that level was not recorded.
+        """
+        if level == 0.5:
+            return Quantile(level=0.5, abs=self.median_abs, rel=self.median_rel)
+        for quantile in self.quantiles:
+            if math.isclose(quantile.level, level, rel_tol=1e-12):
+                return quantile
+        known = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
+        raise errors.ComparisonError(
+            f"The {level:g} quantile was not recorded (recorded: {known}). Compare the outputs again with that level."
+        )
+
+
+def statistics(
+    actual: object,
+    reference: object,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    infinities_equal: bool = False,
+    nans_equal: bool = False,
+) -> OutputStatistics:
+    """All statistics of one output against its reference.
+
+    Args:
+        actual: The output under test: an array of any shape and dtype in host memory (or a torch tensor).
+        reference: What it should be, of the same shape.
+        quantiles: Quantile levels to record beside the median, each between 0 and 1.
+        atol: Absolute tolerance to count violations with, in the output's unit.
+        rtol: Relative tolerance to count violations with, as a fraction of ``|reference|``.
+        infinities_equal: Count infinities of equal sign as equal; otherwise their difference is NaN.
+        nans_equal: Count NaNs at the same place as equal.
+
+    Returns:
+        The statistics. Beside the arrays at most 64 MB of memory is used on the way.
+
+    Raises:
+        ComparisonError: If the shapes differ, or one holds strings and the other does not.
+    """
+    return statistics_of_iterations(
+        [(actual, reference)],
+        quantiles=quantiles,
+        atol=atol,
+        rtol=rtol,
+        infinities_equal=infinities_equal,
+        nans_equal=nans_equal,
+    )
+
+
+def statistics_of_iterations(
+    pairs: Sequence[tuple[object, object]],
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    infinities_equal: bool = False,
+    nans_equal: bool = False,
+) -> OutputStatistics:
+    """As :func:`statistics`, for one output over several iterations, as if these were one long array.
+
+    Args:
+        pairs: Output and reference of each iteration; at least one. Shapes may vary between iterations.
+        quantiles: As there.
+        atol: As there.
+        rtol: As there.
+        infinities_equal: As there.
+        nans_equal: As there.
+    """
+    if not pairs:
+        raise errors.ComparisonError("There are no iterations to compare.")
+    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    for a, b in arrays:
+        if a.shape != b.shape:
+            raise errors.ComparisonError(
+                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
+            )
+    for level in quantiles:
+        if not 0 <= level <= 1:
+            raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
+    total = _Totals(atol=atol, rtol=rtol)
+    differ = _difference_of(*arrays[0], infinities_equal, nans_equal)
+    with np.errstate(all="ignore"):
+        stream = _Stream([(_flat(a, b), _flat(b, a)) for a, b in arrays], differ)
+        orders = stream.run(total, (0.5, *quantiles))
+    levels = tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders[1:]))
+    first, first_reference = arrays[0]
+    text = differ.text
+    return OutputStatistics(
+        shape=first.shape,
+        dtype=dtype_name(first),
+        reference_dtype=dtype_name(first_reference),
+        elements=stream.elements,
+        max_abs=total.max_abs,
+        max_rel=total.max_rel,
+        mean_abs=total.mean(total.sum_abs),
+        mean_rel=total.mean(total.sum_rel),
+        median_abs=orders[0][0],
+        median_rel=orders[0][1],
+        quantiles=levels,
+        l2=math.sqrt(total.dd) if total.dd >= 0 else math.nan,
+        cosine=None if text else total.cosine(),
+        psnr=None if text else total.psnr(),
+        snr=None if text else total.snr(),
+        nan_count=total.nan_a,
+        reference_nan_count=total.nan_b,
+        inf_count=total.inf_a,
+        reference_inf_count=total.inf_b,
+        nan_errors=total.nan_d,
+        violations=total.violations,
+        atol=atol,
+        rtol=rtol,
+        frontier=total.frontier.points(),
+        frontier_exact=total.frontier.exact,
+        worst_index=total.worst,
+        top1_agreement=_top1(arrays),
+        infinities_equal=infinities_equal,
+        nans_equal=nans_equal,
+    )
+
+
+def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float = 1e-5) -> bool:
+    """Whether no element violates the tolerances: the verdict alone, at little more than the cost of reading.
+
+    Args:
+        actual: As for :func:`statistics`.
+        reference: As there.
+        atol: As there.
+        rtol: As there.
+
+    Raises:
+        ComparisonError: As there.
+    """
+    a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
+    if a.shape != b.shape:
+        raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
+    differ = _difference_of(a, b, False, False)
+    a, b = _flat(a, b), _flat(b, a)
+    size = a.size
+    fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
+    # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
+    surely = np.float32(atol * (1 - 1e-6))
+    scratch = np.empty(min(size, 2 * _BLOCK), np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, size, 2 * _BLOCK):
+            x, y = a[start : start + 2 * _BLOCK], b[start : start + 2 * _BLOCK]
+            if fast:
+                d = np.subtract(x, y, out=scratch[: x.size])
+                if max(d.max(), -d.min()) <= surely:
+                    continue
+            if not _block_within(differ, x, y, atol, rtol):
+                return False
+    return True
+
+
+def _block_within(differ: _Difference, x: Array, y: Array, atol: float, rtol: float) -> bool:
+    _, b, d = differ(x, y)
+    bad = ~(d <= atol)
+    if not bad.any():
+        return True
+    d, b = d[bad], b[bad]
+    return bool((differ.relative(d, b) <= rtol).all())
+
+
+def _flat(array: Array, other: Array) -> Array:
+    """The array in one dimension without copying it, if it is contiguous the same way as the other one."""
+    if array.flags.c_contiguous and other.flags.c_contiguous:
+        return array.reshape(-1)
+    if array.flags.f_contiguous and other.flags.f_contiguous:
+        return array.T.reshape(-1)
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+class _Difference:
+    """Turns a block of two arrays into float64: ``a``, ``b`` and ``|a - b|``; knows the denominator's rule."""
+
+    def __init__(self, floating: bool, exact: bool, text: bool, infinities_equal: bool, nans_equal: bool) -> None:
+        self.floating = floating
+        self.text = text
+        self.exact = exact
+        self.infinities_equal = infinities_equal
+        self.nans_equal = nans_equal
+        self.buffers = np.empty((4, 0))
+
+    def __call__(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
+        n = a.size
+        if self.buffers.shape[1] < n:
+            self.buffers = np.empty((4, n))
+        x, y, d = self.buffers[0, :n], self.buffers[1, :n], self.buffers[2, :n]
+        if self.text:
+            d[:] = a != b
+            x[:], y[:] = d, 1
+            return x, y, d
+        x[:], y[:] = a, b
+        if self.exact:
+            d[:] = _integer_distance(a, b)
+        else:
+            np.subtract(x, y, out=d)
+            np.absolute(d, out=d)
+            if self.infinities_equal or self.nans_equal:
+                self._forgive(x, y, d)
+        return x, y, d
+
+    def _forgive(self, x: Array, y: Array, d: Array) -> None:
+        if self.infinities_equal:
+            d[np.isinf(x) & (x == y)] = 0
+        if self.nans_equal:
+            d[np.isnan(x) & np.isnan(y)] = 0
+
+    def relative(self, d: Array, b: Array) -> Array:
+        r = np.absolute(b, out=self.buffers[3, : b.size])
+        if self.floating and b.size and not r.min() > 0:
+            r[r == 0] = EPSILON
+        np.divide(d, r, out=r)
+        if self.infinities_equal or self.nans_equal:
+            r[(d == 0) & np.isnan(r)] = 0
+        return r
+
+
+def _difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) -> _Difference:
+    text = holds_strings(a)
+    if text != holds_strings(b):
+        raise errors.ComparisonError(
+            f"Strings cannot be compared with numbers: the dtypes are {a.dtype} and {b.dtype}."
+        )
+    floating = not text and b.dtype.kind not in "biu" and not _is_small_integer(b)
+    wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
+    return _Difference(floating, wide, text, infinities_equal, nans_equal)
+
+
+def _is_small_integer(array: Array) -> bool:
+    return array.dtype.name in {"int4", "uint4", "int2", "uint2"}
+
+
+def _integer_distance(a: Array, b: Array) -> Array:
+    """``|a - b|`` of integers of up to 64 bits, without overflow, as uint64 (float64 if signs and widths conspire)."""
+    if a.dtype.kind != b.dtype.kind:
+        if ((a if a.dtype.kind == "i" else b) < 0).any():
+            # A negative against an unsigned number: at least 1 apart, and float64 keeps that.
+            return np.abs(a.astype(np.float64) - b.astype(np.float64))
+        a, b = a.astype(np.uint64), b.astype(np.uint64)
+    larger = a > b
+    # Two's complement: the difference modulo 2^64 is exact once its sign is known.
+    low, high = np.where(larger, b, a), np.where(larger, a, b)
+    distance: Array = high.astype(np.uint64) - low.astype(np.uint64)
+    return distance
+
+
+class _Totals:
+    """What one pass adds up over blocks."""
+
+    def __init__(self, atol: float, rtol: float) -> None:
+        self.atol, self.rtol = atol, rtol
+        self.elements = 0
+        self.max_abs = self.max_rel = self.sum_abs = self.sum_rel = 0.0
+        self.dd = self.aa = self.bb = self.ab = 0.0
+        self.peak = -math.inf
+        self.nan_a = self.nan_b = self.inf_a = self.inf_b = self.nan_d = self.violations = 0
+        self.worst: int | None = None
+        self.frontier = _Frontier()
+
+    def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
+        aa, bb, dd = _dot(a, a), _dot(b, b), _dot(d, d)
+        top_d, top_r = float(d.max()), float(r.max())
+        if not (top_d <= self.max_abs) and not math.isnan(self.max_abs) or self.worst is None:
+            self.worst = self.elements + int(d.argmax())
+            self.max_abs = top_d
+        self.max_rel = _nan_max(self.max_rel, top_r)
+        if not (aa < math.inf and bb < math.inf and top_d < math.inf):
+            self._count_nonfinite(a, b, d)
+        if not (top_d <= self.atol or top_r <= self.rtol):
+            self.violations += int(np.count_nonzero(~(d <= self.atol) & ~(r <= self.rtol)))
+        self.elements += d.size
+        self.sum_abs += float(d.sum())
+        self.sum_rel += float(r.sum())
+        self.aa, self.bb, self.dd, self.ab = self.aa + aa, self.bb + bb, self.dd + dd, self.ab + _dot(a, b)
+        self.peak = _nan_max(self.peak, float(a.max()))
+        self.frontier.add(d, r, top_d, top_r)
+
+    def _count_nonfinite(self, a: Array, b: Array, d: Array) -> None:
+        self.nan_a += int(np.count_nonzero(np.isnan(a)))
+        self.nan_b += int(np.count_nonzero(np.isnan(b)))
+        self.inf_a += int(np.count_nonzero(np.isinf(a)))
+        self.inf_b += int(np.count_nonzero(np.isinf(b)))
+        self.nan_d += int(np.count_nonzero(np.isnan(d)))
+
+    def mean(self, total: float) -> float:
+        return total / self.elements if self.elements else 0.0
+
+    def cosine(self) -> float:
+        if self.aa == 0 and self.bb == 0:
+            return 1.0
+        if self.aa == 0 or self.bb == 0:
+            return 0.0
+        value = self.ab / (math.sqrt(self.aa) * math.sqrt(self.bb))
+        return value if math.isnan(value) else max(-1.0, min(1.0, value))
+
+    def psnr(self) -> float:
+        noise = self.mean(self.dd)
+        if noise == 0:
+            return math.inf
+        peak = self.peak if not self.peak <= 0 else 1.0
+        return 20 * _log10(peak) - 10 * _log10(noise)
+
+    def snr(self) -> float:
+        noise = self.mean(self.dd)
+        if noise == 0:
+            return math.inf
+        signal = self.mean(self.aa)
+        return -math.inf if signal == 0 else 10 * _log10(signal / noise)
+
+
+def _dot(a: Array, b: Array) -> float:
+    # Not BLAS, which would start threads for arrays of this size.
+    return float(np.einsum("i,i->", a, b))
+
+
+def _nan_max(x: float, y: float) -> float:
+    return y if y > x or math.isnan(y) else x
+
+
+def _log10(x: float) -> float:
+    return math.log10(x) if 0 < x < math.inf else (-math.inf if x == 0 else x)
+
+
+class _Frontier:
+    """The elements that no other one exceeds in both errors, kept as a staircase."""
+
+    def __init__(self) -> None:
+        self.d = np.empty(0)
+        self.r = np.empty(0)
+        self.pivot = (-1.0, -1.0)
+        self.exact = True
+
+    def aim(self, d: Array, r: Array) -> None:
+        """Choose the point of a sample's staircase below which most elements will be, to skip them quickly."""
+        steps_d, steps_r = _staircase(d, r)
+        if not steps_d.size:
+            return
+        thin = np.linspace(0, steps_d.size - 1, min(steps_d.size, 16)).astype(int)
+        covered = [int(np.count_nonzero((d <= steps_d[i]) & (r <= steps_r[i]))) for i in thin]
+        best = int(thin[int(np.argmax(covered))])
+        self._merge(steps_d, steps_r)
+        self.pivot = float(steps_d[best]), float(steps_r[best])
+
+    def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
+        pivot_d, pivot_r = self.pivot
+        if top_d <= pivot_d and top_r <= pivot_r:
+            return
+        outside = ~((d <= pivot_d) & (r <= pivot_r))
+        d, r = d[outside], r[outside]
+        if not (top_d < math.inf and top_r < math.inf):
+            d, r = np.where(np.isnan(d), np.inf, d), np.where(np.isnan(r), np.inf, r)
+        self._merge(d, r)
+
+    def _merge(self, d: Array, r: Array) -> None:
+        self.d, self.r = _staircase(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
+        if self.d.size > 4 * _FRONTIER_POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Join neighbours: the corner above both, which stands for them on the safe side."""
+        groups = np.array_split(np.arange(self.d.size), _FRONTIER_POINTS)
+        corners_d = np.array([self.d[g[0]] for g in groups])
+        corners_r = np.array([self.r[g[-1]] for g in groups])
+        self.d, self.r, self.exact = corners_d, corners_r, False
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        if self.d.size > _FRONTIER_POINTS:
+            self._thin()
+        return tuple(zip(self.d.tolist(), self.r.tolist()))
+
+
+def _staircase(d: Array, r: Array) -> Pair:
+    """The points that no other one exceeds in both coordinates, by falling ``d``."""
+    if not d.size:
+        return d, r
+    order = np.lexsort((-r, -d))
+    d, r = d[order], r[order]
+    best = np.maximum.accumulate(r)
+    rises = np.empty(r.size, bool)
+    rises[0] = True
+    np.greater(r[1:], best[:-1], out=rises[1:])
+    return d[rises], r[rises]
+
+
+class _Bracket:
+    """Collects the elements between two bounds, and finds one rank among them."""
+
+    def __init__(self, rank: int, low: float, high: float) -> None:
+        self.rank, self.low, self.high = rank, low, high
+        self.below = self.equal = self.held = 0
+        self.inside: list[Array] = []
+
+    def add(self, x: Array) -> None:
+        if self.low == self.high:
+            self.below += int(np.count_nonzero(x < self.low))
+            self.equal += int(np.count_nonzero(x == self.low))
+            return
+        above = x > self.low
+        count = int(np.count_nonzero(above))
+        self.below += x.size - count
+        above &= x < self.high
+        if self.held <= _BRACKET_ELEMENTS:
+            found = x[above]
+            self.held += found.size
+            self.inside.append(found)
+
+    def pick(self) -> tuple[float, float] | None:
+        """The elements at the rank and behind it, or None if the bracket missed them."""
+        rank = self.rank - self.below
+        if self.low == self.high:
+            return (self.low, self.low) if 0 <= rank and rank + 1 < self.equal else None
+        if rank < 0 or rank + 1 >= self.held or self.held > _BRACKET_ELEMENTS:
+            return None
+        inside = np.concatenate(self.inside)
+        inside.partition((rank, rank + 1))
+        return float(inside[rank]), float(inside[rank + 1])
+
+
+class _Stream:
+    """Reads pairs of flat arrays block by block."""
+
+    def __init__(self, pairs: Sequence[Pair], differ: _Difference) -> None:
+        self.pairs = pairs
+        self.differ = differ
+        self.elements = sum(a.size for a, _ in pairs)
+
+    def blocks(self) -> Iterator[tuple[Array, Array, Array, Array]]:
+        for whole_a, whole_b in self.pairs:
+            step = _SMALL if self.elements <= _SMALL else _BLOCK
+            for start in range(0, whole_a.size, step):
+                a, b, d = self.differ(whole_a[start : start + step], whole_b[start : start + step])
+                yield a, b, d, self.differ.relative(d, b)
+
+    def run(self, total: _Totals, levels: Sequence[float]) -> list[tuple[float, float]]:
+        """One pass: everything into ``total``; returns both errors at each quantile level."""
+        if not self.elements:
+            return [(0.0, 0.0) for _ in levels]
+        if self.elements <= _SMALL:
+            return self._run_small(total, levels)
+        brackets_d, brackets_r = self._aim(total, levels)
+        for a, b, d, r in self.blocks():
+            total.add(a, b, d, r)
+            for bracket in brackets_d:
+                bracket.add(d)
+            for bracket in brackets_r:
+                bracket.add(r)
+        of_d = self._settle(brackets_d, levels, total.max_abs, lambda block: block[2])
+        of_r = self._settle(brackets_r, levels, total.max_rel, lambda block: block[3])
+        return list(zip(of_d, of_r))
+
+    def _run_small(self, total: _Totals, levels: Sequence[float]) -> list[tuple[float, float]]:
+        kept_d, kept_r = [], []
+        for a, b, d, r in self.blocks():
+            total.add(a, b, d, r)
+            kept_d.append(d if len(self.pairs) == 1 else d.copy())
+            kept_r.append(r if len(self.pairs) == 1 else r.copy())
+        of_d = _select(np.concatenate(kept_d) if len(kept_d) > 1 else kept_d[0], levels, total.max_abs)
+        of_r = _select(np.concatenate(kept_r) if len(kept_r) > 1 else kept_r[0], levels, total.max_rel)
+        return list(zip(of_d, of_r))
+
+    def _aim(self, total: _Totals, levels: Sequence[float]) -> tuple[list[_Bracket], list[_Bracket]]:
+        """Brackets around the wanted ranks, and the frontier's pivot, from a random sample."""
+        count = int(self.elements ** (2 / 3))
+        where = np.random.default_rng(0).integers(0, self.elements, count)
+        parts, offset = [], 0
+        for a, b in self.pairs:
+            here = where[(where >= offset) & (where < offset + a.size)] - offset
+            parts.append((a[here], b[here]))
+            offset += a.size
+        a, b = (np.concatenate(side) for side in zip(*parts))
+        differ = _Difference(
+            self.differ.floating,
+            self.differ.exact,
+            self.differ.text,
+            self.differ.infinities_equal,
+            self.differ.nans_equal,
+        )
+        _, y, d = differ(a, b)
+        r = differ.relative(d, y)
+        d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
+        total.frontier.aim(d, r)
+        d.sort()
+        r.sort()
+        return [self._bracket(level, d) for level in levels], [self._bracket(level, r) for level in levels]
+
+    def _bracket(self, level: float, sample: Array) -> _Bracket:
+        rank = int(level * (self.elements - 1))
+        # Five standard deviations of a rank in a sample, and one more place for luck at the ends.
+        reach = 5 * math.sqrt(level * (1 - level) * sample.size) + 5
+        first, last = int(level * sample.size - reach), int(level * sample.size + reach)
+        low = float(sample[first]) if first >= 0 else -1.0
+        high = float(sample[last]) if last < sample.size else math.inf
+        return _Bracket(rank, low, high)
+
+    def _settle(
+        self,
+        brackets: Sequence[_Bracket],
+        levels: Sequence[float],
+        largest: float,
+        series: Callable[[tuple[Array, Array, Array, Array]], Array],
+    ) -> list[float]:
+        if math.isnan(largest):
+            return [math.nan for _ in levels]
+        values = []
+        for bracket, level in zip(brackets, levels):
+            found = bracket.pick()
+            if found is None:
+                found = self._count_out(bracket.rank, series)
+            values.append(_between(*found, level * (self.elements - 1) - bracket.rank))
+        return values
+
+    def _count_out(
+        self, rank: int, series: Callable[[tuple[Array, Array, Array, Array]], Array]
+    ) -> tuple[float, float]:
+        """The elements at a rank and behind it, by counting bit patterns 16 bits at a time."""
+        last = min(rank + 1, self.elements - 1)
+        return self._at(rank, series), self._at(last, series)
+
+    def _at(self, rank: int, series: Callable[[tuple[Array, Array, Array, Array]], Array]) -> float:
+        prefix = 0
+        for shift in (48, 32, 16, 0):
+            counts = np.zeros(1 << 16, np.int64)
+            for block in self.blocks():
+                bits = series(block).view(np.uint64)
+                if shift < 48:
+                    bits = bits[(bits >> np.uint64(shift + 16)) == prefix]
+                digits = (bits >> np.uint64(shift)) & np.uint64(0xFFFF)
+                counts += np.bincount(digits.astype(np.intp), minlength=1 << 16)
+            before = np.cumsum(counts)
+            digit = int(np.searchsorted(before, rank, side="right"))
+            rank -= int(before[digit - 1]) if digit else 0
+            prefix = prefix << 16 | digit
+        return float(np.array(prefix, np.uint64).view(np.float64))
+
+
+def _select(values: Array, levels: Sequence[float], largest: float) -> list[float]:
+    """Quantiles of an array that may be overwritten, interpolated linearly."""
+    if math.isnan(largest):
+        return [math.nan for _ in levels]
+    end = values.size - 1
+    ranks = [int(level * end) for level in levels]
+    wanted = sorted({*ranks, *(min(rank + 1, end) for rank in ranks)})
+    values.partition(wanted)
+    return [
+        _between(float(values[rank]), float(values[min(rank + 1, end)]), level * end - rank)
+        for level, rank in zip(levels, ranks)
+    ]
+
+
+def _between(low: float, high: float, share: float) -> float:
+    if share == 0 or low == high:
+        return low
+    return low + (high - low) * share
+
+
+def _top1(arrays: Sequence[Pair]) -> float | None:
+    rows = agree = 0
+    for a, b in arrays:
+        shape = list(a.shape)
+        while len(shape) > 2 and shape[-1] == 1:
+            shape.pop()
+        if len(shape) < 2 or shape[-1] < 2 or not _is_floating(a) or not _is_floating(b):
+            return None
+        if a.size:
+            a, b = a.reshape(-1, shape[-1]), b.reshape(-1, shape[-1])
+            rows += a.shape[0]
+            agree += _agreeing_rows(a, b)
+    return agree / rows if rows else None
+
+
+def _is_floating(array: Array) -> bool:
+    return array.dtype.kind == "f" or "float" in array.dtype.name
+
+
+def _agreeing_rows(a: Array, b: Array) -> int:
+    agree = 0
+    step = max(1, _BLOCK * 4 // a.shape[1])
+    for start in range(0, a.shape[0], step):
+        x, y = a[start : start + step], b[start : start + step]
+        best_x, best_y = x.argmax(axis=1), y.argmax(axis=1)
+        same = best_x == best_y
+        rows = np.arange(x.shape[0])
+        # argmax takes the first NaN for the largest element.
+        top_x, top_y = x[rows, best_x], y[rows, best_y]
+        same &= (top_x == top_x) & (top_y == top_y)
+        agree += int(np.count_nonzero(same))
+    return agree

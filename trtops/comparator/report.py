@@ -1,0 +1,376 @@
+"""Judging a whole run against a golden one: statistics per output first, verdicts derived from them, in words.
+
+Nothing here reads arrays but :func:`compare_outputs`; a report can be judged again under other tolerances for as long
+as it is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from trtops import errors
+from trtops.comparator import metrics
+from trtops.comparator.arrays import Array, dtype_name, to_numpy
+from trtops.comparator.metrics import OutputStatistics
+from trtops.record import Record
+
+if TYPE_CHECKING:
+    from trtops.comparator.results import RunResults
+
+Verdict = Literal["good", "bad"]
+ErrorStat = Literal["elemwise", "max", "mean", "median", "quantile"]
+
+Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResults"
+"""What a run left: arrays by name, a sequence of these (one per iteration), or the results of one runner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputTolerances(Record):
+    """What differs for one output; None keeps what :class:`Tolerances` says for all.
+
+    Attributes:
+        atol: As in :class:`Tolerances`, and so on.
+        rtol: See there.
+        check_error_stat: See there.
+        error_quantile: See there.
+        max_l2: See there.
+        min_cosine: See there.
+        min_psnr: See there.
+        min_snr: See there.
+        min_top1_agreement: See there.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    check_error_stat: ErrorStat | None = None
+    error_quantile: float | None = None
+    max_l2: float | None = None
+    min_cosine: float | None = None
+    min_psnr: float | None = None
+    min_snr: float | None = None
+    min_top1_agreement: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances(Record):
+    """When an output counts as good.
+
+    Attributes:
+        atol: Absolute tolerance, in the output's own unit.
+        rtol: Relative tolerance, as a fraction of ``|golden|``.
+        check_error_stat: Which error is held against both: every element's (``elemwise``), or the ``max``, ``mean``,
+            ``median`` or ``quantile`` of all. It is too large if it exceeds ``atol`` and ``rtol`` both.
+        error_quantile: The level, between 0 and 1, for ``quantile``.
+        max_l2: Largest Euclidean distance; None does not judge it.
+        min_cosine: Smallest cosine similarity; None does not judge it.
+        min_psnr: Smallest peak signal-to-noise ratio in dB; None does not judge it.
+        min_snr: Smallest signal-to-noise ratio in dB; None does not judge it.
+        min_top1_agreement: Smallest share of rows with the same largest element; None does not judge it. Outputs
+            that are no score vectors are not judged by it.
+        infinities_equal: Whether infinities of equal sign count as equal.
+        nans_equal: Whether NaNs at the same place count as equal. NaN anywhere else is always bad.
+        check_dtypes: Whether another dtype than the golden one's is bad.
+        allow_extra_outputs: Whether outputs that the golden run does not have are let pass.
+        per_output: What differs for single outputs, by name.
+    """
+
+    atol: float = 1e-5
+    rtol: float = 1e-5
+    check_error_stat: ErrorStat = "elemwise"
+    error_quantile: float = 0.99
+    max_l2: float | None = None
+    min_cosine: float | None = None
+    min_psnr: float | None = None
+    min_snr: float | None = None
+    min_top1_agreement: float | None = None
+    infinities_equal: bool = False
+    nans_equal: bool = False
+    check_dtypes: bool = True
+    allow_extra_outputs: bool = False
+    per_output: Mapping[str, OutputTolerances] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in [("atol", self.atol), ("rtol", self.rtol)]:
+            if not value >= 0:
+                raise errors.ConfigError(f"{name} is {value}; a tolerance must be 0 or more.")
+        if not 0 <= self.error_quantile <= 1:
+            raise errors.ConfigError(f"error_quantile is {self.error_quantile}; it must be between 0 and 1.")
+
+    def of(self, output: str) -> Tolerances:
+        """The tolerances that hold for one output, with its own put in."""
+        own = self.per_output.get(output)
+        if own is None:
+            return dataclasses.replace(self, per_output={}) if self.per_output else self
+        changes = {f.name: v for f in dataclasses.fields(own) if (v := getattr(own, f.name)) is not None}
+        return dataclasses.replace(self, per_output={}, **changes)
+
+    def levels(self) -> tuple[float, ...]:
+        """The quantile levels that judging may need, beside those always recorded."""
+        own = (o.error_quantile for o in self.per_output.values() if o.error_quantile is not None)
+        return tuple(sorted({*metrics.QUANTILES, self.error_quantile, *own}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayInfo(Record):
+    """One array, without its content.
+
+    Attributes:
+        dtype: Element type.
+        shape: Its shape, in the first iteration in which it matters.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputComparison(Record):
+    """One output, judged.
+
+    Attributes:
+        name: The output.
+        verdict: ``good`` or ``bad``.
+        reasons: Why it is bad, in words; empty if it is good.
+        statistics: Its errors over all iterations; None if they cannot be computed (see ``reasons``).
+        actual: The output under test; None if it is missing.
+        golden: The golden output; None if the golden run does not have it.
+    """
+
+    name: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    statistics: OutputStatistics | None = None
+    actual: ArrayInfo | None = None
+    golden: ArrayInfo | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport(Record):
+    """A run compared with a golden one. True where a truth value is wanted if every output is good.
+
+    Attributes:
+        verdict: ``bad`` if any output is.
+        outputs: One entry per output, in the golden run's order, extra ones last.
+        tolerances: What it was judged with.
+        iterations: How many iterations were compared.
+    """
+
+    verdict: Verdict
+    outputs: tuple[OutputComparison, ...]
+    tolerances: Tolerances
+    iterations: int
+
+    def __bool__(self) -> bool:
+        return self.verdict == "good"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is bad, in words, one sentence each, naming the output; empty if it is good."""
+        return tuple(f"{output.name}: {reason}" for output in self.outputs for reason in output.reasons)
+
+    def output(self, name: str) -> OutputComparison:
+        """The entry of one output.
+
+        Raises:
+            ComparisonError: If there is none of that name.
+        """
+        for output in self.outputs:
+            if output.name == name:
+                return output
+        raise errors.ComparisonError(
+            f"No output {name!r} was compared. {errors.near(name, (o.name for o in self.outputs))}"
+        )
+
+    def judge(self, tolerances: Tolerances) -> ComparisonReport:
+        """The same numbers under other tolerances; no arrays are needed.
+
+        Raises:
+            ComparisonError: If a number is needed that was not recorded: a quantile level, or errors with another
+                treatment of infinities or NaNs where there are any.
+        """
+        outputs = tuple(_judge_output(output, tolerances) for output in self.outputs)
+        return dataclasses.replace(self, verdict=_overall(outputs), outputs=outputs, tolerances=tolerances)
+
+
+def compare_outputs(
+    actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances(), *, quantiles: Sequence[float] = ()
+) -> ComparisonReport:
+    """Compare a run with a golden run of the same model, output by output.
+
+    Outputs are matched by name. A missing output, an extra one, another shape or dtype is judged as bad, in words, and
+    never raises.
+
+    Args:
+        actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
+        golden: The golden run, with as many iterations.
+        tolerances: What to judge with.
+        quantiles: Quantile levels to record beside those that are recorded anyway.
+
+    Returns:
+        One entry per output, each over all iterations together.
+
+    Raises:
+        IterationMismatchError: If the runs have different numbers of iterations.
+        ComparisonError: If there is nothing to compare, or results hold more than one runner.
+    """
+    ours, theirs = _iterations(actual, "actual"), _iterations(golden, "golden")
+    if len(ours) != len(theirs):
+        raise errors.IterationMismatchError(
+            f"The run under test has {len(ours)} iterations, the golden run {len(theirs)}. Run both on the same inputs."
+        )
+    if not ours:
+        raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
+    levels = tuple(sorted({*tolerances.levels(), *quantiles}))
+    names = list(dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration))
+    outputs = []
+    for name in names:
+        measured = _measure(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
+        outputs.append(_judge_output(measured, tolerances))
+    return ComparisonReport(
+        verdict=_overall(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
+    )
+
+
+def _overall(outputs: Iterable[OutputComparison]) -> Verdict:
+    return "bad" if any(output.verdict == "bad" for output in outputs) else "good"
+
+
+def _iterations(outputs: Any, which: str) -> list[Mapping[str, Any]]:
+    from trtops.comparator.results import RunResults
+
+    if isinstance(outputs, RunResults):
+        if len(outputs) != 1:
+            names = ", ".join(map(repr, outputs.keys())) or "none"
+            raise errors.ComparisonError(
+                f"The {which} results must hold one runner, found {len(outputs)}: {names}. Pass one of them: results[name]."
+            )
+        return list(outputs[0][1])
+    if hasattr(outputs, "keys"):
+        return [outputs]
+    return list(outputs)
+
+
+def _measure(
+    name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
+) -> OutputComparison:
+    """Everything about one output that needs its arrays; what stands in the way of statistics becomes a reason."""
+    mine, golden, problem = None, None, None
+    pairs: list[tuple[Array, Array]] = []
+    for index, (a, b) in enumerate(zip(ours, theirs)):
+        try:
+            a = None if a is None else to_numpy(a, "The output")
+            b = None if b is None else to_numpy(b, "The golden output")
+        except errors.ComparisonError as exc:
+            problem = problem or str(exc)
+            continue
+        if problem is None and (a is None or b is None or a.shape != b.shape):
+            problem = _mismatch(index, len(ours), a, b)
+            mine, golden = _info(a) or mine, _info(b) or golden
+        mine, golden = mine or _info(a), golden or _info(b)
+        if a is not None and b is not None:
+            pairs.append((a, b))
+    found = None
+    if problem is None:
+        own = tolerances.of(name)
+        try:
+            found = metrics.statistics_of_iterations(
+                pairs,
+                quantiles=levels,
+                atol=own.atol,
+                rtol=own.rtol,
+                infinities_equal=own.infinities_equal,
+                nans_equal=own.nans_equal,
+            )
+        except errors.ComparisonError as exc:
+            problem = str(exc)
+    reasons = () if problem is None else (problem,)
+    return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, actual=mine, golden=golden)
+
+
+def _info(array: Array | None) -> ArrayInfo | None:
+    return None if array is None else ArrayInfo(dtype=dtype_name(array), shape=array.shape)
+
+
+def _mismatch(index: int, count: int, a: Array | None, b: Array | None) -> str:
+    where = "" if count == 1 else f" in iteration {index}"
+    if b is None:
+        return f"extra output{where}: the golden run does not have it"
+    if a is None:
+        return f"missing output{where}: the golden run has it as {_info(b)}"
+    return f"shape is {a.shape}{where}, the golden one {b.shape}"
+
+
+def _judge_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
+    stats = output.statistics
+    if stats is None:
+        forgiven = output.golden is None and tolerances.allow_extra_outputs
+        return dataclasses.replace(output, verdict="good" if forgiven else "bad")
+    reasons = tuple(_objections(output, stats, tolerances.of(output.name)))
+    return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)
+
+
+def _objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+    _check_treatment(output.name, stats, own)
+    if own.check_dtypes and stats.dtype != stats.reference_dtype:
+        yield f"dtype is {stats.dtype}, the golden one {stats.reference_dtype}"
+    if stats.nan_count and not (own.nans_equal and not stats.nan_errors):
+        yield f"{stats.nan_count} of {stats.elements} elements are NaN (golden: {stats.reference_nan_count})"
+    elif stats.nan_errors:
+        yield f"{stats.nan_errors} of {stats.elements} errors are NaN (golden NaNs: {stats.reference_nan_count}, infinities on both sides: see infinities_equal)"
+    if stats.dtype == "str" and stats.max_abs > 0:
+        yield f"{round(stats.mean_abs * stats.elements)} of {stats.elements} strings differ"
+        return
+    if objection := _error_objection(stats, own):
+        yield objection
+    yield from _ratio_objections(stats, own)
+
+
+def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> None:
+    infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
+    nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
+    if infinite or nan:
+        what = "infinities_equal" if infinite else "nans_equal"
+        raise errors.ComparisonError(
+            f"Output {name!r} was compared with {what}={getattr(stats, what)} and its errors depend on that. "
+            "Compare the arrays again."
+        )
+
+
+def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
+    stat = own.check_error_stat
+    limits = f"atol {own.atol:g} and rtol {own.rtol:g}"
+    if stat == "elemwise":
+        counted = (stats.atol, stats.rtol) == (own.atol, own.rtol)
+        if not (stats.violations if counted else stats.any_violation(own.atol, own.rtol)):
+            return None
+        how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
+        return f"{how_many} elements exceed {limits}; the largest errors are {stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
+    if stat == "quantile":
+        quantile = stats.quantile(own.error_quantile)
+        absolute, relative, label = quantile.abs, quantile.rel, f"{own.error_quantile:g} quantile of the"
+    else:
+        absolute, relative, label = getattr(stats, f"{stat}_abs"), getattr(stats, f"{stat}_rel"), stat
+    if absolute <= own.atol or relative <= own.rtol:
+        return None
+    return f"{label} error is {absolute:.3g} absolute, {relative:.3g} relative; exceeds {limits}"
+
+
+def _ratio_objections(stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+    if own.max_l2 is not None and not stats.l2 <= own.max_l2:
+        yield f"L2 distance is {stats.l2:.5g}, at most {own.max_l2:g} is allowed"
+    limits = [
+        ("cosine similarity", stats.cosine, own.min_cosine, ""),
+        ("PSNR", stats.psnr, own.min_psnr, " dB"),
+        ("SNR", stats.snr, own.min_snr, " dB"),
+        ("top-1 agreement", stats.top1_agreement, own.min_top1_agreement, ""),
+    ]
+    for label, value, least, unit in limits:
+        if least is not None and value is not None and (math.isnan(value) or value < least):
+            yield f"{label} is {value:.5g}{unit}, at least {least:g}{unit} is required"
