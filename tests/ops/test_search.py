@@ -1,0 +1,134 @@
+"""The searches of trtops/ops/search.py, on plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops.ops import search
+
+
+class Oracle:
+    """Answers lazily whether a set contains one of the culprits, and remembers what it was asked."""
+
+    def __init__(self, *culprits: Iterable[int]) -> None:
+        self.culprits = [frozenset(c) for c in culprits]
+        self.asked: list[frozenset[int]] = []
+
+    def fails(self, items: frozenset[int]) -> bool:
+        return any(c <= items for c in self.culprits)
+
+    def __call__(self, candidates: Sequence[frozenset[int]]) -> Iterator[bool]:
+        for candidate in candidates:
+            self.asked.append(candidate)
+            yield self.fails(candidate)
+
+
+class Threshold:
+    """Numbers from a threshold on fail."""
+
+    def __init__(self, threshold: int) -> None:
+        self.threshold = threshold
+        self.rounds = 0
+        self.asked: list[int] = []
+
+    def __call__(self, numbers: Sequence[int]) -> list[bool]:
+        self.rounds += 1
+        self.asked += numbers
+        return [n >= self.threshold for n in numbers]
+
+
+@given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 8))
+def test_bisect_and_linear_find_the_smallest_failing_number(low: int, length: int, width: int):
+    high = low + length
+    for threshold in {low + 1, low + (length + 1) // 2, high}:
+        assert search.bisect(Threshold(threshold), low, high, width) == threshold
+        assert search.linear(Threshold(threshold), low, high, width) == threshold
+
+
+def test_bisect_asks_a_logarithmic_number_of_questions_and_fewer_rounds_when_several_are_asked_at_a_time():
+    one_by_one, by_three = Threshold(777), Threshold(777)
+
+    search.bisect(one_by_one, 0, 1024)
+    search.bisect(by_three, 0, 1024, width=3)
+
+    assert len(one_by_one.asked) <= 10
+    assert by_three.rounds <= 5
+
+
+def test_bisect_ends_at_a_change_from_passing_to_failing_where_failures_are_not_monotone():
+    failing = {3, 4, 9, 10, 11, 15}
+
+    found = search.bisect(lambda numbers: [n in failing for n in numbers], 0, 15)
+
+    assert found in failing and found - 1 not in failing
+
+
+def test_linear_finds_the_smallest_failing_number_where_bisect_would_miss_it():
+    failing = {3, 15}
+
+    assert search.linear(lambda numbers: [n in failing for n in numbers], 0, 15) == 3
+
+
+def test_first_failing_asks_nothing_more_once_a_lazy_answer_was_yes():
+    oracle = Oracle({2})
+    sets = [frozenset({i}) for i in range(6)]
+
+    assert search.first_failing(oracle, sets, width=6) == {2}
+    assert oracle.asked == sets[:3]
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=6))))
+def test_ddmin_finds_exactly_the_items_that_fail_only_together(case: tuple[int, set[int]]):
+    count, culprit = case
+
+    assert search.ddmin(Oracle(culprit), range(count)) == sorted(culprit)
+
+
+@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 5))
+def test_ddmin_gives_something_1_minimal_and_proved_so_by_its_own_questions(culprits: list[set[int]], width: int):
+    oracle = Oracle(*culprits)
+
+    found = frozenset(search.ddmin(oracle, range(12), width))
+
+    assert oracle.fails(found)
+    for item in found:
+        without = found - {item}
+        assert not oracle.fails(without)
+        assert not without or without in oracle.asked
+
+
+def test_ddmin_is_1_minimal_for_failures_that_are_not_monotone():
+    def fails(items: frozenset[int]) -> bool:
+        return len(items) % 2 == 0 and {3, 7} <= items
+
+    found = frozenset(search.ddmin(lambda sets: [fails(s) for s in sets], range(10)))
+
+    assert fails(found)
+    assert not any(fails(found - {item}) for item in found)
+
+
+@given(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_find_all_finds_every_smallest_failing_set_and_nothing_else(culprits: list[set[int]]):
+    oracle = Oracle(*culprits)
+    smallest = {c for c in oracle.culprits if not any(other < c for other in oracle.culprits)}
+
+    found = list(
+        search.find_all(oracle, range(9), lambda items: frozenset(search.ddmin(oracle, sorted(items))))
+    )
+
+    assert len(found) == len(set(found))
+    assert set(found) == smallest
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_find_all_asks_one_question_for_each_independent_culprit(count: int):
+    oracle = Oracle(*({10 * i} for i in range(count)))
+
+    found = list(search.find_all(oracle, range(100), lambda items: next(c for c in oracle.culprits if c <= items)))
+
+    assert len(found) == count
+    assert len(oracle.asked) == count

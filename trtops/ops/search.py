@@ -1,0 +1,157 @@
+"""Searches for the smallest thing that still fails, whatever the thing is.
+
+Each search asks questions and gets answers: ``ask`` takes candidates in order of preference and gives back, in the same
+order, whether each fails. It may answer lazily (then nothing is asked that the search does not need) or all at once (then
+``width`` candidates are worth asking about together). Nothing here remembers answers: an ``ask`` whose answers are dear
+should, since searches repeat questions.
+
+A failure is *monotone* if whatever contains something that fails fails as well. All searches give what their docstrings
+say for any failure; where more holds for monotone ones, that is said too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Ask: TypeAlias = "Callable[[Sequence[T]], Iterable[bool]]"
+"""Whether each candidate fails, in order."""
+
+Items: TypeAlias = frozenset[int]
+
+
+def first_failing(ask: Ask[T], candidates: Iterable[T], width: int = 1) -> T | None:
+    """The first candidate that fails, or None if none does.
+
+    Args:
+        ask: Tells which candidates fail.
+        candidates: In order of preference.
+        width: How many to ask about at a time.
+    """
+    remaining = iter(candidates)
+    while batch := list(islice(remaining, width)):
+        for candidate, fails in zip(batch, ask(batch)):
+            if fails:
+                return candidate
+    return None
+
+
+def linear(ask: Ask[int], low: int, high: int, width: int = 1) -> int:
+    """The smallest number above ``low`` that fails, asking about one after the other.
+
+    Args:
+        ask: Tells which numbers fail.
+        low: Taken not to fail; not asked about.
+        high: Taken to fail; not asked about.
+        width: How many to ask about at a time.
+    """
+    found = first_failing(ask, range(low + 1, high), width)
+    return high if found is None else found
+
+
+def bisect(ask: Ask[int], low: int, high: int, width: int = 1) -> int:
+    """A number that fails while the one below it does not, by halving; the smallest, for monotone failures.
+
+    Asks about ``log2(high - low)`` numbers, or with ``width`` of them at a time ``log(width + 1)`` rounds.
+
+    Args:
+        ask: Tells which numbers fail.
+        low: Taken not to fail; not asked about.
+        high: Taken to fail; not asked about.
+        width: How many to ask about at a time.
+    """
+    while high - low > 1:
+        points = _between(low, high, width)
+        for point, fails in zip(points, ask(points)):
+            if fails:
+                high = point
+                break
+            low = point
+    return high
+
+
+def _between(low: int, high: int, count: int) -> list[int]:
+    """At most ``count`` numbers that part the open interval as evenly as they can, ascending."""
+    parts = min(count + 1, high - low)
+    return [low + (high - low) * i // parts for i in range(1, parts)]
+
+
+def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
+    """A part of ``items`` that fails and of which no single item can be left out: it is *1-minimal*.
+
+    This is Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002):
+    try ever smaller chunks, and what is left without one.
+
+    Args:
+        ask: Tells which sets fail; the empty set is not asked about and taken not to fail.
+        items: Taken to fail together; neighbours are tried together.
+        width: How many sets to ask about at a time.
+
+    Returns:
+        The part, in the order of ``items``. Every set of it without one item was asked about and did not fail.
+    """
+    kept, parts = list(items), 2
+    while len(kept) > 1:
+        chunks = _chunks(kept, parts)
+        # With two chunks each is what is left without the other.
+        without = [] if parts == 2 else [[i for i in kept if i not in set(chunk)] for chunk in chunks]
+        sets = {frozenset(part): part for part in (*chunks, *without)}
+        found = first_failing(ask, list(sets), width)
+        if found is not None:
+            smaller = sets[found]
+            parts = 2 if smaller in chunks else max(parts - 1, 2)
+            kept = smaller
+        elif parts >= len(kept):
+            break
+        else:
+            parts = min(2 * parts, len(kept))
+    return kept
+
+
+def _chunks(items: list[int], parts: int) -> list[list[int]]:
+    """The items in ``parts`` runs of nearly equal length."""
+    ends = [len(items) * i // parts for i in range(parts + 1)]
+    return [items[start:end] for start, end in zip(ends, ends[1:])]
+
+
+def find_all(ask: Ask[Items], items: Iterable[int], find: Callable[[Items], Items]) -> Iterator[Items]:
+    """Every smallest failing set, one after the other, also those that share items with others.
+
+    After each finding, the search goes on without one item of it, for each of its items in turn; this is Reiter's
+    hitting-set tree ("A theory of diagnosis from first principles", Artificial Intelligence 32(1), 1987). Complete for
+    monotone failures. Independent findings of one item each cost one question each beside what ``find`` asks.
+
+    Args:
+        ask: Tells which sets fail.
+        items: Taken to fail together.
+        find: Finds one smallest failing set within a set that fails.
+
+    Yields:
+        The findings, no two equal, as they are found.
+    """
+    everything = frozenset(items)
+    found: list[Items] = []
+    passing: list[Items] = []  # left-outs after which nothing fails; leaving out more does not help
+    queue: list[Items] = [frozenset()]
+    seen = set(queue)
+    while queue:
+        left_out = queue.pop(0)
+        if any(known <= left_out for known in passing):
+            continue
+        culprit = next((known for known in found if not known & left_out), None)
+        if culprit is None:
+            rest = everything - left_out
+            if left_out and first_failing(ask, [rest] if rest else []) is None:
+                passing.append(left_out)
+                continue
+            culprit = find(rest)
+            found.append(culprit)
+            yield culprit
+        for item in sorted(culprit):
+            more = left_out | {item}
+            if more not in seen:
+                seen.add(more)
+                queue.append(more)
