@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from trtops import errors
-from trtops.metadata import TensorMetadata, check_feed
+from trtops.metadata import FeedCheck, TensorMetadata
 from trtops.record import JSONValue
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
@@ -64,6 +64,7 @@ class BaseRunner(ABC):
         self.is_active = False
         self._inference_seconds: float | None = None
         self._input_metadata: TensorMetadata | None = None
+        self._feed_check: FeedCheck | None = None
 
     def __enter__(self) -> Self:
         self.activate()
@@ -94,6 +95,7 @@ class BaseRunner(ABC):
         self.is_active = False
         self._inference_seconds = None
         self._input_metadata = None
+        self._feed_check = None
         self.deactivate_impl()
 
     def infer(self, feed_dict: Feed, check_inputs: bool = True) -> dict[str, Any]:
@@ -112,9 +114,13 @@ class BaseRunner(ABC):
             InferenceError: If the back end fails, or the runner is not active.
         """
         if not self.is_active:
-            raise errors.InferenceError(f"{self.name} is not active. Use it in a `with` block, or call activate() first.")
+            raise errors.InferenceError(
+                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
+            )
         if check_inputs:
-            check_feed(self.get_input_metadata(), feed_dict)
+            if self._feed_check is None:
+                self._feed_check = FeedCheck(self.get_input_metadata())
+            self._feed_check(feed_dict)
         return self.infer_impl(feed_dict)
 
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
@@ -127,7 +133,9 @@ class BaseRunner(ABC):
             InferenceError: If the runner is not active.
         """
         if not self.is_active:
-            raise errors.InferenceError(f"{self.name} is not active. Use it in a `with` block, or call activate() first.")
+            raise errors.InferenceError(
+                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
+            )
         if self._input_metadata is None:
             self._input_metadata = self.get_input_metadata_impl()
         return self._input_metadata

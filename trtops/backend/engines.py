@@ -1,0 +1,94 @@
+"""The engine back ends by name, and the reference that engines are judged against.
+
+The one place that knows which back ends there are. Each is imported when it is asked for, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, EngineBackend
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    module: str
+    attribute: str
+    install: str
+    suffix: str
+
+
+_BACKENDS = {
+    "onnxruntime": _Entry(
+        module="trtops.backend.onnxrt.builder",
+        attribute="OnnxRuntimeBackend",
+        install="pip install onnxruntime",
+        suffix=".ort",
+    ),
+    "tensorrt": _Entry(
+        module="trtops.backend.trt.builder",
+        attribute="TensorRTBackend",
+        install="pip install 'trtops[trt]' --extra-index-url https://pypi.nvidia.com",
+        suffix=".plan",
+    ),
+}
+
+BACKENDS: tuple[str, ...] = tuple(_BACKENDS)
+"""Names of the back ends, as :attr:`trtops.spec.BuildConfig.backend` spells them."""
+
+
+def engine_backend(name: str) -> EngineBackend:
+    """The back end of a name, such as ``BuildConfig.backend`` or ``Engine.backend``.
+
+    Args:
+        name: One of :data:`BACKENDS`.
+
+    Raises:
+        ConfigError: If there is none of that name.
+        BackendUnavailableError: If its library is not installed.
+    """
+    entry = _BACKENDS.get(name)
+    if entry is None:
+        raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
+    try:
+        module = importlib.import_module(entry.module)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "trtops").startswith("trtops"):
+            raise
+        raise errors.BackendUnavailableError(
+            f"Back end {name!r} needs {exc.name!r}, which is not installed. Install it: {entry.install}"
+        ) from exc
+    return cast(EngineBackend, getattr(module, entry.attribute)())
+
+
+def backend_of_suffix(suffix: str) -> str | None:
+    """Name of the back end whose engine files have this ending (``.ort``, ``.plan`` or ``.engine``); None if none has."""
+    wanted = {".engine": ".plan"}.get(suffix.lower(), suffix.lower())
+    return next((name for name, entry in _BACKENDS.items() if entry.suffix == wanted), None)
+
+
+def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
+    """A runner of the model as it is, for golden outputs: ONNX Runtime on the CPU with every optimization off.
+
+    Args:
+        model: The model; read when the runner is activated.
+        name: The runner's name; counted up as ``onnxrt-reference-N0`` and so on if not given.
+
+    Raises:
+        BackendUnavailableError: If ONNX Runtime is not installed.
+    """
+    try:
+        from trtops.backend.onnxrt.runner import ReferenceRunner
+    except ModuleNotFoundError as exc:
+        if (exc.name or "trtops").startswith("trtops"):
+            raise
+        raise errors.BackendUnavailableError(
+            f"Golden outputs need {exc.name!r}, which is not installed. Install it: {_BACKENDS['onnxruntime'].install}"
+        ) from exc
+    return ReferenceRunner(model, name)

@@ -1,0 +1,133 @@
+"""Engines as bytes: packed with what it takes to load them, and loaded only where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime as ort
+
+from trtops import errors
+from trtops.backend.base import Engine, ValueOrCallable
+from trtops.backend.environment import processor
+from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, why
+from trtops.backend.onnxrt.tactics import Candidate
+from trtops.record import JSONValue, sha256
+from trtops.spec import Environment
+
+BACKEND = "onnxruntime"
+_VERSION = 1
+
+
+def pack(
+    plan: bytes, candidate: Candidate, *, providers: tuple[str, ...], threads: int, environment: Environment
+) -> Engine:
+    """An engine with the session options that it is loaded with (``providers``, ``intra_op_threads``) and was built with.
+
+    Args:
+        plan: The optimized model in ONNX Runtime's format.
+        candidate: What it was optimized with.
+        providers: Execution providers in order of preference.
+        threads: Threads within one operator; 0 lets ONNX Runtime decide.
+        environment: Where it was built.
+    """
+    options: dict[str, JSONValue] = {
+        "version": _VERSION,
+        "plan_sha256": sha256(plan),
+        "providers": list(providers),
+        "intra_op_threads": threads,
+        "built_with": {
+            "disabled_optimizers": list(candidate.disabled_optimizers),
+            "session_config": dict(candidate.session_config),
+        },
+    }
+    return Engine(backend=BACKEND, plan=plan, options=options, environment=environment)
+
+
+@dataclass(frozen=True)
+class SessionFromEngine:
+    """Loads a session from an engine, which is not optimized again.
+
+    Attributes:
+        engine: The engine, or a callable that returns it.
+    """
+
+    engine: ValueOrCallable[Engine]
+
+    def __call__(self) -> ort.InferenceSession:
+        """Check that the engine is whole and belongs here, and create the session, which belongs to the caller.
+
+        Raises:
+            EngineLoadError: If the bytes are damaged, or were built by another release or for another processor.
+            BackendUnavailableError: If this ONNX Runtime does not have an execution provider of the engine.
+        """
+        engine = self.engine() if callable(self.engine) else self.engine
+        providers, threads = _loading_options(engine)
+        check_place(engine.environment)
+        return open_plan(engine.plan, providers=providers, threads=threads)
+
+
+def open_plan(plan: bytes, *, providers: tuple[str, ...], threads: int) -> ort.InferenceSession:
+    """Create a session from an optimized model as it is.
+
+    Raises:
+        EngineLoadError: If ONNX Runtime refuses it.
+    """
+    options = session_options(threads)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.load_model_format", "ORT")
+    try:
+        return ort.InferenceSession(plan, options, providers=find_providers(providers))
+    except ORT_ERRORS as exc:
+        raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
+
+
+def check_place(built: Environment) -> None:
+    """Check that an engine built in an environment may run here.
+
+    Optimized graphs hold kernels, and weights laid out for them, that fit one release and one kind of processor.
+
+    Raises:
+        EngineLoadError: If the release or the processor differs.
+    """
+    if built.backend_version != ort.__version__:
+        raise errors.EngineLoadError(
+            f"The engine was built by ONNX Runtime {built.backend_version}; here is {ort.__version__}. Build it again, "
+            "or install that release."
+        )
+    here = processor()
+    if built.device_sha256 != here.sha256:
+        raise errors.EngineLoadError(
+            f"The engine was built for processor {built.device!r} ({built.device_sha256[:8]}); here is {here.name!r} "
+            f"({here.sha256[:8]}), whose model or instruction sets differ. Build it again here."
+        )
+
+
+def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
+    """Providers and threads, after the engine's label and digest were checked."""
+    if engine.backend != BACKEND:
+        raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
+    options: Mapping[str, Any] = engine.options
+    if options.get("version") != _VERSION:
+        raise errors.EngineLoadError(
+            f"The engine's options have version {options.get('version')!r}; this trtops reads {_VERSION}. Build the "
+            "engine again, or load it with the trtops that built it."
+        )
+    expected, found = options.get("plan_sha256"), sha256(engine.plan)
+    if expected != found:
+        raise errors.EngineLoadError(
+            f"The engine's {len(engine.plan)} bytes are damaged: their SHA-256 is {found[:12]}, expected "
+            f"{str(expected)[:12]}. Fetch or build the engine again."
+        )
+    providers, threads = options.get("providers"), options.get("intra_op_threads")
+    if (
+        not isinstance(providers, (list, tuple))
+        or not all(isinstance(p, str) for p in providers)
+        or type(threads) is not int
+    ):
+        raise errors.EngineLoadError(
+            f"The engine's options name providers {providers!r} and intra_op_threads {threads!r}; expected a list of "
+            "names and a number."
+        )
+    return tuple(providers), threads

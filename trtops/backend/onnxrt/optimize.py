@@ -1,0 +1,138 @@
+"""ONNX model in, optimized model in ONNX Runtime's format out, one candidate at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import onnxruntime as ort
+
+from trtops import errors
+from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.plan import Plan, read_plan
+from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
+from trtops.backend.onnxrt.tactics import Candidate
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MAX_PLAN_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What ONNX Runtime made of the model under one candidate.
+
+    Attributes:
+        candidate: The candidate.
+        path: File with the optimized model in ONNX Runtime's format; there as long as its :class:`Optimizer` is open.
+    """
+
+    candidate: Candidate
+    path: Path
+
+    @property
+    def plan(self) -> bytes:
+        """The file's content, read anew each time."""
+        return self.path.read_bytes()
+
+    @cached_property
+    def graph(self) -> Plan:
+        """The optimized graph."""
+        return read_plan(self.plan)
+
+
+class Optimizer:
+    """Optimizes one model under candidate after candidate, each once; a context manager.
+
+    What comes out is kept in a temporary folder, since a handful of engines can be too much for memory.
+
+    Attributes:
+        model: The model, after its precision was rewritten.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, providers: tuple[str, ...], threads: int, log: SessionLog) -> None:
+        """Take a model, which must not be changed afterwards.
+
+        Args:
+            model: The model, with all its weights inside.
+            providers: Execution providers in order of preference.
+            threads: Threads within one operator; 0 lets ONNX Runtime decide.
+            log: Collects what ONNX Runtime says.
+
+        Raises:
+            EngineBuildError: If the model is too large for ONNX Runtime's format.
+        """
+        if model.ByteSize() > _MAX_PLAN_BYTES:
+            raise errors.EngineBuildError(
+                f"The model has {model.ByteSize() / 2**30:.1f} GiB; an engine in ONNX Runtime's format holds at most "
+                "2 GiB. Build it with TensorRT, or run the model itself in a session."
+            )
+        self.model = model
+        self._bytes = model.SerializeToString()
+        self._providers = find_providers(providers)
+        self._threads = threads
+        self._log = log
+        self._done: dict[str, Optimized] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="trtops-")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._folder.cleanup()
+
+    def __call__(self, candidate: Candidate) -> Optimized:
+        """Optimize the model under a candidate.
+
+        Raises:
+            EngineBuildError: If ONNX Runtime refuses the model; the message names the op and node where it can.
+        """
+        done = self._done.get(candidate.id)
+        if done is None:
+            path = Path(self._folder.name, f"{len(self._done)}.ort")
+            self._optimize(candidate, path)
+            done = self._done[candidate.id] = Optimized(candidate, path)
+        return done
+
+    def _optimize(self, candidate: Candidate, path: Path) -> None:
+        options = session_options(self._threads, log_id=self._log.log_id)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        for key, value in candidate.session_config.items():
+            options.add_session_config_entry(key, value)
+        options.optimized_model_filepath = str(path)
+        try:
+            with self._log.collecting():
+                ort.InferenceSession(
+                    self._bytes,
+                    options,
+                    providers=self._providers,
+                    disabled_optimizers=candidate.disabled_optimizers,
+                )
+        except ORT_ERRORS as exc:
+            raise errors.EngineBuildError(self._refusal(exc)) from exc
+
+    def _refusal(self, exc: Exception) -> str:
+        said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
+        missing = unsupported_op(exc)
+        if missing is None:
+            return f"No engine came out. {said}"
+        op, node = missing
+        return (
+            f"Op {op!r} of node {node or self._first_node(op)!r} has no kernel in ONNX Runtime {ort.__version__} for "
+            f"these types on {', '.join(str(p) for p in self._providers)}. Rewrite the node in other ops, or build with "
+            f"a back end that has it. {said}"
+        )
+
+    def _first_node(self, op: str) -> str:
+        """A name for the first node of a type, given with or without its domain: its own, or its first output's."""
+        kind = op.rpartition(":")[2].rpartition(".")[2]
+        for node in self.model.graph.node:
+            if node.op_type == kind:
+                return str(node.name or node.output[0])
+        return ""

@@ -1,0 +1,187 @@
+"""Reading ONNX Runtime's own model format: the nodes of an engine, with the execution provider that each was given to.
+
+The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository), and
+its fields keep their places for good, or old files could not be read. The onnxruntime package has a generated reader,
+but importing it sets the root logger to debug level and adds to ``sys.path``; the few fields needed here are read by
+their places instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers  # type: ignore[import-untyped]
+import onnx
+from flatbuffers import number_types
+
+from trtops.record import JSONValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of an optimized graph.
+
+    Attributes:
+        name: Its name, as ONNX Runtime made it up.
+        op: Its type.
+        domain: Domain of the type; empty for ONNX's own.
+        since_version: Version of the operator set since which the type is as it is.
+        provider: Execution provider that runs it.
+        inputs: Names of its inputs; empty where an optional one is left out.
+        outputs: Names of its outputs.
+        attributes: Attributes that are numbers, texts or lists of them, sorted by name.
+        scope: Where its graph is: empty for the main graph, else ``<outer layer>/<attribute>/`` and so on.
+    """
+
+    name: str
+    op: str
+    domain: str
+    since_version: int
+    provider: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[tuple[str, JSONValue], ...] = ()
+    scope: str = ""
+
+    @property
+    def kernel(self) -> str:
+        """The kernel, spelled alike in every build: ``com.microsoft.nchwc.Conv[activation=Relu]@CPUExecutionProvider``."""
+        fused = [f"[{key}={value}]" for key, value in self.attributes if key == "activation" and value]
+        return f"{self.domain or 'ai.onnx'}.{self.op}{''.join(fused)}@{self.provider}"
+
+
+def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
+    """Read the nodes of a model in ONNX Runtime's format, those in bodies of control flow included.
+
+    Args:
+        content: The file's content, which must come from ONNX Runtime: the reader trusts it.
+
+    Returns:
+        The nodes in the order of the file, and element types by tensor name, in lower case as ONNX names them.
+    """
+    root = _Table(content, flatbuffers.encode.Get(number_types.UOffsetTFlags.packer_type, content, 0))
+    nodes: list[Node] = []
+    types: dict[str, str] = {}
+    model = root.table(_SESSION_MODEL)
+    graph = None if model is None else model.table(_MODEL_GRAPH)
+    if graph is not None:
+        _read_graph(graph, "", nodes, types)
+    return nodes, types
+
+
+# Places of the fields in their tables, from the schema.
+_SESSION_MODEL = 1
+_MODEL_GRAPH = 7
+_GRAPH_NODE_ARGS, _GRAPH_NODES = 1, 2
+_NODE_NAME, _NODE_DOMAIN, _NODE_SINCE, _NODE_OP, _NODE_PROVIDER = 0, 2, 3, 5, 7
+_NODE_INPUTS, _NODE_OUTPUTS, _NODE_ATTRIBUTES = 8, 9, 10
+_ATTRIBUTE_NAME, _ATTRIBUTE_TYPE, _ATTRIBUTE_GRAPH = 0, 2, 7
+_VALUE_NAME, _VALUE_TYPE = 0, 2
+_TYPE_KIND, _TYPE_VALUE = 1, 2
+_TENSOR_ELEMENT = 0
+
+_KIND_TENSOR = 1
+_ATTRIBUTE_IS_GRAPH = 5
+
+
+class _Table:
+    """One table of a flatbuffer, whose fields are read by place."""
+
+    def __init__(self, content: bytes, position: int) -> None:
+        self._content = content
+        self._position = position
+        self._table = flatbuffers.table.Table(content, position)
+
+    def _offset(self, place: int) -> int:
+        offset: int = self._table.Offset(4 + 2 * place)
+        return offset
+
+    def text(self, place: int) -> str:
+        offset = self._offset(place)
+        return self._table.String(self._position + offset).decode() if offset else ""
+
+    def number(self, place: int, kind: Any) -> Any:
+        offset = self._offset(place)
+        return self._table.Get(kind, self._position + offset) if offset else 0
+
+    def table(self, place: int) -> _Table | None:
+        offset = self._offset(place)
+        return _Table(self._content, self._table.Indirect(self._position + offset)) if offset else None
+
+    def _elements(self, place: int, size: int) -> Iterator[int]:
+        offset = self._offset(place)
+        if offset:
+            start = self._table.Vector(offset)
+            yield from range(start, start + size * self._table.VectorLen(offset), size)
+
+    def tables(self, place: int) -> list[_Table]:
+        return [_Table(self._content, self._table.Indirect(at)) for at in self._elements(place, 4)]
+
+    def texts(self, place: int) -> list[str]:
+        return [self._table.String(at).decode() for at in self._elements(place, 4)]
+
+    def numbers(self, place: int, kind: Any) -> list[Any]:
+        return [self._table.Get(kind, at) for at in self._elements(place, kind.bytewidth)]
+
+
+_float32, _int32, _int64, _uint8 = (
+    number_types.Float32Flags,
+    number_types.Int32Flags,
+    number_types.Int64Flags,
+    number_types.Uint8Flags,
+)
+
+# By attribute type: how its value is read. Types that hold tensors or graphs are not among them.
+_PLAIN_ATTRIBUTES: dict[int, Callable[[_Table], JSONValue]] = {
+    1: lambda attribute: attribute.number(3, _float32),
+    2: lambda attribute: attribute.number(4, _int64),
+    3: lambda attribute: attribute.text(5),
+    6: lambda attribute: attribute.numbers(8, _float32),
+    7: lambda attribute: attribute.numbers(9, _int64),
+    8: lambda attribute: list(attribute.texts(10)),
+}
+
+
+def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, str]) -> None:
+    for value in graph.tables(_GRAPH_NODE_ARGS):
+        if (element := _element_type(value)) is not None:
+            types[value.text(_VALUE_NAME)] = element
+    for table in graph.tables(_GRAPH_NODES):
+        attributes = table.tables(_NODE_ATTRIBUTES)
+        node = Node(
+            name=table.text(_NODE_NAME),
+            op=table.text(_NODE_OP),
+            domain=table.text(_NODE_DOMAIN),
+            since_version=table.number(_NODE_SINCE, _int32),
+            provider=table.text(_NODE_PROVIDER),
+            inputs=tuple(table.texts(_NODE_INPUTS)),
+            outputs=tuple(table.texts(_NODE_OUTPUTS)),
+            attributes=tuple(sorted(_plain_attributes(attributes), key=lambda pair: pair[0])),
+            scope=scope,
+        )
+        nodes.append(node)
+        for attribute in attributes:
+            body = attribute.table(_ATTRIBUTE_GRAPH)
+            if attribute.number(_ATTRIBUTE_TYPE, _int32) == _ATTRIBUTE_IS_GRAPH and body is not None:
+                inner = f"{scope}{node.outputs[0]}/{attribute.text(_ATTRIBUTE_NAME)}/"
+                _read_graph(body, inner, nodes, types)
+
+
+def _plain_attributes(attributes: list[_Table]) -> Iterator[tuple[str, JSONValue]]:
+    for attribute in attributes:
+        read_value = _PLAIN_ATTRIBUTES.get(attribute.number(_ATTRIBUTE_TYPE, _int32))
+        if read_value is not None:
+            yield attribute.text(_ATTRIBUTE_NAME), read_value(attribute)
+
+
+def _element_type(value: _Table) -> str | None:
+    info = value.table(_VALUE_TYPE)
+    if info is None or info.number(_TYPE_KIND, _uint8) != _KIND_TENSOR:
+        return None
+    tensor = info.table(_TYPE_VALUE)
+    if tensor is None:
+        return None
+    name: str = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, _int32))
+    return name.lower()

@@ -1,0 +1,253 @@
+"""The builder's search: which tactics matter for a model, how fast each candidate is, which one wins."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import TimingCacheUse
+from trtops.backend.onnxrt.engine import open_plan
+from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.optimize import Optimized, Optimizer
+from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.onnxrt.session import usable_threads
+from trtops.backend.onnxrt.tactics import Candidate, Tactic
+from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, TimingKey
+from trtops.metadata import DataType, TensorSpec, is_dynamic
+from trtops.spec import OptimizationProfile
+
+_WARM_UP = 3
+
+# Candidates are timed in turns, so that all suffer alike from whatever else the machine does. That keeps all of their
+# sessions in memory; beyond this many bytes of engines they are timed one after the other.
+_INTERLEAVE_BYTES = 1 << 30
+
+# Up to this many tactics that matter, every combination is a candidate.
+_MAX_EXHAUSTIVE = 3
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How a search ended.
+
+    Attributes:
+        candidate: The fastest.
+        applicable: Names of the tactics that change the model's graph at all.
+        cache_use: What the timing cache was good for.
+    """
+
+    candidate: Candidate
+    applicable: tuple[str, ...]
+    cache_use: TimingCacheUse
+
+
+@dataclass
+class Search:
+    """The search for one build.
+
+    Attributes:
+        optimizer: Makes the candidates' engines.
+        model_sha256: Digest of the model after its precision was rewritten.
+        cache: Timings known before; what is measured is added to it.
+        providers: Execution providers in order of preference.
+        threads: Threads within one operator; 0 lets ONNX Runtime decide.
+        iterations: Timed inferences per candidate and shape.
+        shapes: Shapes to time at; a candidate's time is the sum over them.
+        inputs: The model's inputs.
+        log: Gets a line per decision.
+    """
+
+    optimizer: Optimizer
+    model_sha256: str
+    cache: TimingCache
+    providers: tuple[str, ...]
+    threads: int
+    iterations: int
+    shapes: tuple[Shapes, ...]
+    inputs: Sequence[TensorSpec]
+    log: SessionLog
+    use: TimingCacheUse = field(default_factory=TimingCacheUse)
+
+    def run(self, tactics: Iterable[Tactic]) -> Choice:
+        """Find the fastest candidate.
+
+        With up to three tactics that matter, all their combinations are tried; with more, each on its own, and then
+        those together that were faster than the default alone. Of candidates with the same graph one is timed.
+
+        Raises:
+            EngineBuildError: If ONNX Runtime refuses the model.
+        """
+        applicable = self._applicable(tactics)
+        self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
+        if not applicable:
+            return Choice(candidate=Candidate(), applicable=(), cache_use=self.use)
+        exhaustive = len(applicable) <= _MAX_EXHAUSTIVE
+        sizes = range(len(applicable) + 1) if exhaustive else range(2)
+        candidates = [Candidate.toggling(names) for size in sizes for names in combinations(applicable, size)]
+        try:
+            seconds = self._seconds(self._distinct(candidates))
+            if not exhaustive and (together := _combination(seconds)) is not None:
+                seconds |= self._seconds(self._distinct([*seconds, together])[len(seconds) :])
+        except errors.InferenceError as exc:
+            self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults stand: {exc}")
+            return Choice(candidate=Candidate(), applicable=applicable, cache_use=self.use)
+        for candidate, median in seconds.items():
+            self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
+        best = min(seconds, key=lambda c: seconds[c])
+        return Choice(candidate=best, applicable=applicable, cache_use=self.use)
+
+    def _applicable(self, tactics: Iterable[Tactic]) -> tuple[str, ...]:
+        """Names of the tactics whose other setting gives another graph."""
+        usual = self._signature(Candidate())
+        names = (tactic.name for tactic in tactics)
+        return tuple(name for name in names if self._signature(Candidate.toggling([name])) != usual)
+
+    def _distinct(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """The candidates, without those whose graph an earlier one has."""
+        by_graph: dict[str, Candidate] = {}
+        for candidate in candidates:
+            by_graph.setdefault(self._signature(candidate), candidate)
+        return list(by_graph.values())
+
+    def _signature(self, candidate: Candidate) -> str:
+        key = self._key(candidate, None)
+        known = self.cache.signature(key)
+        if known is None:
+            known = self.optimizer(candidate).graph.signature
+            self.cache.add_signature(key, known)
+        return known
+
+    def _key(self, candidate: Candidate, shapes: Shapes | None) -> TimingKey:
+        return TimingKey(
+            model_sha256=self.model_sha256,
+            candidate=candidate.id,
+            providers=self.providers,
+            threads=usable_threads(self.threads),
+            shapes=shapes,
+        )
+
+    def _seconds(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+        """Time per inference of each candidate, from the cache as far as it goes, summed over all shapes."""
+        total = dict.fromkeys(candidates, 0.0)
+        for shapes in self.shapes:
+            known = {c: t for c in candidates if (t := self.cache.timing(self._key(c, shapes))) is not None}
+            unknown = [c for c in candidates if c not in known]
+            measured = self._measure(unknown, shapes) if unknown else {}
+            for candidate, timing in measured.items():
+                self.cache.add_timing(self._key(candidate, shapes), timing)
+            for candidate, timing in (known | measured).items():
+                total[candidate] += timing.median_seconds
+            self.use = replace(
+                self.use,
+                hits=self.use.hits + len(known),
+                misses=self.use.misses + len(unknown),
+                saved_seconds=self.use.saved_seconds + sum(t.cost_seconds for t in known.values()),
+            )
+        return total
+
+    def _measure(self, candidates: Sequence[Candidate], shapes: Shapes) -> dict[Candidate, Timing]:
+        feed = random_feed(self.inputs, dict(shapes))
+        engines = [self.optimizer(candidate) for candidate in candidates]
+        timings: dict[Candidate, Timing] = {}
+        for group in _groups(engines):
+            timings |= self._measure_in_turns(group, feed)
+        return timings
+
+    def _measure_in_turns(self, group: Sequence[Optimized], feed: Mapping[str, Any]) -> dict[Candidate, Timing]:
+        cost = dict.fromkeys((engine.candidate for engine in group), 0.0)
+        runners: dict[Candidate, OnnxrtRunner] = {}
+        for engine in group:
+            start = time.perf_counter()
+            runner = OnnxrtRunner(open_plan(engine.plan, providers=self.providers, threads=self.threads), "timing")
+            runner.activate()
+            for _ in range(_WARM_UP):
+                runner.infer(feed)
+            runners[engine.candidate] = runner
+            cost[engine.candidate] += time.perf_counter() - start
+        samples: dict[Candidate, list[float]] = {candidate: [] for candidate in runners}
+        order = list(runners.items())
+        for turn in range(self.iterations):
+            shift = turn % len(order)
+            for candidate, runner in order[shift:] + order[:shift]:
+                start = time.perf_counter()
+                runner.infer(feed)
+                cost[candidate] += time.perf_counter() - start
+                samples[candidate].append(runner.last_inference_time())
+        return {c: Timing(median_seconds=statistics.median(samples[c]), cost_seconds=cost[c]) for c in samples}
+
+
+def _groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
+    """All engines at once if they fit into the memory meant for that, else one by one."""
+    if sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES:
+        yield engines
+    else:
+        yield from ([engine] for engine in engines)
+
+
+def _combination(seconds: Mapping[Candidate, float]) -> Candidate | None:
+    """All tactics together that are faster than the default on their own; None if fewer than two are."""
+    usual = seconds[Candidate()]
+    faster = [candidate.toggled[0] for candidate, median in seconds.items() if candidate.toggled and median < usual]
+    return Candidate.toggling(faster) if len(faster) > 1 else None
+
+
+def timing_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[OptimizationProfile]) -> tuple[Shapes, ...]:
+    """The shapes to time at: each profile's opt, or the model's own with 1 for each dynamic dimension.
+
+    Raises:
+        ConfigError: If a profile names an input that the model does not have, or gives it a shape it does not take.
+    """
+    own = {spec.name: tuple(1 if is_dynamic(d) else int(d or 0) for d in spec.shape or ()) for spec in inputs}
+    if not profiles:
+        return (tuple(own.items()),)
+    by_name = {spec.name: spec for spec in inputs}
+    result = []
+    for number, profile in enumerate(profiles):
+        shapes = dict(own)
+        for given in profile.shapes:
+            if given.name not in by_name:
+                raise errors.ConfigError(
+                    f"Profile {number} has a shape for {given.name!r}, which is no input of this model. "
+                    f"{errors.near(given.name, by_name)}"
+                )
+            for which, shape in (("min", given.min), ("opt", given.opt), ("max", given.max)):
+                _check_shape(by_name[given.name], shape, f"Profile {number}, {which}")
+            shapes[given.name] = given.opt
+        result.append(tuple(shapes.items()))
+    return tuple(result)
+
+
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...], where: str) -> None:
+    if spec.shape is None:
+        return
+    fits = len(shape) == len(spec.shape) and all(is_dynamic(d) or d == s for d, s in zip(spec.shape, shape))
+    if not fits:
+        raise errors.ConfigError(
+            f"{where}: {spec.name!r} has shape {shape}, which the model does not take; it has {spec}."
+        )
+
+
+def random_feed(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
+    """A feed to time with: floats uniform in [0, 1), zeros of other types; the same for the same arguments.
+
+    Args:
+        inputs: The model's inputs; one without a dtype gets float32.
+        shapes: A shape for each, by name.
+    """
+    rng = np.random.default_rng(0)
+    feed = {}
+    for spec in inputs:
+        dtype = spec.dtype or DataType.FLOAT32
+        shape = shapes[spec.name]
+        array = rng.random(shape, np.float32) if dtype.is_floating else np.zeros(shape)
+        feed[spec.name] = np.asarray(array).astype(dtype.numpy())
+    return feed

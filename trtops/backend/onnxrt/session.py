@@ -1,0 +1,100 @@
+"""Sessions: execution providers by short name, and ONNX Runtime's errors by what they mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
+
+from trtops import errors
+
+Provider: TypeAlias = "str | tuple[str, Mapping[str, Any]]"
+"""An execution provider's name, or its name with its options."""
+
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    *(kind for kind in vars(_state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    RuntimeError,
+    ValueError,
+)
+"""What ONNX Runtime raises; its classes have no base of their own."""
+
+DEFAULT_PROVIDERS: tuple[str, ...] = ("CPUExecutionProvider",)
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\) node with name '(.*?)'")
+_NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
+
+
+def find_providers(providers: Sequence[Provider]) -> list[str | tuple[str, dict[str, Any]]]:
+    """Full names of execution providers, for names or case-insensitive parts of names such as ``cuda``.
+
+    Raises:
+        ConfigError: If none is asked for.
+        BackendUnavailableError: If this ONNX Runtime does not have one of them.
+    """
+    if not providers:
+        raise errors.ConfigError(
+            f"No execution provider is given; expected at least one, such as {DEFAULT_PROVIDERS[0]!r}."
+        )
+    found: list[str | tuple[str, dict[str, Any]]] = []
+    for provider in providers:
+        if isinstance(provider, str):
+            found.append(_find_provider(provider))
+        else:
+            found.append((_find_provider(provider[0]), dict(provider[1])))
+    return found
+
+
+def _find_provider(name: str) -> str:
+    available: list[str] = ort.get_available_providers()
+    if name in available:
+        return name
+    for full in available:
+        if name.lower() in full.lower():
+            return full
+    raise errors.BackendUnavailableError(
+        f"Execution provider {name!r} is not in this onnxruntime {ort.__version__}, which has {', '.join(available)}. "
+        "Install the onnxruntime package that has it (onnxruntime-gpu for CUDA and TensorRT), or ask for another."
+    )
+
+
+def usable_threads(asked: int = 0) -> int:
+    """Threads within one operator: as many as asked, or 0 for ONNX Runtime's own choice.
+
+    That choice is one thread per core of the machine, each bound to its core, which fails where the process may use
+    some cores only: there it is one thread per usable core instead.
+    """
+    if asked or not hasattr(os, "sched_getaffinity"):
+        return asked
+    usable = len(os.sched_getaffinity(0))
+    return usable if usable < (os.cpu_count() or usable) else 0
+
+
+def session_options(threads: int = 0, *, log_id: str | None = None) -> ort.SessionOptions:
+    """Session options with threads set, which warn under ``log_id``, or are silent below errors without one."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = usable_threads(threads)
+    if log_id is None:
+        options.log_severity_level = 3
+    else:
+        options.logid = log_id
+    return options
+
+
+def why(exc: Exception) -> str:
+    """ONNX Runtime's message without its prefix of names and numbers, on one line."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : -?\d+ : \w+ : ", "", str(exc).strip())
+    return " ".join(text.split())
+
+
+def unsupported_op(exc: Exception) -> tuple[str, str] | None:
+    """Op type and node name, if an error says that an op or its kernel does not exist; the node's name may be empty."""
+    text = str(exc)
+    if found := _NO_KERNEL.search(text):
+        return found[1], found[3]
+    if found := _NO_OP.search(text):
+        return found[1] or found[3], ""
+    return None

@@ -1,0 +1,158 @@
+"""The choices that ONNX Runtime's builder varies and times.
+
+A tactic is one graph optimizer of ONNX Runtime, under its own name, that is on or off for the whole engine; nothing
+smaller can be chosen in ONNX Runtime. The list holds the optimizers that change which kernels run. Left out are those
+that only tidy up (constant folding and sharing, dead nodes), and those of other hardware.
+
+What an optimizer does was tried, not read: ``tests/backend/onnxrt/test_tactics.py`` has a model for each where the
+optimized graph differs with and without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from trtops import errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tactic:
+    """One choice: an optimizer that runs or does not.
+
+    Attributes:
+        name: ONNX Runtime's name for the optimizer.
+        summary: What it does, in a few words.
+        default: Whether ONNX Runtime runs it unless told otherwise.
+        exact: Whether results stay within rounding of the model's definition when it runs.
+        config: Session config entries that switch on an optimizer that is off by default.
+    """
+
+    name: str
+    summary: str
+    default: bool = True
+    exact: bool = True
+    config: tuple[tuple[str, str], ...] = ()
+
+
+TACTICS: tuple[Tactic, ...] = (
+    Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
+    Tactic(name="NhwcTransformer", summary="quantized and half-precision convolutions on channels last"),
+    Tactic(name="ConvActivationFusion", summary="convolution and activation in one kernel"),
+    Tactic(name="ConvAddActivationFusion", summary="convolution, residual sum and activation in one kernel"),
+    Tactic(name="ConvBNFusion", summary="batch normalization folded into the convolution's weights"),
+    Tactic(name="MatMulAddFusion", summary="matrix product and bias as one Gemm"),
+    Tactic(name="GemmActivationFusion", summary="Gemm and activation in one kernel"),
+    Tactic(name="MatMulScaleFusion", summary="scaling folded into the matrix product"),
+    Tactic(name="MatmulTransposeFusion", summary="transposition folded into the matrix product"),
+    Tactic(name="LayerNormFusionL1", summary="layer normalization written in single ops as one kernel"),
+    Tactic(name="SkipLayerNormFusion", summary="residual sum and layer normalization in one kernel"),
+    Tactic(name="GeluFusionL2", summary="GELU written in single ops (with Erf) as one kernel"),
+    Tactic(name="BiasGeluFusion", summary="bias and GELU in one kernel"),
+    Tactic(name="BiasSoftmaxFusion", summary="sum and softmax in one kernel"),
+    Tactic(name="QuickGeluFusion", summary="x * sigmoid(a * x) as one kernel"),
+    Tactic(name="TransposeOptimizer", summary="transpositions pushed together until they cancel"),
+    Tactic(name="QDQSelectorActionTransformer", summary="integer kernels where Q/DQ nodes allow them"),
+    Tactic(
+        name="GeluApproximation",
+        summary="GELU by the tanh formula; each is off by up to about 5e-4",
+        default=False,
+        exact=False,
+        config=(("optimization.enable_gelu_approximation", "1"),),
+    ),
+)
+"""Every tactic, in the order in which the builder tries them."""
+
+_BY_NAME = {tactic.name: tactic for tactic in TACTICS}
+
+
+def find(name: str) -> Tactic:
+    """The tactic of a name.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    if name not in _BY_NAME:
+        raise errors.ConfigError(f"Unknown tactic {name!r} of ONNX Runtime. {errors.near(name, _BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def allowed(names: Iterable[str] | None, *, allow_approximation: bool) -> tuple[Tactic, ...]:
+    """The tactics that a build may vary, in the order of :data:`TACTICS`.
+
+    Args:
+        names: Names to choose from; None stands for all.
+        allow_approximation: Whether tactics that are not exact may be varied.
+
+    Raises:
+        ConfigError: If a name is unknown, or names a tactic that is not exact although those are not allowed.
+    """
+    if names is None:
+        return tuple(tactic for tactic in TACTICS if tactic.exact or allow_approximation)
+    chosen = {find(name) for name in names}
+    for tactic in chosen:
+        if not tactic.exact and not allow_approximation:
+            raise errors.ConfigError(
+                f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or leave "
+                "the tactic out."
+            )
+    return tuple(tactic for tactic in TACTICS if tactic in chosen)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to build: ONNX Runtime's defaults but for the tactics that are the other way round.
+
+    Attributes:
+        toggled: Names of those tactics, in the order of :data:`TACTICS`.
+    """
+
+    toggled: tuple[str, ...] = ()
+
+    @classmethod
+    def toggling(cls, names: Iterable[str]) -> Candidate:
+        """The candidate that toggles tactics, named in any order."""
+        chosen = {find(name).name for name in names}
+        return cls(tuple(name for name in _BY_NAME if name in chosen))
+
+    @classmethod
+    def from_settings(cls, settings: Iterable[tuple[str, str]]) -> Candidate:
+        """The candidate that has these tactics ``on`` or ``off``, and the others at their default.
+
+        Raises:
+            ConfigError: If a tactic is unknown, or a value is neither.
+        """
+        toggled = []
+        for name, value in settings:
+            if value not in ("on", "off"):
+                raise errors.ConfigError(f"Tactic {name!r} is set to {value!r}; expected 'on' or 'off'.")
+            if find(name).default != (value == "on"):
+                toggled.append(name)
+        return cls.toggling(toggled)
+
+    @property
+    def id(self) -> str:
+        """Names the candidate for good: ``default``, or the toggled tactics with ``+`` (on) or ``-`` (off) before each."""
+        return "".join(f"{'-' if _BY_NAME[name].default else '+'}{name}" for name in self.toggled) or "default"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no tactic that it switches on is an approximation."""
+        return all(_BY_NAME[name].exact or _BY_NAME[name].default for name in self.toggled)
+
+    def settings(self, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """``on`` or ``off`` for each named tactic, and for each that is toggled, sorted by name."""
+        return tuple(
+            (name, "on" if _BY_NAME[name].default != (name in self.toggled) else "off")
+            for name in sorted({*names, *self.toggled})
+        )
+
+    @property
+    def disabled_optimizers(self) -> list[str]:
+        """Optimizers to be named in ``disabled_optimizers`` when the session is created."""
+        return [name for name in self.toggled if _BY_NAME[name].default]
+
+    @property
+    def session_config(self) -> Mapping[str, str]:
+        """Session config entries to be set."""
+        return {key: value for name in self.toggled for key, value in _BY_NAME[name].config}
