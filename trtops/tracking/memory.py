@@ -174,8 +174,10 @@ class _MemoryStoredRun(RunReader):
         self._kept = kept
         self._folder = folder
 
-    def _fetch(self, entry: ArtifactEntry) -> Path:
-        data = self._kept.artifacts[entry.path]
+    def _fetch(self, entry: ArtifactEntry) -> Path | None:
+        data = self._kept.artifacts.get(entry.path)
+        if data is None:
+            return None
         file = self._folder / sha256(data) / Path(entry.path).name
         if not file.exists():
             file.parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trtops import errors
 from trtops.tracking import schema
-from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun, incomplete
+from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import Store, ensure_store, resolve
 from trtops.tracking.store import default_tracker as default_tracker
@@ -163,7 +163,11 @@ class MlflowTracker:
         if parent is not None:
             all_tags[_PARENT] = parent
         entity = self.call(self._client.create_run, self._experiment_id(experiment), tags=all_tags, run_name=name)
-        return MlflowRun(self, entity, self._files(entity))
+        try:
+            return MlflowRun(self, entity, self._files(entity))
+        except errors.StoreError:
+            self.end(entity.info.run_id, "FAILED")
+            raise
 
     def info(self, run_id: str) -> RunInfo:
         """What is known of a run, complete or not."""
@@ -520,11 +524,8 @@ class _MlflowStoredRun(RunReader):
         super().__init__(info, manifest)
         self._files = files
 
-    def _fetch(self, entry: ArtifactEntry) -> Path:
-        file = self._files.get(entry)
-        if file is None:
-            raise incomplete(self.info.id, f"its artifact {entry.path!r} is gone")
-        return file
+    def _fetch(self, entry: ArtifactEntry) -> Path | None:
+        return self._files.get(entry)
 
 
 def _stored_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -203,13 +203,18 @@ def key(text: str) -> str:
     return "-" + _cut(encoded[: MAX_KEY - 1 - len(_cut("", encoded))], encoded)
 
 
-def name(key: str, long: Mapping[str, str] | None = None) -> str:
+def name(stored: str, long: Mapping[str, str] | None = None) -> str:
     """The name that :func:`key` made a key from; ``long`` as in :func:`metric_name`.
 
     Raises:
         FormatError: If :func:`key` makes no such key.
     """
-    return _restore(key[1:], long or {}) if key.startswith("-") else key
+    if not stored.startswith("-"):
+        return stored
+    found = _restore(stored[1:], long or {})
+    if not _CUT.search(stored) and key(found) != stored:
+        raise errors.FormatError(f"{stored!r} is no encoded name: {found!r} needs no encoding.")
+    return found
 
 
 def _is_legal(text: str) -> bool:

@@ -75,8 +75,8 @@ class RunWriter(ABC):
         self._log_artifact(data, path)
 
     def log_text(self, text: str, path: str) -> None:
-        """Write text, in UTF-8, as artifact ``path``."""
-        self._log_artifact(text.encode("utf-8"), path)
+        r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate becomes ``\udc80``, which is right in JSON too."""
+        self._log_artifact(text.encode("utf-8", "backslashreplace"), path)
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
         """Write a record or JSON value as artifact ``path``."""
@@ -165,7 +165,7 @@ class RunReader(ABC):
     def read_bytes(self, path: str) -> bytes:
         """The content of one artifact, checked against the manifest."""
         entry = self._entry(path)
-        data = self._fetch(entry).read_bytes()
+        data = self._file(entry).read_bytes()
         if len(data) != entry.size or sha256(data) != entry.sha256:
             raise self._mismatch(entry, len(data))
         return data
@@ -173,7 +173,7 @@ class RunReader(ABC):
     def local_path(self, path: str) -> Path:
         """A local file with the artifact's content, checked against the manifest; for reading only."""
         entry = self._entry(path)
-        file = self._fetch(entry)
+        file = self._file(entry)
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
         if self._checked.get(path) != state:
@@ -190,6 +190,12 @@ class RunReader(ABC):
             )
         return entry
 
+    def _file(self, entry: ArtifactEntry) -> Path:
+        file = self._fetch(entry)
+        if file is None:
+            raise incomplete(self.info.id, f"its artifact {entry.path!r} is gone")
+        return file
+
     def _mismatch(self, entry: ArtifactEntry, size: int) -> errors.IncompleteRunError:
         return incomplete(
             self.info.id,
@@ -198,8 +204,8 @@ class RunReader(ABC):
         )
 
     @abstractmethod
-    def _fetch(self, entry: ArtifactEntry) -> Path:
-        """A local file that should hold the artifact. Raises IncompleteRunError if there is none."""
+    def _fetch(self, entry: ArtifactEntry) -> Path | None:
+        """A local file that should hold the artifact, or None if there is none."""
 
 
 def read_manifest(run_id: str, data: bytes | None) -> Manifest:

@@ -1,0 +1,588 @@
+"""What every tracker does, whatever keeps its runs. Subclass :class:`TrackerContract` and supply its fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trtops import errors
+from trtops.record import sha256
+from trtops.spec import BuildConfig
+from trtops.tracking import owner, store
+from trtops.tracking.base import RunInfo, Tracker, tracked
+from trtops.tracking.schema import MAX_FLOAT, MAX_TEXT, Tag
+
+ODD_NAMES = [
+    "gpu_0/softmax:1",
+    "日本",
+    "",
+    ".",
+    "..",
+    "..hidden",
+    "/",
+    "//",
+    "a//b/",
+    " spaced out ",
+    "tab\tnewline\n",
+    "out[0](1){2}",
+    "100%",
+    "-",
+    "--",
+    "-2d-",
+    "-empty-",
+    "a-cut-0123456789abcdef-",
+    "🚀",
+    "e\u0301 combining",
+    "nul\0",
+    "quote'\"`\\",
+    "\ud800 lone surrogate",
+    "n" * 250,
+    "n" * 500,
+    "[" * 500,
+    "日" * 9000,
+]
+
+
+class TrackerContract:
+    """Behaviours; ``tracker`` is a tracker over an empty store, ``tamper`` changes or removes a stored artifact."""
+
+    @pytest.fixture
+    def tracker(self) -> Tracker:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tamper(self, tracker):
+        """A function ``(run_id, path, data)`` that overwrites an artifact behind the tracker's back; None removes it."""
+        raise NotImplementedError
+
+    # One run, whole
+
+    def test_a_finished_run_gives_back_what_was_logged(self, tracker: Tracker, tmp_path: Path):
+        (tmp_path / "model.plan").write_bytes(b"plan" * 1000)
+        before = time.time()
+
+        parent = tracker.start("resnet", "campaign", kind="debug_build")
+        run = tracker.start("resnet", "fp16", kind="build", tags={"team": "vision"}, parent=parent.id)
+        run.log_params({"precision": "fp16"})
+        run.log_metrics({("build", "seconds"): 1.5, ("error", "gpu_0/softmax:1", "max_abs"): 1e-3})
+        run.log_file(tmp_path / "model.plan", "engine/model.plan")
+        run.log_bytes(b"\0\1", "caches/timing.cache")
+        run.log_text("größe", "build.log")
+        run.log_json({"b": [1, math.inf]}, "accuracy/results.json")
+        run.log_json(BuildConfig(precision="fp16"), "config.json")
+        run.finish("good")
+        stored = tracker.load(run.id)
+
+        info = stored.info
+        assert (info.id, info.experiment, info.name, info.parent) == (run.id, "resnet", "fp16", parent.id)
+        assert (info.status, info.verdict) == ("finished", "good")
+        assert before - 1 < info.start_time <= (info.end_time or 0) < time.time() + 1
+        assert info.tags["team"] == "vision"
+        assert info.tags[Tag.KIND] == "build"
+        assert info.params == {"precision": "fp16"}
+        assert info.metrics == {("build", "seconds"): 1.5, ("error", "gpu_0/softmax:1", "max_abs"): 1e-3}
+        assert info.url == run.url
+        assert stored.read_bytes("engine/model.plan") == b"plan" * 1000
+        assert stored.local_path("engine/model.plan").read_bytes() == b"plan" * 1000
+        assert stored.local_path("engine/model.plan").name == "model.plan"
+        assert stored.read_bytes("caches/timing.cache") == b"\0\1"
+        assert stored.read_bytes("build.log").decode() == "größe"
+        assert json.loads(stored.read_bytes("accuracy/results.json")) == {"b": [1, "inf"]}
+        assert BuildConfig.from_json(stored.read_bytes("config.json")) == BuildConfig(precision="fp16")
+        assert tracker.info(parent.id).status == "running"
+
+    def test_the_manifest_names_every_artifact_in_order_with_its_size_and_digest(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"bb", "b.bin")
+        run.log_bytes(b"", "a/empty.bin")
+        run.finish()
+
+        entries = tracker.load(run.id).manifest.artifacts
+
+        assert [(e.path, e.size, e.sha256) for e in entries] == [
+            ("a/empty.bin", 0, sha256(b"")),
+            ("b.bin", 2, sha256(b"bb")),
+        ]
+
+    def test_a_run_without_anything_in_it_is_whole_when_finished(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="compare")
+        run.finish()
+
+        assert tracker.load(run.id).manifest.artifacts == ()
+        assert tracker.info(run.id).verdict is None
+
+    def test_params_are_kept_as_text_and_nested_ones_as_json(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_params({"s": "x", "i": 3, "f": 0.1, "b": True, "n": None, "l": (1, 2), "d": {"b": 1, "a": 2}, "e": ""})
+
+        assert tracker.info(run.id).params == {
+            "s": "x",
+            "i": "3",
+            "f": "0.1",
+            "b": "true",
+            "n": "null",
+            "l": "[1,2]",
+            "d": '{"a":2,"b":1}',
+            "e": "",
+        }
+
+    # Logging again
+
+    def test_logging_the_same_twice_changes_nothing(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+
+        def log() -> RunInfo:
+            run.log_params({"a": 1})
+            run.set_tags({"t": "x"})
+            run.log_metrics({("x",): 1.0, ("nan",): math.nan, ("inf",): math.inf})
+            run.log_bytes(b"data", "a.bin")
+            return dataclasses.replace(tracker.info(run.id), metrics={})
+
+        assert log() == log()
+        assert tracker.info(run.id).metrics.keys() == {("x",), ("nan",), ("inf",)}
+
+    def test_a_param_cannot_change_and_the_error_names_it(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_params({"precision": "fp16"})
+
+        with pytest.raises(errors.LogError, match="precision"):
+            run.log_params({"precision": "int8", "other": 1})
+
+        assert tracker.info(run.id).params == {"precision": "fp16"}
+
+    def test_tags_and_metrics_can_change(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        for value in (2.0, 1.0, math.nan, -5.0, math.inf, MAX_FLOAT, -math.inf, 0.5):
+            run.set_tags({"t": str(value)})
+            run.log_metrics({("x",): value})
+
+            info = tracker.info(run.id)
+
+            assert info.tags["t"] == str(value)
+            assert info.metrics[("x",)] == pytest.approx(value, rel=0, abs=0, nan_ok=True)
+
+    def test_an_artifact_logged_again_is_replaced(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"first", "a.bin")
+        run.log_bytes(b"second", "a.bin")
+        run.finish()
+
+        stored = tracker.load(run.id)
+
+        assert stored.read_bytes("a.bin") == b"second"
+        assert len(stored.manifest.artifacts) == 1
+
+    # Odd numbers, names and sizes
+
+    def test_metrics_keep_nan_infinities_and_extremes(self, tracker: Tracker):
+        values = [0.0, 5e-324, 1e-9, -1.5, MAX_FLOAT, -MAX_FLOAT, math.inf, -math.inf, math.nan]
+        run = tracker.start("m", "r", kind="build")
+        run.log_metrics({("v", str(i)): value for i, value in enumerate(values)})
+
+        metrics = tracker.info(run.id).metrics
+
+        for i, value in enumerate(values):
+            assert repr(metrics["v", str(i)]) == repr(value)
+
+    def test_any_text_can_name_a_metric_a_param_or_a_tag(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_metrics({("error", name, "max_abs"): float(i) for i, name in enumerate(ODD_NAMES)})
+        run.log_metrics({(name,): float(i) for i, name in enumerate(ODD_NAMES)})
+        run.log_metrics({tuple(ODD_NAMES): 7.0})
+        run.log_params({name: i for i, name in enumerate(ODD_NAMES)})
+        run.set_tags({name: str(i) for i, name in enumerate(ODD_NAMES)})
+        run.finish()
+
+        info = tracker.info(run.id)
+
+        assert info.metrics == {
+            **{("error", name, "max_abs"): float(i) for i, name in enumerate(ODD_NAMES)},
+            **{(name,): float(i) for i, name in enumerate(ODD_NAMES)},
+            tuple(ODD_NAMES): 7.0,
+        }
+        assert info.params == {name: str(i) for i, name in enumerate(ODD_NAMES)}
+        assert {name: info.tags.get(name) for name in ODD_NAMES} == {name: str(i) for i, name in enumerate(ODD_NAMES)}
+        assert not [tag for tag in info.tags if tag not in ODD_NAMES and not tag.startswith(("mlflow.", "trtops."))]
+
+    @pytest.mark.parametrize("experiment", ["a/b", "..", "日本 🚀 [x]", "'quoted\"", "e" * 500, "日" * 500])
+    def test_any_text_can_name_an_experiment(self, tracker: Tracker, experiment: str):
+        run = tracker.start(experiment, "r 🚀/'", kind="build")
+        run.log_bytes(b"x", "a.bin")
+        run.finish()
+
+        assert [info.experiment for info in tracker.find(experiment)] == [experiment]
+        assert tracker.info(run.id).name == "r 🚀/'"
+        assert tracker.load(run.id).read_bytes("a.bin") == b"x"
+
+    def test_long_values_are_kept_whole_and_too_long_ones_refused(self, tracker: Tracker):
+        long = "日" * 6001 + "x" * 20000
+        run = tracker.start("m", "r", kind="build", tags={"first": long})
+        run.log_params({"p": long})
+        run.set_tags({"t": long, "full": "x" * 8000})
+        with pytest.raises(errors.LogError, match="artifact"):
+            run.log_params({"huge": "x" * (MAX_TEXT + 1)})
+        with pytest.raises(errors.LogError, match="artifact"):
+            run.set_tags({"huge": "x" * (MAX_TEXT + 1)})
+
+        info = tracker.info(run.id)
+
+        assert info.params == {"p": long}
+        assert (info.tags["first"], info.tags["t"], info.tags["full"]) == (long, long, "x" * 8000)
+        assert "huge" not in info.tags
+        assert [found.id for found in tracker.find("m", tags={"t": long})] == [run.id]
+
+    def test_many_params_tags_and_metrics_are_taken_at_once(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_params({f"p{i}": "日" * 500 for i in range(250)})
+        run.set_tags({f"t{i}": "日" * 2000 for i in range(150)})
+        run.log_metrics({("m", str(i)): float(i) for i in range(2500)})
+
+        info = tracker.info(run.id)
+
+        assert len(info.params) == 250
+        assert sum(tag.startswith("t") and tag[1:].isdecimal() for tag in info.tags) == 150
+        assert info.metrics == {("m", str(i)): float(i) for i in range(2500)}
+
+    @pytest.mark.parametrize("value", ["x", None, 10**400])
+    def test_a_metric_that_is_no_number_is_refused(self, tracker: Tracker, value: object):
+        run = tracker.start("m", "r", kind="build")
+
+        with pytest.raises(errors.LogError, match="expected a number"):
+            run.log_metrics({("good",): 1.0, ("bad",): value})  # type: ignore[dict-item]
+
+        assert tracker.info(run.id).metrics == {}
+
+    @pytest.mark.parametrize("path", ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote"])
+    def test_artifact_names_may_be_odd(self, tracker: Tracker, path: str):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"x", path)
+        run.finish()
+
+        stored = tracker.load(run.id)
+
+        assert stored.read_bytes(path) == b"x"
+        assert stored.local_path(path).read_bytes() == b"x"
+
+    @pytest.mark.parametrize(
+        "path", ["", "/etc/x", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "n\0l", "x" * 300, "manifest.json"]
+    )
+    def test_artifact_paths_that_leave_the_run_or_break_it_are_refused(self, tracker: Tracker, path: str):
+        run = tracker.start("m", "r", kind="build")
+
+        with pytest.raises(errors.LogError):
+            run.log_bytes(b"x", path)
+
+        run.finish()
+        assert tracker.load(run.id).manifest.artifacts == ()
+
+    def test_an_artifact_cannot_be_a_folder_too(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"x", "a/b")
+
+        with pytest.raises(errors.LogError, match="folder"):
+            run.log_bytes(b"x", "a")
+        with pytest.raises(errors.LogError, match="folder"):
+            run.log_bytes(b"x", "a/b/c")
+
+    def test_a_file_that_is_not_there_is_refused_by_name(self, tracker: Tracker, tmp_path: Path):
+        run = tracker.start("m", "r", kind="build")
+
+        with pytest.raises(errors.LogError, match=r"missing\.plan.*found nothing"):
+            run.log_file(tmp_path / "missing.plan", "engine/x.plan")
+        with pytest.raises(errors.LogError, match="found a folder"):
+            run.log_file(tmp_path, "engine/x.plan")
+
+    # Runs that are not whole
+
+    def test_a_running_and_a_failed_run_are_incomplete(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"x", "a.bin")
+
+        with pytest.raises(errors.IncompleteRunError, match=run.id):
+            tracker.load(run.id)
+        run.fail("gave up")
+        with pytest.raises(errors.IncompleteRunError, match=r"manifest\.json"):
+            tracker.load(run.id)
+
+    def test_a_failed_run_keeps_the_message(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.fail(errors.EngineBuildError("no kernel for 'Foo'; expected one of ..."))
+
+        info = tracker.info(run.id)
+
+        assert (info.status, info.verdict) == ("failed", "error")
+        assert info.tags[Tag.ERROR] == "EngineBuildError: no kernel for 'Foo'; expected one of ..."
+        assert info.end_time is not None
+
+    @pytest.mark.parametrize("message", ["", "x" * 100_000, "\ud800", "日\n" * 9000])
+    def test_any_message_can_fail_a_run(self, tracker: Tracker, message: str):
+        run = tracker.start("m", "r", kind="build")
+        run.fail(ValueError(message))
+
+        info = tracker.info(run.id)
+
+        assert info.status == "failed"
+        assert info.tags[Tag.ERROR].startswith("ValueError: ")
+
+    @pytest.mark.parametrize("error", [errors.EngineBuildError("no"), KeyboardInterrupt(), SystemExit(0)])
+    def test_tracked_fails_the_run_of_a_block_that_raises(self, tracker: Tracker, error: BaseException):
+        with pytest.raises(type(error)), tracked(tracker, "m", "r", kind="build") as run:
+            raise error
+
+        assert tracker.info(run.id).status == "failed"
+
+    def test_tracked_finishes_the_run_unless_the_block_did(self, tracker: Tracker):
+        with tracked(tracker, "m", "a", kind="build") as first:
+            pass
+        with tracked(tracker, "m", "b", kind="build") as second:
+            second.finish("bad")
+
+        assert tracker.load(first.id).info.verdict is None
+        assert tracker.load(second.id).info.verdict == "bad"
+
+    def test_a_run_ends_once(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.finish("good")
+        run.finish("bad")
+        run.fail("late")
+
+        assert tracker.load(run.id).info.verdict == "good"
+        assert tracker.info(run.id).status == "finished"
+
+    @pytest.mark.parametrize("end", ["finish", "fail"])
+    def test_nothing_can_be_logged_after_the_end(self, tracker: Tracker, end: str):
+        run = tracker.start("m", "r", kind="build")
+        run.finish() if end == "finish" else run.fail("x")
+
+        for log in (
+            lambda: run.log_params({"a": 1}),
+            lambda: run.set_tags({"a": "1"}),
+            lambda: run.log_metrics({("a",): 1.0}),
+            lambda: run.log_bytes(b"", "a"),
+        ):
+            with pytest.raises(errors.LogError, match="has ended"):
+                log()
+
+    def test_a_changed_artifact_is_noticed(self, tracker: Tracker, tamper):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"engine", "engine/x.plan")
+        run.log_bytes(b"fine", "fine.txt")
+        run.finish("good")
+
+        for data in (b"ENGINE", b"engine and more", b"", None):
+            tamper(run.id, "engine/x.plan", data)
+            stored = tracker.load(run.id)
+
+            with pytest.raises(errors.IncompleteRunError, match=r"engine/x\.plan"):
+                stored.read_bytes("engine/x.plan")
+            with pytest.raises(errors.IncompleteRunError, match=r"engine/x\.plan"):
+                stored.local_path("engine/x.plan")
+            assert stored.read_bytes("fine.txt") == b"fine"
+
+    @pytest.mark.parametrize(
+        "manifest",
+        [
+            b"",
+            b"{",
+            b"[]",
+            b'{"artifacts": [{"path": "../../x", "size": 1, "sha256": "00"}]}',
+            b'{"artifacts": 3}',
+            None,
+        ],
+    )
+    def test_a_damaged_manifest_makes_a_run_incomplete(self, tracker: Tracker, tamper, manifest: bytes | None):
+        run = tracker.start("m", "r", kind="build")
+        run.finish()
+        tamper(run.id, "manifest.json", manifest)
+
+        with pytest.raises(errors.IncompleteRunError, match=run.id):
+            tracker.load(run.id)
+
+    def test_an_artifact_that_was_never_logged_is_not_read(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.log_bytes(b"x", "engine/x.plan")
+        run.finish()
+
+        with pytest.raises(errors.IncompleteRunError, match=r"Did you mean 'engine/x\.plan'"):
+            tracker.load(run.id).read_bytes("engine/y.plan")
+        with pytest.raises(errors.IncompleteRunError):
+            tracker.load(run.id).local_path("manifest.json")
+
+    # Finding
+
+    @pytest.mark.parametrize("run_id", ["nope", "0" * 32, "", "../../etc", "' or 1=1"])
+    def test_an_unknown_run_is_not_found(self, tracker: Tracker, run_id: str):
+        for ask in (tracker.info, tracker.load, lambda run_id: tracker.close(run_id, "why")):
+            with pytest.raises(errors.RunNotFoundError):
+                ask(run_id)
+
+    def test_runs_are_found_by_tags_parent_and_status_newest_first(self, tracker: Tracker):
+        def start(name: str, experiment: str = "m", **kwargs) -> str:
+            time.sleep(0.003)  # a store may know start times to the millisecond only
+            run = tracker.start(experiment, name, kind="build", **kwargs)
+            run.finish("good" if name < "c" else "bad")
+            return run.id
+
+        parent = start("a")
+        b = start("b", parent=parent, tags={"x": "1", "y": "1"})
+        c = start("c", parent=parent, tags={"x": "1", "y": "2"})
+        d = start("d", experiment="n", tags={"x": "1"})
+        running = tracker.start("m", "z", kind="audit").id
+
+        def ids(*args, **kwargs) -> list[str]:
+            return [info.id for info in tracker.find(*args, **kwargs)]
+
+        assert ids(tags={"x": "1"}) == [d, c, b]
+        assert ids("m", tags={"x": "1"}) == [c, b]
+        assert ids("m", tags={"x": "1", "y": "1"}) == [b]
+        assert ids("m", tags={"x": "1"}, limit=1) == [c]
+        assert ids("m", limit=0) == []
+        assert ids(parent=parent) == [c, b]
+        assert ids("m", tags={Tag.VERDICT: "good"}) == [b, parent]
+        assert ids("m", status="running") == [running]
+        assert ids("m", tags={Tag.KIND: "audit"}) == [running]
+        assert ids("m", tags={"x": "none"}) == ids("m", tags={"none": "1"}) == ids("none") == ids(parent="none") == []
+
+    def test_a_found_run_says_the_same_as_when_asked_for(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build", tags={"t": "x"})
+        run.log_params({"p": 1})
+        run.log_metrics({("gpu_0/a:1",): math.inf})
+        run.finish("good")
+
+        assert tracker.find("m") == [tracker.info(run.id)]
+
+    @pytest.mark.parametrize(
+        "value", ["it's", 'say "x"', "'\"", "`tick`", "back\\slash", "100%", "_", "", "日本 🚀", "a\nb"]
+    )
+    def test_tags_with_odd_values_are_found_and_only_they(self, tracker: Tracker, value: str):
+        run = tracker.start("m", "r", kind="build", tags={"odd [key]'": value})
+        tracker.start("m", "other", kind="build", tags={"odd [key]'": value + "x"})
+
+        assert [info.id for info in tracker.find("m", tags={"odd [key]'": value})] == [run.id]
+
+    def test_an_unknown_kind_and_impossible_names_are_refused(self, tracker: Tracker):
+        with pytest.raises(errors.ConfigError, match="Did you mean 'build'"):
+            tracker.start("m", "r", kind="bild")
+        for experiment, name in (("", "r"), ("m", ""), ("m" * 501, "r"), ("m", "r" * 251)):
+            with pytest.raises(errors.ConfigError, match="name has"):
+                tracker.start(experiment, name, kind="build")
+
+        assert tracker.find("m") == []
+
+    # Many at once
+
+    def test_runs_in_many_threads_do_not_mix(self, tracker: Tracker):
+        def work(i: int) -> str:
+            with tracked(tracker, f"m{i % 2}", f"run {i}", kind="iteration", tags={"i": str(i)}) as run:
+                run.log_params({"i": i})
+                run.log_metrics({("i",): float(i)})
+                run.log_text(str(i), "i.txt")
+            return run.id
+
+        with ThreadPoolExecutor(8) as pool:
+            ids = list(pool.map(work, range(12)))
+
+        for i, run_id in enumerate(ids):
+            stored = tracker.load(run_id)
+            assert stored.info.name == f"run {i}"
+            assert stored.info.params == {"i": str(i)}
+            assert stored.info.metrics == {("i",): float(i)}
+            assert stored.read_bytes("i.txt") == str(i).encode()
+
+    def test_many_threads_can_log_to_one_run(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+
+        def work(i: int) -> None:
+            run.log_params({f"p{i}": i})
+            run.set_tags({f"t{i}": str(i)})
+            run.log_metrics({("m", str(i)): float(i)})
+            run.log_text(str(i), f"files/{i}.txt")
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(16)))
+        run.finish()
+        stored = tracker.load(run.id)
+
+        assert stored.info.params == {f"p{i}": str(i) for i in range(16)}
+        assert stored.info.metrics == {("m", str(i)): float(i) for i in range(16)}
+        assert [stored.read_bytes(f"files/{i}.txt") for i in range(16)] == [str(i).encode() for i in range(16)]
+
+    def test_interleaved_asyncio_tasks_do_not_mix(self, tracker: Tracker):
+        async def work(i: int) -> str:
+            with tracked(tracker, "m", f"task {i}", kind="iteration") as run:
+                run.log_params({"i": i})
+                await asyncio.sleep(0.01 * (i % 3))
+                await asyncio.to_thread(run.log_metrics, {("i",): float(i)})
+                await asyncio.sleep(0)
+                run.set_tags({"i": str(i)})
+            return run.id
+
+        async def main() -> list[str]:
+            return await asyncio.gather(*(work(i) for i in range(6)))
+
+        for i, run_id in enumerate(asyncio.run(main())):
+            info = tracker.load(run_id).info
+            assert (info.name, info.params, info.metrics, info.tags["i"]) == (
+                f"task {i}",
+                {"i": str(i)},
+                {("i",): float(i)},
+                str(i),
+            )
+
+    # Runs of dead processes
+
+    def test_closing_a_run_that_was_left_open_marks_it_killed_and_says_why(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+
+        closed = tracker.close(run.id, "its worker died")
+
+        assert (closed.status, closed.tags[Tag.ERROR]) == ("killed", "its worker died")
+        assert closed == tracker.info(run.id)
+        assert closed.end_time is not None
+
+    def test_closing_a_run_that_has_ended_does_nothing(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="build")
+        run.finish("good")
+        before = tracker.info(run.id)
+
+        assert tracker.close(run.id, "why") == before == tracker.info(run.id)
+
+    def test_a_run_killed_between_its_manifest_and_its_end_is_closed_as_finished(self, tracker: Tracker, tamper):
+        run = tracker.start("m", "r", kind="build")
+        tamper(run.id, "manifest.json", b'{"artifacts": []}')
+
+        assert tracker.close(run.id, "why").status == "finished"
+        assert tracker.load(run.id).manifest.artifacts == ()
+
+    def test_only_runs_whose_process_is_gone_are_reaped(self, tracker: Tracker):
+        child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+        here = owner.current()
+        dead = dataclasses.replace(here, pid=int(child.stdout), started=1)
+        runs = {
+            name: tracker.start("m", name, kind="build", tags={Tag.OWNER: tag})
+            for name, tag in {
+                "mine": here.to_json(),
+                "dead": dead.to_json(),
+                "elsewhere": dataclasses.replace(dead, host="elsewhere").to_json(),
+                "foreign": "not ours",
+            }.items()
+        }
+
+        closed = store.reap(tracker)
+
+        assert [info.name for info in closed] == ["dead"]
+        assert {name: tracker.info(run.id).status for name, run in runs.items()} == {
+            "mine": "running",
+            "dead": "killed",
+            "elsewhere": "running",
+            "foreign": "running",
+        }

@@ -1,0 +1,156 @@
+"""Logging that is cut off: by SIGKILL, by a full disk. What is left is whole, or is called incomplete."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trtops import errors
+from trtops.record import sha256
+from trtops.tracking import store
+from trtops.tracking.base import tracked
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Tag
+
+fork = multiprocessing.get_context("fork")
+
+PLAN = os.urandom(1 << 20) * 8
+
+
+def log_a_build(tracker: MlflowTracker, source: Path, name: str = "r") -> None:
+    with tracked(tracker, "m", name, kind="build") as run:
+        run.log_params({f"p{i}": i for i in range(10)})
+        run.log_metrics({("error", f"out{i}", "max_abs"): float(i) for i in range(100)})
+        for i in range(4):
+            run.log_file(source, f"engine/{i}.plan")
+        run.log_text("log", "build.log")
+        run.finish("good")
+
+
+def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(new_store, tmp_path: Path):
+    tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
+    source = tmp_path / "model.plan"
+    source.write_bytes(PLAN)
+    begin = time.perf_counter()
+    log_a_build(tracker, source)
+    seconds = time.perf_counter() - begin
+    points = 24
+
+    for i in range(points):
+        child = fork.Process(target=log_a_build, args=(tracker, source))
+        child.start()
+        time.sleep(seconds * 1.3 * i / points)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+
+    outcomes = []
+    for info in tracker.find("m"):
+        try:
+            stored = tracker.load(info.id)
+        except errors.IncompleteRunError:
+            outcomes.append("incomplete")
+            continue
+        outcomes.append("whole")
+        assert stored.info.verdict == "good"
+        assert len(stored.info.params) == 10
+        assert len(stored.info.metrics) == 100
+        assert [entry.path for entry in stored.manifest.artifacts] == [
+            "build.log",
+            *(f"engine/{i}.plan" for i in range(4)),
+        ]
+        assert all(sha256(stored.read_bytes(f"engine/{i}.plan")) == sha256(PLAN) for i in range(4))
+    assert set(outcomes) == {"whole", "incomplete"}
+
+    store.reap(tracker)
+    assert tracker.find(status="running") == []
+    assert len(tracker.find(status="finished")) == outcomes.count("whole")
+    assert len(tracker.find(status="killed")) == outcomes.count("incomplete")
+    assert not list((tmp_path / "mlruns").rglob(".artifact.uploading.*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_fails_the_run_with_that_message_and_leaves_nothing_half_written(
+    new_store, small_disk: Path, tmp_path: Path
+):
+    tracker = MlflowTracker(new_store(small_disk / "mlruns"))
+    (tmp_path / "big.plan").write_bytes(bytes(20 << 20))
+
+    with (
+        pytest.raises(errors.LogError, match=r"engine/big\.plan.*No space left"),
+        tracked(tracker, "m", "r", kind="build") as run,
+    ):
+        run.log_bytes(b"small", "engine/small.plan")
+        run.log_file(tmp_path / "big.plan", "engine/big.plan")
+
+    info = tracker.info(run.id)
+    assert (info.status, info.verdict) == ("failed", "error")
+    assert "No space left" in info.tags[Tag.ERROR]
+    with pytest.raises(errors.IncompleteRunError):
+        tracker.load(run.id)
+    assert [file.name for file in (small_disk / "mlruns" / "artifacts").rglob("*") if file.is_file()] == ["small.plan"]
+
+
+def test_a_disk_full_to_the_last_byte_still_lets_the_run_be_marked_as_failed(new_store, small_disk: Path):
+    tracker = MlflowTracker(new_store(small_disk / "mlruns"))
+
+    with pytest.raises(errors.LogError), tracked(tracker, "m", "r", kind="build") as run:
+        fill(small_disk / "other")
+        for i in range(10_000):  # the database takes a few before it needs more room
+            run.log_params({f"p{i}": "x" * 6000})
+
+    info = tracker.info(run.id)
+    assert info.status == "failed"
+    assert "disk is full" in info.tags[Tag.ERROR]
+
+
+def fill(file: Path) -> None:
+    with open(file, "wb", buffering=0) as out:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    out.write(bytes(size))
+            except OSError as exc:
+                assert exc.errno == errno.ENOSPC
+
+
+def test_a_file_that_the_system_refuses_to_let_grow_is_not_logged_in_part(new_store, tmp_path: Path):
+    tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
+    source = tmp_path / "model.plan"
+    source.write_bytes(PLAN)
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+        log_a_build(tracker, source)
+
+    child = fork.Process(target=limited)
+    child.start()
+    child.join()
+
+    assert child.exitcode == 1
+    (info,) = tracker.find("m")
+    assert info.status == "failed"
+    assert "File too large" in info.tags[Tag.ERROR]
+    assert not [file for file in (tmp_path / "mlruns" / "artifacts").rglob("*") if file.is_file()]

@@ -1,0 +1,25 @@
+"""The double keeps the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.tracker import TrackerContract
+from trtops.tracking.memory import MemoryTracker
+
+
+class TestMemoryTracker(TrackerContract):
+    @pytest.fixture
+    def tracker(self):
+        return MemoryTracker()
+
+    @pytest.fixture
+    def tamper(self, tracker):
+        def change(run_id: str, path: str, data: bytes | None) -> None:
+            artifacts = tracker._kept(run_id).artifacts
+            if data is None:
+                artifacts.pop(path, None)
+            else:
+                artifacts[path] = data
+
+        return change

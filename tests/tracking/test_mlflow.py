@@ -1,0 +1,242 @@
+"""Trackers over MLflow keep the contract, over an embedded store and over a server, and what is MLflow's own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.tracker import TrackerContract
+from trtops import errors
+from trtops.tracking.base import tracked
+from trtops.tracking.mlflow import MlflowTracker
+
+
+@pytest.fixture
+def embedded(new_store, tmp_path: Path) -> MlflowTracker:
+    return MlflowTracker(new_store(tmp_path / "mlruns"))
+
+
+class TestMlflowTrackerOverAnEmbeddedStore(TrackerContract):
+    @pytest.fixture
+    def tracker(self, embedded):
+        return embedded
+
+    @pytest.fixture
+    def tamper(self, embedded):
+        def change(run_id: str, path: str, data: bytes | None) -> None:
+            file = Path(embedded._entity(run_id).info.artifact_uri) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if data is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_bytes(data)
+
+        return change
+
+
+class TestMlflowTrackerOverAServer(TrackerContract):
+    @pytest.fixture
+    def tracker(self, server: str):
+        tracker = MlflowTracker(server)
+        yield tracker
+        for experiment in tracker._client.search_experiments():
+            if experiment.name != "Default":  # gone from sight, and its name free again
+                tracker._client.rename_experiment(experiment.experiment_id, f"old {experiment.experiment_id}")
+                tracker._client.delete_experiment(experiment.experiment_id)
+
+    @pytest.fixture
+    def tamper(self, server_root: Path, tracker: MlflowTracker):
+        def change(run_id: str, path: str, data: bytes | None) -> None:
+            experiment = tracker._entity(run_id).info.experiment_id
+            file = server_root / "artifacts" / experiment / run_id / "artifacts" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if data is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_bytes(data)
+
+        return change
+
+    def test_a_server_that_keeps_artifacts_on_its_own_disk_is_refused(self, tracker: MlflowTracker, tmp_path: Path):
+        tracker._client.create_experiment("direct", artifact_location=str(tmp_path / "there"))
+
+        with pytest.raises(errors.StoreError, match="--artifacts-destination"):
+            tracker.start("direct", "r", kind="build")
+
+        assert not (tmp_path / "there").exists()
+        assert [run.info.status for run in tracker._client.search_runs([tracker._known_experiment("direct")[0]])] == [
+            "FAILED"
+        ]
+
+    def test_the_page_of_a_run_is_on_the_server(self, tracker: MlflowTracker, server: str):
+        run = tracker.start("m", "r", kind="build")
+
+        assert run.url == f"{server}/#/experiments/{tracker._known_experiment('m')[0]}/runs/{run.id}"
+
+
+def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracker = MlflowTracker("http://127.0.0.1:9")
+
+    with pytest.raises(errors.TrackingUnavailableError, match=r"127\.0\.0\.1:9") as raised:
+        tracker.start("m", "r", kind="build")
+
+    assert raised.value.transient
+
+
+def _without_patience(tracker: MlflowTracker) -> None:
+    """Let SQLite wait 20 ms for a lock where MLflow tells it 20 s."""
+    import sqlalchemy
+
+    def hurry(connection, cursor, statement, parameters, context, executemany):
+        return statement.replace("busy_timeout = 20000", "busy_timeout = 20"), parameters
+
+    sqlalchemy.event.listen(tracker._client._tracking_client.store.engine, "before_cursor_execute", hurry, retval=True)
+
+
+def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker):
+    run = embedded.start("m", "r", kind="build")
+    _without_patience(embedded)
+    other = sqlite3.connect(embedded.store.database)
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(errors.TrackingUnavailableError, match="locked"):
+        run.log_params({"a": 1})
+
+    other.rollback()
+    run.log_params({"a": 1})
+    assert embedded.info(run.id).params == {"a": "1"}
+
+
+def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTracker):
+    run = embedded.start("m", "r", kind="build")
+    _without_patience(embedded)
+    other = sqlite3.connect(embedded.store.database, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.15, other.rollback)
+    release.start()
+
+    run.log_params({"a": 1})
+
+    release.join()
+    assert embedded.info(run.id).params == {"a": "1"}
+
+
+def test_a_deleted_experiment_is_named_with_the_way_back(embedded: MlflowTracker):
+    embedded.start("m", "r", kind="build")
+    embedded._client.delete_experiment(embedded._known_experiment("m")[0])
+
+    with pytest.raises(errors.StoreError, match="mlflow experiments restore"):
+        MlflowTracker(embedded.location).start("m", "r", kind="build")
+
+
+def test_runs_logged_by_others_can_be_read(embedded: MlflowTracker):
+    client = embedded._client
+    run = client.create_run("0", run_name="theirs")
+    client.log_metric(run.info.run_id, "system/cpu-usage", 0.5)
+    client.log_param(run.info.run_id, "-odd", "x")
+    client.set_tag(run.info.run_id, "-empty", "x")
+
+    info = embedded.info(run.info.run_id)
+
+    assert info.metrics == {("system", "cpu-usage"): 0.5}
+    assert info.params == {"-odd": "x"}
+    assert embedded.find(status="running") == [info]
+
+
+def test_the_fluent_api_is_left_alone(embedded: MlflowTracker):
+    import mlflow
+
+    uri = mlflow.get_tracking_uri()
+    with tracked(embedded, "m", "r", kind="build") as run:
+        assert mlflow.active_run() is None
+        run.log_params({"a": 1})
+
+    assert mlflow.get_tracking_uri() == uri
+
+
+def test_a_tracker_pickles_as_its_location(embedded: MlflowTracker):
+    run = embedded.start("m", "r", kind="build")
+
+    assert pickle.loads(pickle.dumps(embedded)).info(run.id) == embedded.info(run.id)
+
+
+def test_the_user_and_the_program_are_noted(embedded: MlflowTracker):
+    run = embedded.start("m", "r", kind="build")
+
+    assert {"mlflow.user", "mlflow.source.name"} <= embedded.info(run.id).tags.keys()
+
+
+def test_forked_children_log_through_the_tracker_they_inherited(embedded: MlflowTracker):
+    embedded.start("m", "before", kind="build")
+    fork = multiprocessing.get_context("fork")
+
+    def work(i: int) -> None:
+        for k in range(3):
+            with tracked(embedded, "m", f"{i} {k}", kind="iteration") as run:
+                run.log_metrics({("i",): float(i)})
+
+    children = [fork.Process(target=work, args=(i,)) for i in range(4)]
+    for child in children:
+        child.start()
+    work(4)
+    for child in children:
+        child.join()
+
+    assert [child.exitcode for child in children] == [0] * 4
+    assert {info.name: info.metrics["i",] for info in embedded.find("m", status="finished")} == {
+        f"{i} {k}": float(i) for i in range(5) for k in range(3)
+    }
+
+
+def test_many_processes_may_make_the_same_experiment_at_once(embedded: MlflowTracker):
+    fork = multiprocessing.get_context("fork")
+    gate = fork.Barrier(6)
+
+    def work(i: int) -> None:
+        gate.wait()
+        embedded.start("new", str(i), kind="build").finish()
+
+    children = [fork.Process(target=work, args=(i,)) for i in range(6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+
+    assert [child.exitcode for child in children] == [0] * 6
+    assert len(embedded.find("new", status="finished")) == 6
+
+
+def test_importing_the_module_does_not_import_mlflow():
+    check = "import sys, trtops.tracking.mlflow, trtops.tracking.memory; sys.exit('mlflow' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_an_interrupted_writers_leavings_are_swept_when_its_run_is_closed(embedded: MlflowTracker):
+    run = embedded.start("m", "r", kind="build")
+    folder = Path(embedded._entity(run.id).info.artifact_uri)
+    (folder / "engine").mkdir(parents=True)
+    (folder / "engine" / ".artifact.uploading.1.2.abc").write_bytes(b"half")
+
+    assert embedded._client.list_artifacts(run.id, "engine") == []
+    embedded.close(run.id, "gone")
+
+    assert list((folder / "engine").iterdir()) == []
+
+
+def test_start_times_order_runs_made_within_a_second(embedded: MlflowTracker):
+    ids = []
+    for i in range(5):
+        ids.append(embedded.start("m", str(i), kind="build").id)
+        time.sleep(0.003)
+
+    assert [info.id for info in embedded.find("m")] == ids[::-1]

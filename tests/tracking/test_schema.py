@@ -1,0 +1,140 @@
+"""Names and values of any kind go into MLflow's keys and values and come back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.spec import BuildConfig
+from trtops.tracking import schema
+
+# Any character, lone surrogates too, with the encoding's own marks and MLflow's pitfalls often among them.
+marks = st.sampled_from([*"-./: _0af\n", "-empty-", "-2d-", "..", "-cut-0123456789abcdef-"])
+anything = st.lists(st.one_of(st.characters(categories=None), marks), max_size=30).map("".join)
+parts = st.one_of(anything, st.text(st.sampled_from("a[日-."), min_size=100, max_size=600))
+names = st.lists(parts, min_size=1, max_size=4).map(tuple)
+
+
+@given(anything)
+def test_a_part_survives_encoding(part: str):
+    assert schema.decode(schema.encode(part)) == part
+
+
+@given(names)
+def test_mlflow_takes_every_metric_key_and_it_leads_back_to_the_name(name: tuple[str, ...]):
+    from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
+
+    key = schema.metric_key(name)
+
+    _validate_metric_name(key)
+    assert len(key) <= MAX_ENTITY_KEY_LENGTH
+    assert schema.metric_name(key, schema.long_texts(schema.name_pieces(name))) == name
+
+
+@given(names, names)
+def test_different_names_have_different_keys(a: tuple[str, ...], b: tuple[str, ...]):
+    assert (schema.metric_key(a) == schema.metric_key(b)) == (a == b)
+
+
+@given(st.lists(anything, min_size=1, max_size=3), st.lists(anything, min_size=1, max_size=3))
+def test_where_a_name_is_divided_counts(a: list[str], b: list[str]):
+    assert schema.metric_key((*a, *b)) != schema.metric_key(("".join([*a, *b]),))
+
+
+@given(parts)
+def test_mlflow_takes_every_tag_and_param_key_and_it_leads_back_to_the_name(name: str):
+    from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_param_name, _validate_tag_name
+
+    key = schema.key(name)
+
+    _validate_param_name(key)
+    _validate_tag_name(key)
+    assert len(key) <= MAX_ENTITY_KEY_LENGTH
+    assert schema.name(key, schema.long_texts(schema.key_pieces(name))) == name
+
+
+@given(parts, parts)
+def test_different_tags_have_different_keys(a: str, b: str):
+    assert (schema.key(a) == schema.key(b)) == (a == b)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=300), st.integers(60, 100))
+def test_values_survive_being_cut(text: str, limit: int):
+    shown, rest = schema.shown_value("Tag 'x'", text, limit)
+
+    assert len(shown) <= limit
+    assert schema.whole_value(shown, schema.long_texts(rest)) == text
+
+
+def test_ordinary_names_are_kept_readable():
+    assert schema.metric_key(("error", "logits", "max_abs")) == "error/logits/max_abs"
+    assert schema.metric_key(("error", "gpu_0/softmax:1", "max_abs")) == "error/gpu_0-2f-softmax:1/max_abs"
+    assert schema.metric_key(("error", "日本", "max_abs")) == "error/日本/max_abs"
+    assert schema.metric_key(("error", "out-1[0]", "")) == "error/out--1-5b-0-5d-/-empty-"
+    assert schema.key("options.builder_level") == "options.builder_level"
+    assert schema.key("mlflow.note.content") == "mlflow.note.content"
+    assert schema.key("my-team/x y") == "my-team/x y"
+
+
+def test_a_long_name_keeps_its_chart_section_and_statistic():
+    key = schema.metric_key(("error", "encoder." * 100, "max_abs"))
+
+    assert key.startswith("error/encoder.encoder.")
+    assert key.endswith("/max_abs")
+    assert len(key) == 250
+
+
+@pytest.mark.parametrize("text", ["", "-", "a-b", "-zz-", "-5b", "-110000-", "-ffffffffffffffffffff-"])
+def test_text_that_no_part_encodes_to_is_refused(text: str):
+    with pytest.raises(errors.FormatError, match="encoded name part"):
+        schema.decode(text)
+
+
+def test_a_text_with_a_piece_missing_or_changed_is_not_taken_for_whole():
+    tags = schema.pieces("x" * 20_000)
+    assert list(schema.long_texts(tags).values()) == ["x" * 20_000]
+
+    for tag in tags:
+        assert schema.long_texts({**tags, tag: "y"}) == {}
+        assert schema.long_texts({k: v for k, v in tags.items() if k != tag}) == {}
+
+
+def test_a_name_without_parts_is_refused():
+    with pytest.raises(errors.LogError, match="no parts"):
+        schema.metric_key(())
+
+
+def test_a_config_becomes_flat_params():
+    flat = schema.flat_params(BuildConfig(precision="fp16"))
+
+    assert flat["precision"] == "fp16"
+    assert flat["profiles"] == "[]"
+    assert flat["options.kind"] == "onnxruntime"
+
+
+def test_small_errors_get_a_logarithm_and_nothing_else_does():
+    twins = schema.log10_twins(
+        {
+            ("error", "out", "max_abs"): 1e-4,
+            ("error", "out", "zero"): 0.0,
+            ("error", "out", "inf"): math.inf,
+            ("error", "out", "nan"): math.nan,
+            ("build", "seconds"): 2.0,
+        }
+    )
+
+    assert twins == {("error_log10", "out", "max_abs"): pytest.approx(-4)}
+
+
+def test_numpy_numbers_are_params_like_any_other():
+    import numpy as np
+
+    assert schema.text(np.int64(3)) == "3"
+    assert schema.text(np.float32(0.5)) == "0.5"
+    assert schema.text(math.nan) == "nan"
+    with pytest.raises(errors.LogError, match="ndarray"):
+        schema.text(np.zeros(3))
