@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
-from trtops.backend.onnx import external, walk
+from trtops.backend.onnx import copying, external, walk
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.spec import ModelInfo
 
 _DIGEST_FORMAT = b"trtops model digest 1\n"
-
-_ATTRIBUTES_WITH_TENSORS = frozenset(
-    onnx.AttributeProto.AttributeType.Value(name)
-    for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
-)
 
 
 @dataclass(frozen=True)
@@ -174,83 +169,33 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
         InvalidModelError: If a tensor has not the bytes that its shape asks for.
         ExternalDataError: If external data is missing, short or outside the folder, or there is no folder.
     """
-    bare = onnx.ModelProto(ir_version=model.ir_version)
-    bare.opset_import.extend(sorted(model.opset_import, key=lambda o: (o.domain, o.version)))
-    _copy_bare_graph(model.graph, bare.graph, folder)
-    for function in model.functions:
-        copy = bare.functions.add()
-        copy.CopyFrom(function)
-        copy.ClearField("doc_string")
-        copy.ClearField("metadata_props")
-        copy.ClearField("node")
-        _copy_bare_nodes(function.node, copy.node, folder)
+
+    def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        copying.copy_header(tensor, target)
+        target.raw_data = tensor_digest(tensor, folder)
+
+    bare = copying.copy_model(model, put_digest)
+    _clear(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
+    bare.opset_import.sort(key=lambda o: (o.domain, o.version))
+    for graph in walk.graphs(bare.graph):
+        _clear(graph)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _clear(value)
+    for node in walk.nodes(bare):
+        _clear(node)
+        for attribute in node.attribute:
+            attribute.ClearField("doc_string")
+        if len(node.attribute) > 1:
+            node.attribute.sort(key=lambda a: a.name)
+    for function in bare.functions:
+        _clear(function)
     return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _copy_bare_graph(graph: onnx.GraphProto, bare: onnx.GraphProto, folder: Path | None) -> None:
-    """Copy a graph with each tensor's bytes replaced by their digest, and without its comments."""
-    bare.name = graph.name
-    for source, target in (
-        (graph.input, bare.input),
-        (graph.output, bare.output),
-        (graph.value_info, bare.value_info),
-    ):
-        target.extend(source)
-        for value in target:
-            value.ClearField("doc_string")
-            value.ClearField("metadata_props")
-    bare.quantization_annotation.extend(graph.quantization_annotation)
-    for tensor in graph.initializer:
-        _copy_bare_tensor(tensor, bare.initializer.add(), folder)
-    for sparse in graph.sparse_initializer:
-        _copy_bare_sparse(sparse, bare.sparse_initializer.add(), folder)
-    _copy_bare_nodes(graph.node, bare.node, folder)
-
-
-def _copy_bare_nodes(nodes: Iterable[onnx.NodeProto], target: Any, folder: Path | None) -> None:
-    for node in nodes:
-        copy = target.add()
-        copy.CopyFrom(node)
-        copy.ClearField("doc_string")
-        copy.ClearField("metadata_props")
-        if node.attribute:
-            copy.ClearField("attribute")
-            for attribute in sorted(node.attribute, key=lambda a: a.name):
-                _copy_bare_attribute(attribute, copy.attribute.add(), folder)
-
-
-def _copy_bare_attribute(attribute: onnx.AttributeProto, bare: onnx.AttributeProto, folder: Path | None) -> None:
-    bare.CopyFrom(attribute)
-    bare.ClearField("doc_string")
-    if attribute.type not in _ATTRIBUTES_WITH_TENSORS:
-        return
-    for field_name in ("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"):
-        bare.ClearField(field_name)
-    if attribute.HasField("t"):
-        _copy_bare_tensor(attribute.t, bare.t, folder)
-    for tensor in attribute.tensors:
-        _copy_bare_tensor(tensor, bare.tensors.add(), folder)
-    if attribute.HasField("sparse_tensor"):
-        _copy_bare_sparse(attribute.sparse_tensor, bare.sparse_tensor, folder)
-    for sparse in attribute.sparse_tensors:
-        _copy_bare_sparse(sparse, bare.sparse_tensors.add(), folder)
-    if attribute.HasField("g"):
-        _copy_bare_graph(attribute.g, bare.g, folder)
-    for graph in attribute.graphs:
-        _copy_bare_graph(graph, bare.graphs.add(), folder)
-
-
-def _copy_bare_sparse(sparse: onnx.SparseTensorProto, bare: onnx.SparseTensorProto, folder: Path | None) -> None:
-    bare.dims.extend(sparse.dims)
-    _copy_bare_tensor(sparse.values, bare.values, folder)
-    _copy_bare_tensor(sparse.indices, bare.indices, folder)
-
-
-def _copy_bare_tensor(tensor: onnx.TensorProto, bare: onnx.TensorProto, folder: Path | None) -> None:
-    bare.name = tensor.name
-    bare.data_type = tensor.data_type
-    bare.dims.extend(tensor.dims)
-    bare.raw_data = tensor_digest(tensor, folder)
+def _clear(message: Any, *fields: str) -> None:
+    """Clear comments, and the fields named."""
+    for name in ("doc_string", "metadata_props", *fields):
+        message.ClearField(name)
 
 
 def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes:

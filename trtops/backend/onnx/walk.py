@@ -30,6 +30,18 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from graphs(body)
 
 
+def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node in a model: the main graph's, its sub-graphs', and the functions'."""
+    for graph in graphs(model.graph):
+        yield from graph.node
+    for function in model.functions:
+        for node in function.node:
+            yield node
+            for body in subgraphs(node):
+                for graph in graphs(body):
+                    yield from graph.node
+
+
 def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
     """The tensors that a node carries as attributes, without those of its sub-graphs."""
     for attribute in node.attribute:

@@ -1,0 +1,114 @@
+"""Copying a model tensor by tensor, so that weights can be left out, hashed or written elsewhere on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+PutTensor: TypeAlias = Callable[[onnx.TensorProto, onnx.TensorProto], None]
+"""Fills the second tensor, which is empty, with what shall stand for the first, which must not be changed."""
+
+
+def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
+    """Copy a model with each tensor in it, at any depth, replaced by what ``put`` makes of it.
+
+    Args:
+        model: The model; not changed.
+        put: Called once for every tensor: initializers, sparse ones, attributes, also in sub-graphs and functions.
+
+    Returns:
+        The copy; besides tensors it equals the model.
+    """
+    copy = onnx.ModelProto()
+    _copy_fields(model, copy, without=("graph", "functions"))
+    if model.HasField("graph"):
+        _copy_graph(model.graph, copy.graph, put)
+    for function in model.functions:
+        target = copy.functions.add()
+        _copy_fields(function, target, without=("node",))
+        _copy_nodes(function.node, target.node, put)
+    return copy
+
+
+def put_small(limit_bytes: int) -> PutTensor:
+    """Keeps tensors of up to ``limit_bytes`` bytes; of others only name, type and shape, marked as external data."""
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        if tensor.ByteSize() <= limit_bytes:
+            target.CopyFrom(tensor)
+        else:
+            copy_header(tensor, target)
+            target.data_location = onnx.TensorProto.EXTERNAL
+            target.external_data.add(key="location", value="left-out")
+
+    return put
+
+
+def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+    """Copy a tensor's name, element type and shape."""
+    target.name = tensor.name
+    target.data_type = tensor.data_type
+    target.dims.extend(tensor.dims)
+
+
+def _copy_fields(source: Any, target: Any, without: tuple[str, ...]) -> None:
+    for field, value in source.ListFields():
+        if field.name in without:
+            continue
+        if isinstance(value, (int, float, str, bytes)):
+            setattr(target, field.name, value)
+        elif isinstance(value, Message):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            getattr(target, field.name).extend(value)
+
+
+def _copy_graph(graph: onnx.GraphProto, target: onnx.GraphProto, put: PutTensor) -> None:
+    _copy_fields(graph, target, without=("node", "initializer", "sparse_initializer"))
+    for tensor in graph.initializer:
+        put(tensor, target.initializer.add())
+    for sparse in graph.sparse_initializer:
+        _copy_sparse(sparse, target.sparse_initializer.add(), put)
+    _copy_nodes(graph.node, target.node, put)
+
+
+_HOLDS_TENSORS = frozenset(
+    onnx.AttributeProto.AttributeType.Value(name)
+    for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
+)
+
+
+def _copy_nodes(nodes: Any, target: Any, put: PutTensor) -> None:
+    for node in nodes:
+        if any(attribute.type in _HOLDS_TENSORS for attribute in node.attribute):
+            copy = target.add()
+            _copy_fields(node, copy, without=("attribute",))
+            for attribute in node.attribute:
+                _copy_attribute(attribute, copy.attribute.add(), put)
+        else:
+            target.add().CopyFrom(node)
+
+
+def _copy_attribute(attribute: onnx.AttributeProto, target: onnx.AttributeProto, put: PutTensor) -> None:
+    _copy_fields(attribute, target, without=("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"))
+    if attribute.HasField("t"):
+        put(attribute.t, target.t)
+    for tensor in attribute.tensors:
+        put(tensor, target.tensors.add())
+    if attribute.HasField("sparse_tensor"):
+        _copy_sparse(attribute.sparse_tensor, target.sparse_tensor, put)
+    for sparse in attribute.sparse_tensors:
+        _copy_sparse(sparse, target.sparse_tensors.add(), put)
+    if attribute.HasField("g"):
+        _copy_graph(attribute.g, target.g, put)
+    for graph in attribute.graphs:
+        _copy_graph(graph, target.graphs.add(), put)
+
+
+def _copy_sparse(sparse: onnx.SparseTensorProto, target: onnx.SparseTensorProto, put: PutTensor) -> None:
+    target.dims.extend(sparse.dims)
+    put(sparse.values, target.values)
+    put(sparse.indices, target.indices)

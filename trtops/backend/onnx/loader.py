@@ -1,0 +1,534 @@
+"""Loaders of ONNX models, each with a twin in snake_case that does at once what the loader does when called.
+
+Wherever a loader takes a model it takes a ``ModelProto``, a :class:`trtops.backend.onnx.Model`, or a callable that
+returns a ``ModelProto``. What a callable returns belongs to the loader and may be changed in place. A value belongs to
+the caller and is copied before it is changed, unless ``copy=False``; ``copy=True`` copies either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import onnx
+
+from trtops import errors
+from trtops.backend.base import ValueOrCallable
+from trtops.backend.onnx import edit, external, fold, precision, save, shapes
+from trtops.backend.onnx.model import Model, parse_proto, read_proto
+from trtops.func import value_of
+from trtops.metadata import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
+log = logging.getLogger(__name__)
+
+OnnxModel: TypeAlias = "onnx.ModelProto | Model | Callable[[], onnx.ModelProto]"
+Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
+
+
+def _model(source: OnnxModel) -> onnx.ModelProto:
+    """The model itself, to be read and not changed."""
+    made = value_of(source)
+    return made.proto() if isinstance(made, Model) else made
+
+
+def _own(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
+    """The model, to be changed."""
+    made = _model(source)
+    given = isinstance(source, onnx.ModelProto)
+    if copy is True or (copy is None and given):
+        fresh = onnx.ModelProto()
+        fresh.CopyFrom(made)
+        return fresh
+    return made
+
+
+@dataclass(frozen=True)
+class OnnxFromPath:
+    """Loads a model file, with its external data.
+
+    Attributes:
+        path: The model file.
+        external_data_dir: Where its data files lie; None is the model's folder. Files outside of it are refused.
+        ignore_external_data: Leave external data out. Such a model has structure but no weights.
+    """
+
+    path: str | Path
+    external_data_dir: str | Path | None = None
+    ignore_external_data: bool = False
+
+    def __call__(self) -> onnx.ModelProto:
+        """Load the model; the caller's to change.
+
+        Raises:
+            InvalidModelError: If there is no such file, or it is no ONNX model.
+            ExternalDataError: If external data is missing, short, or outside its folder.
+        """
+        log.info("Loading model: %s", self.path)
+        model = read_proto(self.path)
+        if not self.ignore_external_data:
+            external.load_external_data(model, Path(self.external_data_dir or Path(self.path).absolute().parent))
+        return model
+
+
+def onnx_from_path(
+    path: str | Path, external_data_dir: str | Path | None = None, ignore_external_data: bool = False
+) -> onnx.ModelProto:
+    """Do at once what :class:`OnnxFromPath` does when called."""
+    return OnnxFromPath(path, external_data_dir, ignore_external_data)()
+
+
+@dataclass(frozen=True)
+class OnnxFromBytes:
+    """Parses a serialized model.
+
+    Attributes:
+        serialized_onnx: The bytes, or a callable that makes them.
+    """
+
+    serialized_onnx: ValueOrCallable[bytes] = field(repr=False)
+
+    def __call__(self) -> onnx.ModelProto:
+        """Parse the model; external data stays where it is.
+
+        Raises:
+            InvalidModelError: If the bytes are no ONNX model.
+        """
+        return parse_proto(value_of(self.serialized_onnx))
+
+
+def onnx_from_bytes(serialized_onnx: ValueOrCallable[bytes]) -> onnx.ModelProto:
+    """Do at once what :class:`OnnxFromBytes` does when called."""
+    return OnnxFromBytes(serialized_onnx)()
+
+
+@dataclass(frozen=True)
+class GsFromOnnx:
+    """Makes an ONNX-GraphSurgeon graph of a model.
+
+    Attributes:
+        model: The model; not changed. The graph may share its weights.
+    """
+
+    model: OnnxModel = field(repr=False)
+
+    def __call__(self) -> gs.Graph:
+        """Import the model into a new graph."""
+        import onnx_graphsurgeon as gs
+
+        return gs.import_onnx(_model(self.model))
+
+
+def gs_from_onnx(model: OnnxModel) -> gs.Graph:
+    """Do at once what :class:`GsFromOnnx` does when called."""
+    return GsFromOnnx(model)()
+
+
+@dataclass(frozen=True)
+class OnnxFromTfGraph:
+    """Converts a TensorFlow graph with tf2onnx.
+
+    Attributes:
+        graph: A TensorFlow graph with the names of its outputs, or a callable that returns both.
+        opset: The operator set to convert to.
+        optimize: Whether tf2onnx optimizes the graph before and after.
+    """
+
+    graph: ValueOrCallable[tuple[Any, Sequence[str]]] = field(repr=False)
+    opset: int = 11
+    optimize: bool = True
+
+    def __call__(self) -> onnx.ModelProto:
+        """Convert the graph.
+
+        Raises:
+            BackendUnavailableError: If TensorFlow or tf2onnx is not installed.
+        """
+        try:
+            import tensorflow as tf  # type: ignore[import-untyped]
+            import tf2onnx
+        except ImportError as exc:
+            raise errors.BackendUnavailableError(
+                f"Converting a TensorFlow graph needs tensorflow and tf2onnx; {exc.name} is not installed. "
+                "Install them with: pip install tensorflow tf2onnx"
+            ) from exc
+        graph, outputs = value_of(self.graph)
+        inputs = [op.outputs[0].name for op in graph.get_operations() if op.type == "Placeholder"]
+        definition = graph.as_graph_def()
+        if self.optimize:
+            definition = tf2onnx.tfonnx.tf_optimize(inputs, list(outputs), definition)
+        with tf.Graph().as_default() as imported:
+            tf.import_graph_def(definition, name="")
+        converted = tf2onnx.tfonnx.process_tf_graph(
+            imported, input_names=inputs, output_names=list(outputs), opset=self.opset
+        )
+        if self.optimize:
+            converted = tf2onnx.optimizer.optimize_graph(converted)
+        model: onnx.ModelProto = converted.make_model("model")
+        return model
+
+
+def onnx_from_tf_graph(
+    graph: ValueOrCallable[tuple[Any, Sequence[str]]], opset: int = 11, optimize: bool = True
+) -> onnx.ModelProto:
+    """Do at once what :class:`OnnxFromTfGraph` does when called."""
+    return OnnxFromTfGraph(graph, opset, optimize)()
+
+
+@dataclass(frozen=True)
+class ModifyOutputs:
+    """Changes which tensors are a model's outputs.
+
+    Attributes:
+        model: The model.
+        outputs: Names or shell patterns (``conv_*``) of the tensors to be the outputs; ``"mark-all"`` for all that
+            nodes make, constants aside. None keeps the outputs.
+        exclude_outputs: Names or patterns of outputs to leave out in the end.
+        copy: See the module.
+        mark_types: Types of nodes (case does not count) whose outputs are to be the model's outputs; replaces
+            ``outputs``.
+    """
+
+    model: OnnxModel = field(repr=False)
+    outputs: Sequence[str] | None = None
+    exclude_outputs: Sequence[str] | None = None
+    copy: bool | None = None
+    mark_types: Sequence[str] | None = None
+
+    def __call__(self) -> onnx.ModelProto:
+        """The model with other outputs, with types and shapes as far as they can be inferred.
+
+        Raises:
+            ConfigError: If a name, pattern or type fits nothing, or no output would be left.
+        """
+        model = _own(self.model, self.copy)
+        outputs = self.outputs
+        if self.mark_types is not None:
+            outputs = edit.outputs_of_types(model.graph, self.mark_types)
+        if outputs is not None:
+            edit.set_outputs(model, outputs)
+        if self.exclude_outputs is not None:
+            edit.drop_outputs(model, self.exclude_outputs)
+        return model
+
+
+def modify_outputs(
+    model: OnnxModel,
+    outputs: Sequence[str] | None = None,
+    exclude_outputs: Sequence[str] | None = None,
+    copy: bool | None = None,
+    mark_types: Sequence[str] | None = None,
+) -> onnx.ModelProto:
+    """Do at once what :class:`ModifyOutputs` does when called."""
+    return ModifyOutputs(model, outputs, exclude_outputs, copy, mark_types)()
+
+
+@dataclass(frozen=True)
+class ConvertToFp16:
+    """Rewrites a model to compute in FP16 where it can; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
+
+    Inputs and outputs keep their types, behind Cast nodes. TensorRT's own FP16 mode does not need this.
+
+    Attributes:
+        model: The model.
+        copy: See the module; the result is new in any case.
+    """
+
+    model: OnnxModel = field(repr=False)
+    copy: bool | None = None
+
+    def __call__(self) -> onnx.ModelProto:
+        """The model in FP16."""
+        return precision.convert_to_fp16(_model(self.model))
+
+
+def convert_to_fp16(model: OnnxModel, copy: bool | None = None) -> onnx.ModelProto:
+    """Do at once what :class:`ConvertToFp16` does when called."""
+    return ConvertToFp16(model, copy)()
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Replaces what does not depend on the inputs by its value; see :func:`trtops.backend.onnx.fold.fold_constants`.
+
+    Attributes:
+        model: The model.
+        num_passes: Most passes to make; None goes on until a pass folds nothing.
+        do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
+        partitioning: Accepted for scripts that pass it. A node that cannot be evaluated never keeps others from
+            being folded, which is what ``"recursive"`` asks for.
+        fold_shapes: Whether Shape nodes of static shapes, and what is computed from them, are folded.
+        copy: See the module.
+        error_ok: Whether a node that cannot be evaluated is left as it is; else it is an error.
+        size_threshold: Tensors with more bytes than this are not folded; None folds all.
+        allow_onnxruntime_shape_inference: Whether ONNX Runtime's symbolic inference may help out.
+    """
+
+    model: OnnxModel = field(repr=False)
+    num_passes: int | None = None
+    do_shape_inference: bool = True
+    partitioning: Partitioning = None
+    fold_shapes: bool = True
+    copy: bool | None = None
+    error_ok: bool = True
+    size_threshold: int | None = None
+    allow_onnxruntime_shape_inference: bool = True
+
+    def __call__(self) -> onnx.ModelProto:
+        """The model with constants folded.
+
+        Raises:
+            InferenceError: If a node cannot be evaluated, unless ``error_ok``.
+        """
+        model = _own(self.model, self.copy)
+        fold.fold_constants(
+            model,
+            passes=self.num_passes,
+            fold_shapes=self.fold_shapes,
+            infer_shapes=self.do_shape_inference,
+            symbolic=self.allow_onnxruntime_shape_inference,
+            size_threshold=self.size_threshold,
+            error_ok=self.error_ok,
+        )
+        return model
+
+
+def fold_constants(
+    model: OnnxModel,
+    num_passes: int | None = None,
+    do_shape_inference: bool = True,
+    partitioning: Partitioning = None,
+    fold_shapes: bool = True,
+    copy: bool | None = None,
+    error_ok: bool = True,
+    size_threshold: int | None = None,
+    allow_onnxruntime_shape_inference: bool = True,
+) -> onnx.ModelProto:
+    """Do at once what :class:`FoldConstants` does when called."""
+    return FoldConstants(
+        model,
+        num_passes,
+        do_shape_inference,
+        partitioning,
+        fold_shapes,
+        copy,
+        error_ok,
+        size_threshold,
+        allow_onnxruntime_shape_inference,
+    )()
+
+
+@dataclass(frozen=True)
+class SetUpperBound:
+    """Bounds sizes that a model computes at run time, by Min nodes, so that TensorRT can plan memory for them.
+
+    Attributes:
+        model: The model, with constants folded and shapes inferred.
+        upper_bounds: One bound for all tensors that set a size without a bound, or bounds by tensor name, with ``""``
+            for those not named.
+        copy: See the module.
+    """
+
+    model: OnnxModel = field(repr=False)
+    upper_bounds: int | Mapping[str, int]
+    copy: bool | None = None
+
+    def __call__(self) -> onnx.ModelProto:
+        """The model with bounds.
+
+        Raises:
+            ConfigError: If a name is not the output of a node.
+        """
+        model = _own(self.model, self.copy)
+        applied = edit.set_upper_bounds(model, self.upper_bounds)
+        log.info("Upper bounds set: %s", applied)
+        return model
+
+
+def set_upper_bound(
+    model: OnnxModel, upper_bounds: int | Mapping[str, int], copy: bool | None = None
+) -> onnx.ModelProto:
+    """Do at once what :class:`SetUpperBound` does when called."""
+    return SetUpperBound(model, upper_bounds, copy)()
+
+
+@dataclass(frozen=True)
+class InferShapes:
+    """Infers types and shapes of a model's intermediate tensors. Models of any size.
+
+    Attributes:
+        model: The model, or the path of a model file.
+        error_ok: Whether a model whose shapes contradict each other passes with a warning.
+        external_data_dir: Where data files lie, for a model given by path.
+        save_to_disk_threshold_bytes: Accepted for scripts that pass it; weights are never copied here.
+        allow_onnxruntime: Whether ONNX Runtime's symbolic inference may help where ONNX's own leaves ranks unknown.
+    """
+
+    model: OnnxModel | str | Path = field(repr=False)
+    error_ok: bool = True
+    external_data_dir: str | Path | None = None
+    save_to_disk_threshold_bytes: int | None = None
+    allow_onnxruntime: bool = True
+
+    def __call__(self) -> onnx.ModelProto:
+        """The model with types and shapes; one given as a value is copied first.
+
+        Raises:
+            InvalidModelError: If shapes contradict each other, unless ``error_ok``.
+        """
+        given = value_of(self.model)
+        if isinstance(given, (str, Path)):
+            model = onnx_from_path(given, self.external_data_dir)
+        else:
+            model = _own(given, None if given is self.model else False)
+        try:
+            shapes.infer_shapes(model, symbolic=self.allow_onnxruntime)
+        except errors.InvalidModelError as exc:
+            if not self.error_ok:
+                raise
+            log.warning("%s", exc)
+        return model
+
+
+def infer_shapes(
+    model: OnnxModel | str | Path,
+    error_ok: bool = True,
+    external_data_dir: str | Path | None = None,
+    save_to_disk_threshold_bytes: int | None = None,
+    allow_onnxruntime: bool = True,
+) -> onnx.ModelProto:
+    """Do at once what :class:`InferShapes` does when called."""
+    return InferShapes(model, error_ok, external_data_dir, save_to_disk_threshold_bytes, allow_onnxruntime)()
+
+
+@dataclass(frozen=True)
+class ExtractSubgraph:
+    """Cuts a part out of a model.
+
+    Attributes:
+        model: The model, or an ONNX-GraphSurgeon graph, or a callable that returns either.
+        input_metadata: The part's inputs: names, and dtypes and shapes where those that can be inferred are not meant.
+            None keeps the model's inputs.
+        output_metadata: The part's outputs, likewise.
+        check_meta: Whether to warn of inputs and outputs whose dtype or shape is neither given nor known.
+    """
+
+    model: OnnxModel | gs.Graph = field(repr=False)
+    input_metadata: Mapping[str, TensorSpec] | None = None
+    output_metadata: Mapping[str, TensorSpec] | None = None
+    check_meta: bool = True
+
+    def __call__(self) -> Any:
+        """The part: a new ``ModelProto``, or a new graph if a graph was given.
+
+        Raises:
+            ConfigError: If a tensor does not exist, or an output also depends on tensors that are no inputs.
+        """
+        made = value_of(self.model)
+        if isinstance(made, (onnx.ModelProto, Model)):
+            model = _own(made, None if made is self.model else False)
+            self._cut(model)
+            return model
+        import onnx_graphsurgeon as gs
+
+        model = gs.export_onnx(made, do_type_check=False)
+        self._cut(model)
+        return gs.import_onnx(model)
+
+    def _cut(self, model: onnx.ModelProto) -> None:
+        edit.extract(model, self.input_metadata, self.output_metadata)
+        if self.check_meta:
+            for value in (*model.graph.input, *model.graph.output):
+                if not value.type.tensor_type.elem_type:
+                    log.warning("The dtype of %r is not known; give it in the metadata.", value.name)
+            for value in model.graph.input:
+                if not value.type.tensor_type.HasField("shape"):
+                    log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
+
+
+def extract_subgraph(
+    model: OnnxModel | gs.Graph,
+    input_metadata: Mapping[str, TensorSpec] | None = None,
+    output_metadata: Mapping[str, TensorSpec] | None = None,
+    check_meta: bool = True,
+) -> Any:
+    """Do at once what :class:`ExtractSubgraph` does when called."""
+    return ExtractSubgraph(model, input_metadata, output_metadata, check_meta)()
+
+
+@dataclass(frozen=True)
+class SaveOnnx:
+    """Writes a model file, and passes the model on.
+
+    Attributes:
+        model: The model; not changed.
+        path: The file; its folder is made if there is none, and a file that is there already is replaced.
+        external_data_path: Where to put weights, relative to the model's folder; ``""`` takes the file's name with
+            ``.data`` behind it; None keeps them in the model file if it stays below 2 GiB.
+        size_threshold: Tensors with fewer bytes than this stay in the model file.
+        all_tensors_to_one_file: Whether all weights share one data file.
+    """
+
+    model: OnnxModel = field(repr=False)
+    path: str | Path
+    external_data_path: str | None = None
+    size_threshold: int = 1024
+    all_tensors_to_one_file: bool = True
+
+    def __call__(self) -> onnx.ModelProto:
+        """Write the files and return the model.
+
+        Raises:
+            ExternalDataError: If ``external_data_path`` leads out of the model's folder.
+            OSError: If a file cannot be written.
+        """
+        model = _model(self.model)
+        log.info("Saving ONNX model to: %s", self.path)
+        save.save_model(
+            model,
+            self.path,
+            external_data_path=self.external_data_path,
+            size_threshold=self.size_threshold,
+            all_tensors_to_one_file=self.all_tensors_to_one_file,
+        )
+        return model
+
+
+def save_onnx(
+    model: OnnxModel,
+    path: str | Path,
+    external_data_path: str | None = None,
+    size_threshold: int = 1024,
+    all_tensors_to_one_file: bool = True,
+) -> onnx.ModelProto:
+    """Do at once what :class:`SaveOnnx` does when called."""
+    return SaveOnnx(model, path, external_data_path, size_threshold, all_tensors_to_one_file)()
+
+
+@dataclass(frozen=True)
+class BytesFromOnnx:
+    """Serializes a model.
+
+    Attributes:
+        model: The model; not changed.
+    """
+
+    model: OnnxModel = field(repr=False)
+
+    def __call__(self) -> bytes:
+        """The model's bytes.
+
+        Raises:
+            InvalidModelError: If the model is too large for one protobuf message.
+        """
+        return save.serialize(_model(self.model))
+
+
+def bytes_from_onnx(model: OnnxModel) -> bytes:
+    """Do at once what :class:`BytesFromOnnx` does when called."""
+    return BytesFromOnnx(model)()

@@ -1,0 +1,444 @@
+"""Rewriting a model to compute in 16-bit floating point.
+
+Every node is either *lowered*, which means that it reads and makes 16-bit tensors, or kept as it is. Where the two
+meet stands a Cast. What a node may read and make in 16 bit is what ONNX's schema of its operator says, so inputs that
+must stay FP32 (the scales of Resize, say) do. Nodes without a schema (custom operators), If, Loop and Scan are kept, and
+the bodies of the latter are rewritten inside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import TensorProto, helper, numpy_helper
+
+from trtops import errors
+from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.edit import expand
+from trtops.metadata import DataType
+
+log = logging.getLogger(__name__)
+
+LowPrecision: TypeAlias = Literal["fp16", "bf16"]
+
+KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Range", "CumSum"})
+"""Operators kept in FP32 unless asked otherwise: scales can be too small for 16 bit, and counting goes wrong early."""
+
+_STANDS_FOR_INFINITY = 1e9
+_RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
+
+# Their output has their input's type unless an attribute says otherwise, which the schema does not tell.
+_TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """A model in lower precision, and what was done to get there.
+
+    Attributes:
+        model: The new model.
+        lowered: Names of the nodes that compute in 16 bit now (their first outputs', for nodes without a name).
+        kept: Names of the nodes that read or make floating point and stay in FP32.
+        too_large: Names of the nodes kept because a weight of theirs is beyond the 16-bit range.
+        clamped: Weights with values that stand for infinity (1e9 or more, as masks have them), set to the largest
+            finite 16-bit value.
+        flushed: Number of values per weight that are too small for 16 bit and became zero.
+    """
+
+    model: onnx.ModelProto = field(repr=False)
+    lowered: tuple[str, ...]
+    kept: tuple[str, ...]
+    too_large: tuple[str, ...]
+    clamped: tuple[str, ...]
+    flushed: dict[str, int]
+
+
+def convert_to_fp16(
+    proto: onnx.ModelProto,
+    *,
+    keep_io: bool = True,
+    exclude: Iterable[str] = (),
+    keep_types: Collection[str] = KEPT_TYPES,
+) -> onnx.ModelProto:
+    """A model that computes in FP16 where its operators can; see :func:`lower_precision`, which also reports."""
+    return _reported(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+
+
+def convert_to_bf16(
+    proto: onnx.ModelProto,
+    *,
+    keep_io: bool = True,
+    exclude: Iterable[str] = (),
+    keep_types: Collection[str] = KEPT_TYPES,
+) -> onnx.ModelProto:
+    """A model that computes in BF16 where its operators can; see :func:`lower_precision`, which also reports."""
+    return _reported(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+
+
+def _reported(rewritten: Rewritten) -> onnx.ModelProto:
+    log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
+    if rewritten.too_large:
+        log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
+    if rewritten.clamped:
+        log.info("Weights clamped to the 16-bit range: %s", ", ".join(rewritten.clamped))
+    return rewritten.model
+
+
+def lower_precision(
+    proto: onnx.ModelProto,
+    to: LowPrecision,
+    *,
+    keep_io: bool = True,
+    exclude: Iterable[str] = (),
+    keep_types: Collection[str] = KEPT_TYPES,
+) -> Rewritten:
+    """Rewrite a model so that its FP32 nodes compute in 16 bit.
+
+    Args:
+        proto: The model, with all weights inside; not changed. FP64 stays FP64.
+        to: The type to compute in. BF16 needs operator set 13 or later.
+        keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
+        exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
+            without a name goes by its first output's.
+        keep_types: Operator types to keep in FP32 beside those.
+
+    Raises:
+        ConfigError: If ``exclude`` fits no node, or the operator set is too old for BF16.
+        InvalidModelError: If the model's types contradict each other.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    if to == "bf16" and walk.opset(model) < 13:
+        raise errors.ConfigError(
+            f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
+            "onnx.version_converter, or take fp16."
+        )
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    shapes.infer_shapes(model)
+    rewrite = _Rewrite(model, to, _excluded(model, exclude), frozenset(keep_types))
+    rewrite.model(model, keep_io=keep_io)
+    return Rewritten(
+        model=model,
+        lowered=tuple(rewrite.lowered),
+        kept=tuple(rewrite.kept),
+        too_large=tuple(rewrite.too_large),
+        clamped=tuple(dict.fromkeys(rewrite.clamped)),
+        flushed=rewrite.flushed,
+    )
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """What a node goes by: its name, or else its first output's."""
+    return node.name or next(filter(None, node.output), "")
+
+
+def _excluded(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
+    """Names of the nodes that names, types and patterns stand for."""
+    by_type: dict[str, list[str]] = {}
+    for node in walk.nodes(model):
+        by_type.setdefault(node.op_type, []).append(node_name(node))
+    names = [name for named in by_type.values() for name in named]
+    result: set[str] = set()
+    for wanted in exclude:
+        result.update(by_type.get(wanted) or expand([wanted], names))
+    return frozenset(result)
+
+
+@dataclass
+class _Tensor:
+    """A floating-point tensor, and the names of its versions in FP32 and in 16 bit; None where there is none yet."""
+
+    full: str | None
+    low: str | None
+    weight: TensorProto | None = None
+    full_used: bool = False  # weights only
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the tensor is made in 16 bit, or is a weight, which can be either."""
+        return self.weight is not None or self.low is not None
+
+    @cached_property
+    def magnitudes(self) -> tuple[float, bool]:
+        """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
+        assert self.weight is not None
+        array = numpy_helper.to_array(self.weight)
+        size = np.abs(array[np.isfinite(array)])
+        if not size.size:
+            return 0.0, False
+        infinite = size >= _STANDS_FOR_INFINITY
+        return float(np.max(size, initial=0, where=~infinite)), bool(infinite.any())
+
+
+_Scope: TypeAlias = "ChainMap[str, _Tensor]"
+_Types: TypeAlias = "ChainMap[str, int]"
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """Positions of a node's inputs and outputs that are in 16 bit."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+
+_KEPT = _Ports()
+
+
+class _Rewrite:
+    """One rewrite of one model: graph by graph, each node in order of execution."""
+
+    def __init__(
+        self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], keep: frozenset[str]
+    ) -> None:
+        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
+        self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
+        self.largest, self.smallest = _RANGE[to]
+        self.excluded = excluded
+        self.keep = keep
+        self.taken = {name for graph in walk.graphs(model.graph) for name in _all_names(graph)}
+        self.renamed: dict[str, str] = {}
+        self.lowered: list[str] = []
+        self.kept: list[str] = []
+        self.too_large: list[str] = []
+        self.clamped: list[str] = []
+        self.flushed: dict[str, int] = {}
+
+    def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
+        """Rewrite the model in place."""
+        self._graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
+        for node in walk.nodes(model):
+            for i, name in enumerate(node.input):
+                if name in self.renamed:
+                    node.input[i] = self.renamed[name]
+        model.ir_version = max(model.ir_version, 4)  # before 4, every initializer had to be an input as well
+
+    def _graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
+        """Rewrite one graph in place; the scopes know the tensors of the graphs around it."""
+        scope: _Scope = outer.new_child()
+        types: _Types = outer_types.new_child(shapes.element_types(graph))
+        for name in walk.captured(graph):
+            if name in outer and outer[name].weight is None:
+                scope[name] = replace(outer[name])  # a Cast made in here is not to be used out there
+        nodes = [graph.node[i] for i in walk.execution_order(graph.node)]
+        weights, nodes = _take_weights(graph, nodes)
+        scope.update((tensor.name, _Tensor(full=tensor.name, low=None, weight=tensor)) for tensor in weights)
+        for value in graph.input:
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
+                scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
+        outputs = {value.name for value in graph.output if types.get(value.name) == TensorProto.FLOAT}
+        result: list[onnx.NodeProto] = []
+        for node in nodes:
+            self._node(node, scope, types, outputs, keep_io, result)
+        self._finish_outputs(graph, scope, keep_io, result)
+        del graph.node[:]
+        graph.node.extend(result)
+        self._write_weights(graph, [scope[tensor.name] for tensor in weights])
+        self._retype(graph, scope)
+
+    def _node(
+        self,
+        node: onnx.NodeProto,
+        scope: _Scope,
+        types: _Types,
+        outputs: set[str],
+        keep_io: bool,
+        result: list[onnx.NodeProto],
+    ) -> None:
+        """Rewrite one node into ``result``, with the Casts that it needs."""
+        ports = self._ports(node, scope, types)
+        if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
+            self.too_large.append(node_name(node))
+            ports = _KEPT
+        reads = [i for i, name in enumerate(node.input) if name in scope]
+        makes = [
+            i
+            for i, name in enumerate(node.output)
+            if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT)
+        ]
+        if reads or makes:
+            (self.lowered if ports.outputs else self.kept).append(node_name(node))
+        for body in walk.subgraphs(node):
+            self._graph(body, scope, types, keep_io=True)
+        for i in reads:
+            node.input[i] = self._version(scope[node.input[i]], i in ports.inputs, result)
+        result.append(node)
+        for i in makes:
+            name = node.output[i]
+            low = i in ports.outputs
+            if name in outputs and low is keep_io:
+                node.output[i] = self._new_name(f"{name}_{self.dtype.value if low else 'float32'}")
+                result.append(self._cast(node.output[i], name, TensorProto.FLOAT if low else self.element))
+                scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
+            else:
+                scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
+
+    def _ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
+        """What of a node can be in 16 bit: nothing, for a node that is to be kept."""
+        if node.op_type in self.keep or node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
+            return _KEPT
+        if node.op_type == "Cast":
+            source = scope.get(node.input[0])
+            return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = self.opsets.get(domain, 0)
+        if not onnx.defs.has(node.op_type, version, domain) or next(walk.subgraphs(node), None) is not None:
+            return _KEPT
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        inputs = [_type_variable(schema.inputs, i) for i in range(len(node.input))]
+        outputs = [_type_variable(schema.outputs, i) for i in range(len(node.output))]
+        bound = {v: types[name] for name, v in zip(node.input, inputs) if name in types}
+        bound.update((v, TensorProto.FLOAT) for name, v in zip(node.input, inputs) if name in scope)
+        unknown = any(name and v not in bound for name, v in zip(node.input, inputs))
+        unknown |= any(name and v not in bound and name not in types for name, v in zip(node.output, outputs))
+        if unknown:  # a custom operator's result, or a sequence
+            return _KEPT
+        allowed = {
+            c.type_param_str for c in schema.type_constraints if f"tensor({self.dtype.value})" in c.allowed_type_strs
+        }
+        low = {v for v, element in bound.items() if element == TensorProto.FLOAT and v in allowed}
+        for name, v in zip(node.input, inputs):
+            if name and v in low and name not in scope:
+                if types.get(name):
+                    return _KEPT  # a sparse weight
+                scope[name] = _Tensor(name, None)
+        ports = _Ports(
+            frozenset(i for i, v in enumerate(inputs) if v in low and node.input[i]),
+            frozenset(i for i, v in enumerate(outputs) if v in low and node.output[i]),
+        )
+        if not ports.outputs and not all(scope[node.input[i]].is_low for i in ports.inputs):
+            return _KEPT  # it makes no floating point: rounding its inputs would gain nothing
+        return ports
+
+    def _is_too_large(self, tensor: _Tensor) -> bool:
+        """Whether a weight has values out of range that do not merely stand for infinity."""
+        return tensor.weight is not None and tensor.magnitudes[0] > self.largest
+
+    def _version(self, tensor: _Tensor, low: bool, result: list[onnx.NodeProto]) -> str:
+        """The name of a tensor in the precision wanted, with a Cast if there is none yet."""
+        tensor.full_used |= not low
+        if low and tensor.low is None:
+            tensor.low = self._new_name(f"{tensor.full}_{self.dtype.value}")
+            if tensor.weight is None:
+                result.append(self._cast(str(tensor.full), tensor.low, self.element))
+        elif not low and tensor.full is None:
+            tensor.full = self._new_name(f"{tensor.low}_float32")
+            result.append(self._cast(str(tensor.low), tensor.full, TensorProto.FLOAT))
+        return str(tensor.low if low else tensor.full)
+
+    def _finish_outputs(
+        self, graph: onnx.GraphProto, scope: _Scope, keep_io: bool, result: list[onnx.NodeProto]
+    ) -> None:
+        """See to outputs that no node of this graph makes: weights, and what a body hands through."""
+        for value in graph.output:
+            tensor = scope.get(value.name)
+            if tensor is not None and (keep_io or tensor.weight is not None):
+                value.name = self._version(tensor, False, result)
+
+    def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
+        """Write each weight in the precisions that are used; a single one keeps the weight's name."""
+        declared = {value.name: value for value in graph.input}
+        for tensor in weights:
+            assert tensor.weight is not None
+            if tensor.full_used or tensor.low is None:
+                graph.initializer.append(tensor.weight)
+            if tensor.low is not None:
+                name = tensor.low
+                if not tensor.full_used:
+                    self.renamed[name] = name = tensor.weight.name
+                    if name in declared:
+                        declared[name].type.tensor_type.elem_type = self.element
+                graph.initializer.append(self._lower_weight(tensor, name))
+
+    def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
+        assert tensor.weight is not None
+        array = numpy_helper.to_array(tensor.weight)
+        if tensor.magnitudes[1]:
+            bounded = np.where(np.isfinite(array), np.clip(array, -self.largest, self.largest), array)
+            if not np.array_equal(bounded, array, equal_nan=True):
+                self.clamped.append(name)
+            array = bounded
+        tiny = int(np.count_nonzero((array != 0) & (np.abs(array) <= self.smallest / 2)))
+        if tiny and array.size == 1:  # an epsilon, which must not become zero
+            array = np.copysign(np.float32(self.smallest), array)
+        elif tiny:
+            self.flushed[name] = tiny
+        with np.errstate(over="ignore", under="ignore"):
+            raw = array.astype(self.dtype.numpy()).tobytes()
+        return TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims, raw_data=raw)
+
+    def _retype(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+        """Make the graph's descriptions say what its tensors are now."""
+        low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = self.element
+
+    def _cast(self, source: str, target: str, element: int) -> onnx.NodeProto:
+        return helper.make_node("Cast", [source], [target], name=self._new_name(f"{target}_cast"), to=element)
+
+    def _new_name(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self.taken:
+            name, count = f"{wanted}_{count}", count + 1
+        self.taken.add(name)
+        return name
+
+
+def _type_variable(parameters: Sequence[Any], i: int) -> str:
+    """The type variable of a formal parameter, of which the last may stand for all behind it."""
+    return str(parameters[min(i, len(parameters) - 1)].type_str)
+
+
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from walk.initializer_names(graph)
+    for node in graph.node:
+        yield node.name
+        yield from node.output
+
+
+def _take_weights(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
+) -> tuple[list[TensorProto], list[onnx.NodeProto]]:
+    """Take the FP32 weights out of a graph, those of Constant nodes too; returns them and the other nodes."""
+    weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
+    others = [tensor for tensor in graph.initializer if tensor.data_type != TensorProto.FLOAT]
+    del graph.initializer[:]
+    graph.initializer.extend(others)
+    remaining = []
+    for node in nodes:
+        constant = _constant(node)
+        if constant is None:
+            remaining.append(node)
+        else:
+            weights.append(constant)
+    return weights, remaining
+
+
+def _constant(node: onnx.NodeProto) -> TensorProto | None:
+    """The FP32 weight that a Constant node stands for; None for any other node."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
+        return None
+    attribute = node.attribute[0]
+    name = node.output[0]
+    if attribute.name == "value_float":
+        return numpy_helper.from_array(np.array(attribute.f, np.float32), name)
+    if attribute.name == "value_floats":
+        return numpy_helper.from_array(np.array(attribute.floats, np.float32), name)
+    if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+        tensor = TensorProto()
+        tensor.CopyFrom(attribute.t)
+        tensor.name = name
+        return tensor
+    return None

@@ -1,0 +1,147 @@
+"""Writing models: whole or not at all, with weights inside the file or beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import onnx
+
+from trtops import errors
+from trtops.backend.common import open_atomically
+from trtops.backend.onnx import copying, external
+from trtops.backend.onnx.model import raw_bytes
+
+PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
+"""Bytes of a message that protobuf still serializes, with a little to spare."""
+
+_ALIGNMENT = 64
+
+
+def serialize(model: onnx.ModelProto) -> bytes:
+    """The bytes of a model.
+
+    Raises:
+        InvalidModelError: If it is too large for one protobuf message.
+    """
+    size = model.ByteSize()
+    if size >= PROTOBUF_LIMIT:
+        raise errors.InvalidModelError(
+            f"The model has {size / 2**30:.2f} GiB; a serialized model holds at most 2 GiB. Save it with external data."
+        )
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def save_model(
+    model: onnx.ModelProto,
+    path: str | Path,
+    *,
+    external_data_path: str | None = None,
+    size_threshold: int = 1024,
+    all_tensors_to_one_file: bool = True,
+) -> None:
+    """Write a model file, and data files beside it where asked for or needed. The model is not changed.
+
+    Args:
+        model: The model, with all weights inside.
+        path: Where to write; the folder is made if there is none, and files that are there already are replaced.
+        external_data_path: A path inside the model's folder for the weights; ``""`` takes the model file's name with
+            ``.data`` behind it. With a file for each tensor it is the folder of these files. None keeps the weights
+            in the model file, as long as protobuf can hold them.
+        size_threshold: Tensors with fewer bytes than this stay in the model file.
+        all_tensors_to_one_file: Whether all tensors share one data file.
+
+    Raises:
+        ExternalDataError: If ``external_data_path`` leads out of the model's folder.
+        OSError: If a file cannot be written.
+    """
+    path = Path(path)
+    if external_data_path is None:
+        if model.ByteSize() < PROTOBUF_LIMIT:
+            _write(model, path)
+            return
+        external_data_path = ""
+    location = external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else ".")
+    if not (path.parent / location).resolve().is_relative_to(path.parent.resolve()):
+        raise errors.ExternalDataError(
+            f"External data path {external_data_path!r} leads out of the model's folder; give one relative to {path.parent}."
+        )
+    if all_tensors_to_one_file:
+        with _Writer(path.parent, location).opened() as writer:
+            bare = copying.copy_model(model, lambda t, target: writer.put(t, target, size_threshold))
+    else:
+        numbered = _Numbered(path.parent, location)
+        bare = copying.copy_model(model, lambda t, target: numbered.put(t, target, size_threshold))
+    _write(bare, path)
+
+
+def _write(model: onnx.ModelProto, path: Path) -> None:
+    data = serialize(model)
+    with open_atomically(path) as file:
+        file.write(data)
+
+
+class _Writer:
+    """Writes tensors one behind the other into one file."""
+
+    def __init__(self, folder: Path, location: str) -> None:
+        self.path = folder / location
+        self.location = Path(location).as_posix()
+        self.file: IO[bytes] | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[_Writer]:
+        with open_atomically(self.path) as self.file:
+            yield self
+
+    def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
+        assert self.file is not None
+        data = _outside(tensor, threshold)
+        if data is None:
+            target.CopyFrom(tensor)
+            return
+        self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
+        offset = self.file.tell()
+        self.file.write(data)
+        _refer(tensor, target, self.location, offset, len(data))
+
+
+class _Numbered:
+    """Writes each tensor into a file of its own, named by a number, since tensor names need not be file names."""
+
+    def __init__(self, folder: Path, location: str) -> None:
+        self.folder = folder
+        self.location = location
+        self.count = 0
+
+    def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
+        data = _outside(tensor, threshold)
+        if data is None:
+            target.CopyFrom(tensor)
+            return
+        location = Path(self.location, f"tensor_{self.count:06}.bin")
+        self.count += 1
+        with open_atomically(self.folder / location) as file:
+            file.write(data)
+        _refer(tensor, target, location.as_posix(), 0, len(data))
+
+
+def _outside(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
+    """The bytes to write outside the model file, or None for a tensor that stays."""
+    if external.is_external(tensor):
+        raise errors.ExternalDataError(
+            f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
+        )
+    size = external.expected_bytes(tensor)
+    return None if size is None or size < max(threshold, 1) else raw_bytes(tensor)
+
+
+def _refer(tensor: onnx.TensorProto, target: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    copying.copy_header(tensor, target)
+    target.doc_string = tensor.doc_string
+    target.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        target.external_data.add(key=key, value=str(value))

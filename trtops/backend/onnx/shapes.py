@@ -1,0 +1,83 @@
+"""Types and shapes of a model's intermediate tensors, inferred without moving its weights."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx
+
+from trtops import errors
+from trtops.backend.onnx import copying, walk, with_onnxruntime
+
+log = logging.getLogger(__name__)
+
+_VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
+
+
+def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False) -> None:
+    """Write inferred types and shapes into a model, in place.
+
+    Weights larger than 4 KiB are left out of what is passed on, so that models of any size are cheap to infer.
+
+    Args:
+        model: The model; its ``value_info`` and outputs change, nothing else.
+        symbolic: Whether ONNX Runtime's symbolic inference, slow and thorough, goes over the model afterwards if
+            ONNX's own left a tensor without a rank. It is skipped where sympy is not installed.
+
+    Raises:
+        InvalidModelError: If ONNX finds types or shapes that contradict each other.
+    """
+    bare = copying.copy_model(model, copying.put_small(_VALUES_BYTES))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except onnx.shape_inference.InferenceError as exc:
+        raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
+    if symbolic and _lacks_ranks(inferred) and with_onnxruntime.can_infer_symbolic_shapes():
+        try:
+            inferred = with_onnxruntime.infer_symbolic_shapes(inferred)
+        except errors.InferenceError as exc:
+            log.info("%s. Going on with the shapes that ONNX itself infers.", exc)
+    _take_shapes(inferred, model)
+
+
+def _take_shapes(inferred: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """Copy types and shapes from one model to another with the same graphs."""
+    for source, target in zip(walk.graphs(inferred.graph), walk.graphs(model.graph)):
+        del target.value_info[:]
+        target.value_info.extend(source.value_info)
+        known = {value.name: value for value in source.output}
+        for value in target.output:
+            if value.name in known:
+                value.type.CopyFrom(known[value.name].type)
+
+
+def _lacks_ranks(model: onnx.ModelProto) -> bool:
+    """Whether a tensor that a node makes has no known rank."""
+    graph = model.graph
+    ranked = {
+        value.name
+        for value in (*graph.value_info, *graph.output)
+        if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape")
+    }
+    return any(name and name not in ranked for node in graph.node for name in node.output)
+
+
+def values(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """What a graph declares about tensors by name: inputs, outputs, intermediate ones, and its weights."""
+    declared = {
+        tensor.name: onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in graph.initializer
+    }
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        declared[value.name] = value
+    return declared
+
+
+def element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """ONNX element types of the tensors that a graph declares; sequences and unknown types are left out."""
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types.update((sparse.values.name, sparse.values.data_type) for sparse in graph.sparse_initializer)
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if value.type.tensor_type.elem_type:
+            types[value.name] = value.type.tensor_type.elem_type
+    return types

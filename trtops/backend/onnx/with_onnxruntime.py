@@ -1,0 +1,63 @@
+"""What the ONNX tools ask of ONNX Runtime: constants evaluated, shapes inferred with symbols, kernels looked up.
+
+The one module of this package that imports ``onnxruntime``, and only when called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from trtops import errors
+
+
+def evaluate(model: onnx.ModelProto, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
+    """Run a model once on the CPU, without optimizing it.
+
+    Args:
+        model: The model, below 2 GiB.
+        outputs: Names of the outputs wanted.
+        feed: Arrays by input name.
+
+    Returns:
+        The outputs in the order asked for.
+
+    Raises:
+        InferenceError: If ONNX Runtime has no kernel for a node, or fails.
+    """
+    import onnxruntime as ort  # noqa: TID251
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed))
+    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+        raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
+    return results
+
+
+def can_infer_symbolic_shapes() -> bool:
+    """Whether ONNX Runtime's symbolic shape inference is there; it needs sympy, which it does not ask for."""
+    return importlib.util.find_spec("sympy") is not None and importlib.util.find_spec("onnxruntime") is not None
+
+
+def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model with shapes from ONNX Runtime's symbolic inference.
+
+    Raises:
+        InferenceError: If it fails on this model.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference  # noqa: TID251
+
+    try:
+        inferred: onnx.ModelProto = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
+    except Exception as exc:  # it fails with whatever it stumbles over
+        raise errors.InferenceError(f"Symbolic shape inference failed: {exc}") from exc
+    return inferred
