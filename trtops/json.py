@@ -71,6 +71,8 @@ HOMES: dict[str, str] = {
             "DistanceMetricsResult",
             "QualityMetricsResult",
             "SimpleThreshold",
+            "DistanceThreshold",
+            "QualityThreshold",
             "L2Threshold",
             "CosineSimilarityThreshold",
             "PsnrThreshold",
@@ -237,7 +239,7 @@ def _expect(kind: type[T], obj: object, name: str) -> T:
 def _log(message: str) -> None:
     import logging
 
-    logging.getLogger("trtops").debug(message)
+    logging.getLogger(__name__).debug(message)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class _JSONWriter:
             self._items("{", "}", ((_key(key), value) for key, value in obj.items()), indent)
         elif isinstance(obj, (list, tuple)):
             self._items("[", "]", (("", value) for value in obj), indent)
-        elif obj is None or isinstance(obj, (str, int, float)) and type(obj).__module__ == "builtins":
+        elif obj is None or (isinstance(obj, (str, int, float)) and type(obj).__module__ == "builtins"):
             self.out(json.dumps(obj).encode("ascii"))
         elif (known := Encoder.registered.get(type(obj))) is not None:
             name, encode = known
@@ -393,14 +395,14 @@ def _body_blocks(array: Array) -> Iterator[memoryview]:
     if array.flags.f_contiguous and not array.flags.c_contiguous:
         array = array.T
     if array.flags.c_contiguous:
-        data = memoryview(array.reshape(-1).view(np.uint8))
+        data = array.reshape(-1).view(np.uint8).data
         for start in range(0, len(data), _BLOCK):
             yield data[start : start + _BLOCK]
         return
     step = max(1, _BLOCK // array.itemsize)
     flat = array.flat
     for start in range(0, array.size, step):
-        yield memoryview(np.ascontiguousarray(flat[start : start + step]).view(np.uint8))
+        yield np.ascontiguousarray(flat[start : start + step]).view(np.uint8).data
 
 
 class _ArchiveWriter(_JSONWriter):
@@ -408,7 +410,7 @@ class _ArchiveWriter(_JSONWriter):
 
     def __init__(self, file: IO[bytes]) -> None:
         self.index = io.BytesIO()
-        super().__init__(self.index)  # type: ignore[arg-type]
+        super().__init__(self.index)
         self.archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
         self.count = 0
 
@@ -721,7 +723,7 @@ def _read_npy(file: _ByteReader, size: int) -> Array:
         )
     array: Array = np.empty(shape, dtype, order="F" if fortran else "C")
     if array.nbytes:
-        target = memoryview((array.T if fortran else array).reshape(-1).view(np.uint8))
+        target = (array.T if fortran else array).reshape(-1).view(np.uint8).data
         done = 0
         while done < len(target):
             got = file.readinto(target[done : done + (1 << 24)])

@@ -72,7 +72,6 @@ def _from_torch(tensor: Any) -> Array:
     name = str(host.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes  # numpy has no such types, so the bits are carried over
-
         import torch
 
         bits = host.contiguous().view(torch.int16 if name == "bfloat16" else torch.int8).numpy()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ QUANTILES = (0.9, 0.99, 0.999)
 
 _BLOCK = 1 << 15
 _SMALL = 1 << 17
+_COPIED_BYTES = 1 << 24
 _FRONTIER_POINTS = 128
 _BRACKET_ELEMENTS = 2_000_000
 
@@ -223,7 +225,7 @@ def statistics_of_iterations(
     total = _Totals(atol=atol, rtol=rtol)
     differ = _difference_of(*arrays[0], infinities_equal, nans_equal)
     with np.errstate(all="ignore"):
-        stream = _Stream([(_flat(a, b), _flat(b, a)) for a, b in arrays], differ)
+        stream = _Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
         orders = stream.run(total, (0.5, *quantiles))
     levels = tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders[1:]))
     first, first_reference = arrays[0]
@@ -277,15 +279,14 @@ def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float
     if a.shape != b.shape:
         raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
     differ = _difference_of(a, b, False, False)
-    a, b = _flat(a, b), _flat(b, a)
-    size = a.size
     fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
+    size, flat_a, flat_b = a.size, _flat(a, b), _flat(b, a)
     # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
     surely = np.float32(atol * (1 - 1e-6))
     scratch = np.empty(min(size, 2 * _BLOCK), np.float32)
     with np.errstate(all="ignore"):
         for start in range(0, size, 2 * _BLOCK):
-            x, y = a[start : start + 2 * _BLOCK], b[start : start + 2 * _BLOCK]
+            x, y = flat_a[start : start + 2 * _BLOCK], flat_b[start : start + 2 * _BLOCK]
             if fast:
                 d = np.subtract(x, y, out=scratch[: x.size])
                 if max(d.max(), -d.min()) <= surely:
@@ -293,6 +294,20 @@ def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float
             if not _block_within(differ, x, y, atol, rtol):
                 return False
     return True
+
+
+def elementwise(actual: Array, reference: Array) -> Pair:
+    """Absolute and relative error of every element, as new float64 arrays of the same shape.
+
+    Args:
+        actual: The output under test, numbers in host memory.
+        reference: What it should be, of the same shape.
+    """
+    differ = _difference_of(actual, reference, False, False)
+    with np.errstate(all="ignore"):
+        _, b, d = differ(actual.reshape(-1), reference.reshape(-1))
+        r = differ.relative(d, b)
+    return d.reshape(actual.shape), r.reshape(actual.shape)
 
 
 def _block_within(differ: _Difference, x: Array, y: Array, atol: float, rtol: float) -> bool:
@@ -304,13 +319,13 @@ def _block_within(differ: _Difference, x: Array, y: Array, atol: float, rtol: fl
     return bool((differ.relative(d, b) <= rtol).all())
 
 
-def _flat(array: Array, other: Array) -> Array:
-    """The array in one dimension without copying it, if it is contiguous the same way as the other one."""
-    if array.flags.c_contiguous and other.flags.c_contiguous:
+def _flat(array: Array, other: Array) -> Any:
+    """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
+    if array.flags.c_contiguous and (other.flags.c_contiguous or array.nbytes <= _COPIED_BYTES):
         return array.reshape(-1)
     if array.flags.f_contiguous and other.flags.f_contiguous:
         return array.T.reshape(-1)
-    return np.ascontiguousarray(array).reshape(-1)
+    return np.ascontiguousarray(array).reshape(-1) if array.nbytes <= _COPIED_BYTES else array.flat
 
 
 class _Difference:
@@ -404,7 +419,7 @@ class _Totals:
     def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
         aa, bb, dd = _dot(a, a), _dot(b, b), _dot(d, d)
         top_d, top_r = float(d.max()), float(r.max())
-        if not (top_d <= self.max_abs) and not math.isnan(self.max_abs) or self.worst is None:
+        if (not (top_d <= self.max_abs) and not math.isnan(self.max_abs)) or self.worst is None:
             self.worst = self.elements + int(d.argmax())
             self.max_abs = top_d
         self.max_rel = _nan_max(self.max_rel, top_r)
@@ -552,7 +567,7 @@ class _Bracket:
         """The elements at the rank and behind it, or None if the bracket missed them."""
         rank = self.rank - self.below
         if self.low == self.high:
-            return (self.low, self.low) if 0 <= rank and rank + 1 < self.equal else None
+            return (self.low, self.low) if rank >= 0 and rank + 1 < self.equal else None
         if rank < 0 or rank + 1 >= self.held or self.held > _BRACKET_ELEMENTS:
             return None
         inside = np.concatenate(self.inside)
@@ -563,15 +578,15 @@ class _Bracket:
 class _Stream:
     """Reads pairs of flat arrays block by block."""
 
-    def __init__(self, pairs: Sequence[Pair], differ: _Difference) -> None:
+    def __init__(self, pairs: Sequence[tuple[Any, Any, int]], differ: _Difference) -> None:
         self.pairs = pairs
         self.differ = differ
-        self.elements = sum(a.size for a, _ in pairs)
+        self.elements = sum(size for _, _, size in pairs)
 
     def blocks(self) -> Iterator[tuple[Array, Array, Array, Array]]:
-        for whole_a, whole_b in self.pairs:
+        for whole_a, whole_b, size in self.pairs:
             step = _SMALL if self.elements <= _SMALL else _BLOCK
-            for start in range(0, whole_a.size, step):
+            for start in range(0, size, step):
                 a, b, d = self.differ(whole_a[start : start + step], whole_b[start : start + step])
                 yield a, b, d, self.differ.relative(d, b)
 
@@ -607,10 +622,10 @@ class _Stream:
         count = int(self.elements ** (2 / 3))
         where = np.random.default_rng(0).integers(0, self.elements, count)
         parts, offset = [], 0
-        for a, b in self.pairs:
-            here = where[(where >= offset) & (where < offset + a.size)] - offset
+        for a, b, size in self.pairs:
+            here = where[(where >= offset) & (where < offset + size)] - offset
             parts.append((a[here], b[here]))
-            offset += a.size
+            offset += size
         a, b = (np.concatenate(side) for side in zip(*parts))
         differ = _Difference(
             self.differ.floating,

@@ -173,7 +173,12 @@ class ComparisonReport(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is bad, in words, one sentence each, naming the output; empty if it is good."""
-        return tuple(f"{output.name}: {reason}" for output in self.outputs for reason in output.reasons)
+        return tuple(
+            f"{output.name}: {reason}"
+            for output in self.outputs
+            if output.verdict == "bad"
+            for reason in output.reasons
+        )
 
     def output(self, name: str) -> OutputComparison:
         """The entry of one output.
@@ -220,7 +225,7 @@ def compare_outputs(
         IterationMismatchError: If the runs have different numbers of iterations.
         ComparisonError: If there is nothing to compare, or results hold more than one runner.
     """
-    ours, theirs = _iterations(actual, "actual"), _iterations(golden, "golden")
+    ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     if len(ours) != len(theirs):
         raise errors.IterationMismatchError(
             f"The run under test has {len(ours)} iterations, the golden run {len(theirs)}. Run both on the same inputs."
@@ -242,7 +247,12 @@ def _overall(outputs: Iterable[OutputComparison]) -> Verdict:
     return "bad" if any(output.verdict == "bad" for output in outputs) else "good"
 
 
-def _iterations(outputs: Any, which: str) -> list[Mapping[str, Any]]:
+def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
+    """The iterations of whatever :func:`compare_outputs` takes.
+
+    Raises:
+        ComparisonError: If results hold another number of runners than one.
+    """
     from trtops.comparator.results import RunResults
 
     if isinstance(outputs, RunResults):

@@ -17,7 +17,7 @@ from collections.abc import (
     ValuesView,
 )
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,7 @@ __all__ = ["AccuracyResult", "AccuracyResults", "IterationResult", "LazyArray", 
 Aggregation = Literal["per_sample", "average"]
 Match: TypeAlias = "CompareResult | bool"
 RunnerPair: TypeAlias = tuple[str, str]
+T = TypeVar("T")
 Thresholds: TypeAlias = "Threshold | Mapping[str, Threshold]"
 
 
@@ -356,7 +357,7 @@ def _decode_run(members: dict[str, Any]) -> RunResults:
     return RunResults(pairs)
 
 
-def _expect(kind: type[Any], found: object, where: str) -> Any:
+def _expect(kind: type[T], found: object, where: str) -> T:
     if not isinstance(found, kind):
         hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
         raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected a {kind.__name__}.{hint}")

@@ -1,0 +1,499 @@
+"""Runs runners on the same inputs, and compares what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import is_torch, to_numpy
+from trtops.comparator.compare import BaseCompareFunc, Matches, SimpleCompareFunc, StatisticsCache
+from trtops.comparator.data_loader import DataLoader, DataLoaderCache, check_feed, fit_feed
+from trtops.comparator.judgements import SimpleThreshold
+from trtops.comparator.results import (
+    AccuracyResult,
+    AccuracyResults,
+    CompareFunction,
+    IterationResult,
+    PostprocessFunction,
+    RunnerPair,
+    RunResults,
+)
+from trtops.comparator.streams import IterationWriter, PathLike
+
+if TYPE_CHECKING:
+    from trtops.backend.base import BaseRunner
+    from trtops.metadata import TensorMetadata
+
+__all__ = ["Comparator"]
+
+Feeds: TypeAlias = "Iterable[Mapping[str, Any]]"
+Runs: TypeAlias = "RunResults | Iterable[RunResults]"
+
+_log = logging.getLogger(__name__)
+
+
+class Comparator:
+    """Runs, compares and checks; a namespace of functions."""
+
+    @overload
+    @staticmethod
+    def run(
+        runners: Sequence[BaseRunner],
+        data_loader: Feeds | None = ...,
+        warm_up: int | None = ...,
+        use_subprocess: bool | None = ...,
+        subprocess_timeout: float | None = ...,
+        subprocess_polling_interval: float | None = ...,
+        save_inputs_path: PathLike | None = ...,
+        save_outputs_path: PathLike | None = ...,
+        save_input_blob_path: PathLike | None = ...,
+        streaming: Literal[False] | None = ...,
+    ) -> RunResults: ...
+    @overload
+    @staticmethod
+    def run(
+        runners: Sequence[BaseRunner],
+        data_loader: Feeds | None = ...,
+        warm_up: int | None = ...,
+        use_subprocess: bool | None = ...,
+        subprocess_timeout: float | None = ...,
+        subprocess_polling_interval: float | None = ...,
+        save_inputs_path: PathLike | None = ...,
+        save_outputs_path: PathLike | None = ...,
+        save_input_blob_path: PathLike | None = ...,
+        *,
+        streaming: Literal[True],
+    ) -> Iterator[RunResults]: ...
+    @staticmethod
+    def run(
+        runners: Sequence[BaseRunner],
+        data_loader: Feeds | None = None,
+        warm_up: int | None = 0,
+        use_subprocess: bool | None = False,
+        subprocess_timeout: float | None = None,
+        subprocess_polling_interval: float | None = None,
+        save_inputs_path: PathLike | None = None,
+        save_outputs_path: PathLike | None = None,
+        save_input_blob_path: PathLike | None = None,
+        streaming: bool | None = False,
+    ) -> RunResults | Iterator[RunResults]:
+        """Run runners on the same inputs.
+
+        Each runner is activated, run through all iterations and deactivated before the next. With ``streaming`` all are
+        active together, and one iteration at a time is run by each and handed out, so that results may be larger than
+        memory.
+
+        Args:
+            runners: The runners.
+            data_loader: The inputs of each iteration: arrays by input name. A :class:`DataLoader` is told the first
+                runner's inputs first. Random inputs if not given.
+            warm_up: How many times each runner runs the first inputs before it is timed.
+            use_subprocess: Run each runner in a child process of its own, which has the GPU for itself and cannot take
+                this process down. Runners and data loader must be picklable, and the script's main part guarded by
+                ``if __name__ == "__main__":``.
+            subprocess_timeout: Seconds after which a child process is killed; never if not given.
+            subprocess_polling_interval: Accepted for scripts that pass it; a child process that dies is noticed at once.
+            save_inputs_path: Where to save the inputs: a file, or without an ending a directory with one file per
+                iteration.
+            save_outputs_path: Where to save the results, likewise.
+            save_input_blob_path: A directory to save each iteration's inputs in as raw bytes,
+                ``<iteration>/<input>.bin``.
+            streaming: Return an iterator of results with one iteration each. Use each before taking the next: its
+                arrays may be overwritten then.
+
+        Returns:
+            The outputs of all iterations by runner, in host memory; or an iterator of these.
+
+        Raises:
+            InputError: If the inputs do not fit a runner.
+            WorkerError: If a child process crashes or takes too long.
+            BackendError: If a runner fails.
+            ConfigError: If the places to save at are the same or not empty, or streaming is to use child processes.
+        """
+        _check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
+        loader: Feeds = DataLoader() if data_loader is None else data_loader
+        places = (save_inputs_path, save_outputs_path, save_input_blob_path)
+        if streaming:
+            if use_subprocess:
+                raise errors.ConfigError(
+                    "streaming and use_subprocess exclude each other: child processes run to the end."
+                )
+            return _stream(runners, loader, warm_up or 0, places)
+        writers = _Writers(*places)
+        cache = DataLoaderCache(loader)
+        results = RunResults()
+        for runner in runners:
+            if use_subprocess:
+                from trtops.comparator.worker import run_in_child
+
+                iterations = run_in_child(runner, cache, warm_up or 0, subprocess_timeout)
+            else:
+                iterations = run_to_end(runner, cache, warm_up or 0)
+            results.append((runner.name, iterations))
+        for feed, run in itertools.zip_longest(cache.cache, results.split()):
+            writers.append(feed, run)
+        writers.close()
+        return results
+
+    @overload
+    @staticmethod
+    def postprocess(run_results: RunResults, postprocess_func: PostprocessFunction) -> RunResults: ...
+    @overload
+    @staticmethod
+    def postprocess(
+        run_results: Iterable[RunResults], postprocess_func: PostprocessFunction
+    ) -> Iterable[RunResults]: ...
+    @staticmethod
+    def postprocess(run_results: Runs, postprocess_func: PostprocessFunction) -> Runs:
+        """Apply a function to every iteration's outputs.
+
+        Args:
+            run_results: The results, changed in place; or an iterator of results; or a list of either.
+            postprocess_func: Takes an iteration and returns it, or another.
+
+        Returns:
+            What was given, processed; of an iterator another one, which does it as it goes.
+        """
+        if isinstance(run_results, RunResults):
+            for _, iterations in run_results:
+                iterations[:] = [postprocess_func(iteration) for iteration in iterations]
+            return run_results
+        if isinstance(run_results, (list, tuple)):
+            return [Comparator.postprocess(run, postprocess_func) for run in run_results]
+        return _closing(run_results, lambda run: Comparator.postprocess(run, postprocess_func))
+
+    @staticmethod
+    def default_comparisons(run_results: RunResults) -> list[tuple[int, int]]:
+        """Which runners to compare if nothing is said: each with the next, by place."""
+        return [(i, i + 1) for i in range(len(run_results) - 1)]
+
+    @staticmethod
+    def compare_accuracy(
+        run_results: Runs | Sequence[Runs],
+        fail_fast: bool = False,
+        comparisons: Sequence[tuple[int, int]] | None = None,
+        compare_func: CompareFunction | Sequence[CompareFunction] | None = None,
+        check_average: bool = False,
+    ) -> AccuracyResults:
+        """Compare runners' outputs, iteration by iteration.
+
+        Args:
+            run_results: The results; or an iterator of results, such as a streaming run; or several of these, whose
+                runners are compared with each other.
+            fail_fast: Whether to stop after the first iteration that does not match.
+            comparisons: Pairs of places of runners; each with the next if not given.
+            compare_func: Called with two iterations, returns a match per output; ``SimpleCompareFunc()`` if not given.
+                Several share the statistics they need.
+            check_average: Judge the mean of each number over all iterations instead of each.
+
+        Returns:
+            One result per compare function; true if all is well.
+
+        Raises:
+            IterationMismatchError: If the runs have different numbers of iterations.
+            ComparisonError: If something cannot be compared at all.
+            ConfigError: If averages are asked for from a function that has none, or together with ``fail_fast``.
+        """
+        functions = list(compare_func) if isinstance(compare_func, Sequence) else [compare_func or SimpleCompareFunc()]
+        if check_average:
+            _check_averageable(functions, fail_fast)
+        results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
+        pairs: list[RunnerPair] = []
+        with contextlib.closing(_together(run_results)) as iterations:
+            for index, run in enumerate(iterations):
+                places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
+                pairs = pairs or _name_pairs(run, places)
+                failed = False
+                for (first, second), pair in zip(places, pairs):
+                    matches = _compare_pair(functions, run[first][1][0], run[second][1][0])
+                    for result, match in zip(results, matches):
+                        result.dct.setdefault(pair, []).append(match)
+                        failed = failed or not all(map(bool, match.values()))
+                if failed and fail_fast:
+                    _log.error("FAILED | Iteration %d does not match; stopped there", index)
+                    break
+        accuracy = AccuracyResults(results)
+        _summarize(accuracy, pairs)
+        return accuracy
+
+    @overload
+    @staticmethod
+    def validate(
+        run_results: RunResults,
+        check_inf: bool | None = ...,
+        check_nan: bool | None = ...,
+        fail_fast: bool | None = ...,
+    ) -> bool: ...
+    @overload
+    @staticmethod
+    def validate(
+        run_results: Iterable[RunResults],
+        check_inf: bool | None = ...,
+        check_nan: bool | None = ...,
+        fail_fast: bool | None = ...,
+    ) -> Iterator[RunResults]: ...
+    @staticmethod
+    def validate(
+        run_results: Runs, check_inf: bool | None = False, check_nan: bool | None = True, fail_fast: bool | None = False
+    ) -> bool | Iterator[RunResults]:
+        """Whether outputs are free of NaN, and of infinities.
+
+        Args:
+            run_results: The results; or an iterator of results.
+            check_inf: Whether infinities are faults; NaN then is one, too.
+            check_nan: Whether NaN is a fault.
+            fail_fast: Whether to stop at the first fault.
+
+        Returns:
+            Whether there was no fault. Of an iterator, another one with the same results, which raises at the first.
+
+        Raises:
+            ComparisonError: From an iterator, at the first fault.
+        """
+        nan, inf = check_nan is None or check_nan, bool(check_inf)
+        if isinstance(run_results, RunResults):
+            faults = _faults(run_results, nan, inf)
+            if fail_fast:
+                faults = itertools.islice(faults, 1)
+            valid = True
+            for fault in faults:
+                _log.error("FAILED | %s", fault)
+                valid = False
+            return valid
+        return _closing(run_results, lambda run: _raise_faults(run, nan, inf))
+
+
+def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list[IterationResult]:
+    """Activate a runner, run it on all inputs, deactivate it."""
+    with runner:
+        cache.set_input_metadata(runner.get_input_metadata())
+        count = len(cache)
+        if warm_up and count:
+            first = cache[0]
+            for _ in range(warm_up):
+                runner.infer(first)
+        results = []
+        for index in range(count):
+            # The feed was made to fit just now. The arrays are the runner's, which may write to them again.
+            outputs = runner.infer(cache[index], check_inputs=False)
+            kept = outputs if count == 1 else {name: _copy(array) for name, array in outputs.items()}
+            results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
+        seconds = sum(result.runtime or 0.0 for result in results)
+        _log.info("%s | %d iterations in %.4g ms", runner.name, count, seconds * 1e3)
+        return results
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if is_torch(array) else np.array(array)
+
+
+def _stream(
+    runners: Sequence[BaseRunner],
+    loader: Feeds,
+    warm_up: int,
+    places: tuple[PathLike | None, PathLike | None, PathLike | None],
+) -> Iterator[RunResults]:
+    writers = _Writers(*places, keep_copies=True)
+    with contextlib.ExitStack() as stack:
+        active = [stack.enter_context(runner) for runner in runners]
+        inputs = [runner.get_input_metadata() for runner in active]
+        if inputs and hasattr(loader, "input_metadata"):
+            loader.input_metadata = inputs[0]
+        try:
+            for feed in loader if active else ():
+                run = _run_once(active, inputs, check_feed(feed), warm_up)
+                warm_up = 0
+                writers.append(feed, run)
+                yield run
+        except GeneratorExit:  # left early: what was run is saved
+            writers.close()
+            raise
+    writers.close()
+
+
+def _run_once(
+    runners: Sequence[BaseRunner], inputs: Sequence[TensorMetadata], feed: Mapping[str, Any], warm_up: int
+) -> RunResults:
+    run = RunResults()
+    for runner, metadata in zip(runners, inputs):
+        fitted = fit_feed(feed, metadata)
+        for _ in range(warm_up):
+            runner.infer(fitted, check_inputs=False)
+        outputs = runner.infer(fitted, check_inputs=False)
+        run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
+    return run
+
+
+class _Writers:
+    """Saves a run at its places as it goes; single files are written by :meth:`close`."""
+
+    def __init__(
+        self,
+        inputs: PathLike | None = None,
+        outputs: PathLike | None = None,
+        blobs: PathLike | None = None,
+        keep_copies: bool = False,
+    ) -> None:
+        self.inputs: IterationWriter[dict[str, Any]] | None = None
+        self.outputs: IterationWriter[RunResults] | None = None
+        if inputs is not None:
+            self.inputs = IterationWriter(inputs, keep_copies=keep_copies, description="inference inputs")
+        if outputs is not None:
+            self.outputs = IterationWriter(
+                outputs, RunResults.concat, keep_copies=keep_copies, description="inference results"
+            )
+        self.blobs = None if blobs is None else Path(blobs)
+        self.count = 0
+
+    def append(self, feed: Mapping[str, Any] | None, run: RunResults | None) -> None:
+        if self.inputs is not None and feed is not None:
+            self.inputs.append(dict(feed))
+        if self.outputs is not None and run is not None:
+            self.outputs.append(run)
+        if self.blobs is not None and feed is not None:
+            _save_blobs(self.blobs / f"{self.count:010d}", feed)
+        self.count += 1
+
+    def close(self) -> None:
+        for writer in (self.inputs, self.outputs):
+            if writer is not None:
+                writer.close()
+
+
+def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, array in feed.items():
+        path = Path(os.path.abspath(directory / f"{name}.bin"))
+        if Path(os.path.abspath(directory)) not in path.parents:
+            raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)
+
+
+def _check_distinct(*paths: PathLike | None) -> None:
+    real = [os.path.realpath(path) for path in paths if path is not None]
+    if len(set(real)) < len(real):
+        raise errors.ConfigError(
+            f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
+        )
+
+
+@contextlib.contextmanager
+def _closed(stream: Iterable[RunResults]) -> Iterator[None]:
+    """Close an iterator when its user is done, so that what it saves is written then."""
+    try:
+        yield
+    finally:
+        close = getattr(stream, "close", None)
+        if callable(close):
+            close()
+
+
+def _closing(stream: Iterable[RunResults], change: Any) -> Iterator[RunResults]:
+    with _closed(stream):
+        for run in stream:
+            yield change(run)
+
+
+def _together(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, None]:
+    """The runs side by side, one iteration at a time: results with one iteration of every runner."""
+    sources = cast("list[Runs]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
+    streams: list[Iterable[RunResults]] = []
+    for source in sources:
+        streams += _by_runner(source) if isinstance(source, RunResults) else [source]
+    end = object()
+    with contextlib.ExitStack() as stack:
+        for stream in streams:
+            stack.enter_context(_closed(stream))
+        for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
+            if any(run is end for run in group):
+                short = [place for place, run in enumerate(group) if run is end]
+                raise errors.IterationMismatchError(
+                    f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from 0) "
+                    f"end after {index}. Run all on the same inputs."
+                )
+            yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
+
+
+def _by_runner(run: RunResults) -> list[Iterator[RunResults]]:
+    def one(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
+        return (RunResults([(name, [iteration])]) for iteration in iterations)
+
+    return [one(name, iterations) for name, iterations in run]
+
+
+def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[RunnerPair]:
+    for first, second in places:
+        for place in (first, second):
+            if not -len(run) <= place < len(run):
+                raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
+    return [(run[first][0], run[second][0]) for first, second in places]
+
+
+def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, other: IterationResult) -> list[Matches]:
+    cache = StatisticsCache()
+    return [
+        function.compare(one, other, cache) if isinstance(function, BaseCompareFunc) else dict(function(one, other))
+        for function in functions
+    ]
+
+
+def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
+    if fail_fast:
+        raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
+    for function in functions:
+        thresholds_for = getattr(function, "thresholds_for", None)
+        try:
+            threshold = thresholds_for("") if thresholds_for is not None else None
+        except NotImplementedError:
+            threshold = None
+        if threshold is None:
+            raise errors.ConfigError(
+                f"check_average needs numbers to average; {type(function).__name__} says yes or no only. "
+                "Give it a thresholds_for(output_name), or judge every iteration."
+            )
+        if isinstance(threshold, SimpleThreshold) and threshold.check_error_stat == "elemwise":
+            raise errors.ConfigError(
+                "check_average needs a number to average, and check_error_stat='elemwise' has none. "
+                "Use max, mean, median or quantile."
+            )
+
+
+def _summarize(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
+    for result in accuracy:
+        for pair in pairs:
+            matched, _, total = result.stats(pair)
+            level = logging.INFO if matched == total else logging.ERROR
+            _log.log(level, "Accuracy | %s vs. %s | %d of %d iterations match", *pair, matched, total)
+
+
+def _faults(run: RunResults, nan: bool, inf: bool) -> Iterator[str]:
+    for name, iterations in run:
+        for index, iteration in enumerate(iterations):
+            for output, value in iteration.items():
+                array = to_numpy(value, f"Output {output!r}")
+                if array.dtype.kind in "biuSUO":
+                    continue
+                array = array if array.dtype.kind == "f" else array.astype(np.float32)
+                where = f"{name}: output {output!r} of iteration {index}"
+                nans, infs = int(np.count_nonzero(np.isnan(array))), 0
+                if inf:
+                    infs = array.size - nans - int(np.count_nonzero(np.isfinite(array)))
+                if nans and (nan or inf):
+                    yield f"{where} has {nans} NaN"
+                if infs:
+                    yield f"{where} has {infs} infinities"
+
+
+def _raise_faults(run: RunResults, nan: bool, inf: bool) -> RunResults:
+    for fault in _faults(run, nan, inf):
+        raise errors.ComparisonError(f"{fault}.")
+    return run

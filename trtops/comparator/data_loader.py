@@ -1,0 +1,421 @@
+"""Inputs: synthetic ones that are the same every time and everywhere, and saved ones."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import Array, is_torch, to_numpy
+from trtops.comparator.streams import PathLike, iterate_files, load_list
+from trtops.constants import DEFAULT_SEED, DEFAULT_SHAPE_VALUE
+from trtops.metadata import BoundedShape, DataType, Shape, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
+
+__all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
+
+Range: TypeAlias = "tuple[float | None, float | None]"
+
+_log = logging.getLogger(__name__)
+
+
+class DataLoader:
+    """Makes random inputs for a model.
+
+    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of the field's tool: iteration *i*
+    draws from ``numpy.random.RandomState(seed + i)``, input by input in the model's order. It is a sequence: indexing
+    it twice gives the same arrays twice.
+
+    Attributes:
+        input_metadata: The inputs to make; set by whoever runs a model, from its runner.
+        user_input_metadata: What was asked for: shapes and dtypes to use instead, by name, in which ``*`` stands for
+            any text.
+        val_range: The range of values, or ranges by input.
+        seed: The first iteration's seed.
+        iterations: How many iterations there are.
+    """
+
+    def __init__(
+        self,
+        seed: int | None = DEFAULT_SEED,
+        iterations: int | None = 1,
+        input_metadata: Mapping[str, TensorSpec] | None = None,
+        val_range: Range | Mapping[str, Range] | None = (0.0, 1.0),
+        data_loader_backend_module: Literal["numpy", "torch"] | None = "numpy",
+        int_range: tuple[int, int] | None = None,
+        float_range: tuple[float, float] | None = None,
+    ) -> None:
+        """Describe the inputs; None stands for a default.
+
+        Args:
+            seed: The first iteration's seed; each next one counts up.
+            iterations: How many iterations to make.
+            input_metadata: Shapes and dtypes to use, by input; a dynamic shape is taken at its smallest, or with 1.
+                For an input that is itself a shape, its "shape" is taken for its value.
+            val_range: Smallest and largest value, both included; or these by input, with ``""`` for the others.
+            data_loader_backend_module: What arrays to make: ``numpy`` or ``torch``.
+            int_range: As ``val_range``, for integers and booleans only; older scripts pass it.
+            float_range: As ``val_range``, for floating-point inputs only; older scripts pass it.
+
+        Raises:
+            ConfigError: If the module is neither of the two, or a range is empty.
+        """
+        self.seed = DEFAULT_SEED if seed is None else seed
+        self.iterations = 1 if iterations is None else iterations
+        self.user_input_metadata: Mapping[str, TensorSpec] = input_metadata or {}
+        self.input_metadata: Mapping[str, TensorSpec] | None = None
+        self.val_range: Range | Mapping[str, Range] = (0.0, 1.0) if val_range is None else val_range
+        self.int_range = int_range
+        self.float_range = float_range
+        self.module = data_loader_backend_module or "numpy"
+        if self.module not in ("numpy", "torch"):
+            raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
+
+    def __repr__(self) -> str:
+        return (
+            f"DataLoader(seed={self.seed}, iterations={self.iterations}, "
+            f"input_metadata={dict(self.user_input_metadata) or None}, val_range={self.val_range})"
+        )
+
+    def __len__(self) -> int:
+        return self.iterations
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(self.iterations))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The inputs of one iteration, by name: new arrays in host memory.
+
+        Raises:
+            IndexError: If there are not so many iterations.
+            ConfigError: If nothing is known of the model's inputs, or a range or dtype does not do.
+        """
+        if index >= self.iterations:
+            raise IndexError(f"iteration {index} of {self.iterations}")
+        wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
+        if not wanted:
+            _log.warning("The data loader knows of no inputs, and makes none")
+        draw = _Torch(self.seed + index) if self.module == "torch" else _Numpy(self.seed + index)
+        self._warn_of_unused(wanted)
+        return {name: self._make(name, spec, draw) for name, spec in wanted.items()}
+
+    def _make(self, name: str, spec: TensorSpec, draw: _Numpy | _Torch) -> Any:
+        dtype, shape = spec.dtype, spec.shape
+        if shape is None:
+            raise errors.ConfigError(f"The shape of input {name!r} is not known. Give one in input_metadata.")
+        user = self._user_spec(name)
+        if user is not None:
+            dtype = user.dtype or dtype
+            if user.shape is not None:
+                if _is_shape_tensor(spec, user.shape, dtype):
+                    return draw.constant(user.shape, dtype)
+                shape = _overridden(name, shape, user.shape)
+        fixed = _fixed(name, shape)
+        if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
+            low, high = self._range(name, self.int_range)
+            cast = int if dtype.is_integral else bool
+            return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
+        low, high = self._range(name, self.float_range)
+        return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
+
+    def _user_spec(self, name: str) -> TensorSpec | None:
+        """What was asked for an input; of several patterns that fit, the last."""
+        found = None
+        for pattern, spec in self.user_input_metadata.items():
+            if pattern == name or fnmatchcase(name, pattern):
+                found = spec
+        return found
+
+    def _range(self, name: str, special: tuple[float, float] | None) -> tuple[float, float]:
+        chosen: Any = special if special is not None else self.val_range
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
+        low, high = chosen
+        low, high = 0.0 if low is None else low, 1.0 if high is None else high
+        if low > high:
+            raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
+        return low, high
+
+    def _warn_of_unused(self, wanted: Mapping[str, TensorSpec]) -> None:
+        ranges = self.val_range if isinstance(self.val_range, Mapping) else {}
+        for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
+            for name in names:
+                if name and name not in wanted and not any(fnmatchcase(known, name) for known in wanted):
+                    _log.warning(
+                        "%s names %r, which is no input of the model. %s", what, name, errors.near(name, wanted)
+                    )
+
+
+class _Numpy:
+    """Draws numpy arrays from the generator that the field's tool uses."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.RandomState(seed)
+
+    def integers(self, shape: tuple[int, ...], dtype: DataType, low: int, high: int) -> Array:
+        kind = dtype.numpy()
+        if kind.isbuiltin == 2:  # 4-bit integers, which numpy does not draw
+            return np.asarray(self.random.randint(low, high + 1, shape)).astype(kind)
+        try:
+            return np.array(self.random.randint(low, high + 1, shape, kind))
+        except ValueError as exc:
+            raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype.value}: {exc}.") from None
+
+    def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Array:
+        if dtype is DataType.STRING:
+            raise errors.ConfigError("Random strings are not made. Supply string inputs yourself.")
+        scale, shift = high - low, low
+        if math.isinf(low):
+            scale, shift = low, 0.0
+        if math.isinf(high):
+            scale = high
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.array((self.random.random_sample(shape) * scale + shift).astype(dtype.numpy()))
+
+    def constant(self, value: Shape, dtype: DataType | None) -> Array:
+        return np.array(value, None if dtype is None else dtype.numpy())
+
+
+class _Torch:
+    """Draws torch tensors on the CPU. Floats are between 0 and 1 scaled to the range."""
+
+    def __init__(self, seed: int) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise errors.BackendUnavailableError(
+                "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
+            ) from None
+        self.torch = torch
+        self.random = torch.Generator()
+        self.random.manual_seed(seed)
+
+    def integers(self, shape: tuple[int, ...], dtype: DataType, low: int, high: int) -> Any:
+        return self.torch.randint(low, high + 1, shape, generator=self.random, dtype=getattr(self.torch, dtype.value))
+
+    def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Any:
+        drawn = self.torch.rand(shape, generator=self.random, dtype=getattr(self.torch, dtype.value))
+        return drawn if (low, high) == (0.0, 1.0) else drawn * (high - low) + low
+
+    def constant(self, value: Shape, dtype: DataType | None) -> Any:
+        return self.torch.tensor(value, dtype=None if dtype is None else getattr(self.torch, dtype.value))
+
+
+def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None) -> bool:
+    """Whether an input's value is a shape: a vector of integers as long as the shape that was asked for."""
+    if dtype is not None and not dtype.is_integral:
+        return False
+    shape = spec.shape or ()
+    return len(shape) == 1 and shape[0] == len(user_shape) and not any(map(is_dynamic, user_shape))
+
+
+def _overridden(name: str, shape: Shape, user_shape: Shape) -> Shape:
+    if any(map(is_dynamic, user_shape)):
+        _log.warning("Input %r: the shape asked for, %s, is dynamic; it is not used", name, tuple(user_shape))
+        return shape
+    if not shape_accepts(shape, [int(d) for d in user_shape if isinstance(d, int)]):
+        _log.warning(
+            "Input %r: the shape asked for, %s, does not fit the model's %s", name, tuple(user_shape), tuple(shape)
+        )
+        return shape
+    return user_shape
+
+
+def _fixed(name: str, shape: Shape) -> tuple[int, ...]:
+    """A shape without dynamic dimensions: the smallest, else the largest, else with 1 in their places."""
+    if not any(map(is_dynamic, shape)):
+        return tuple(int(d) for d in shape if isinstance(d, int))
+    bounds = (shape.min or shape.max) if isinstance(shape, BoundedShape) else None
+    fixed = bounds or tuple(d if isinstance(d, int) and d >= 0 else DEFAULT_SHAPE_VALUE for d in shape)
+    _log.warning(
+        "Input %r has the dynamic shape %s; data of shape %s is made. Give a shape to change that", name, shape, fixed
+    )
+    return tuple(fixed)
+
+
+class StreamingDataLoader:
+    """Reads saved inputs one iteration at a time, as a data loader.
+
+    Attributes:
+        paths: A file, a directory of files with one iteration each, or several of these, one behind the other. A file
+            holds one iteration, or a list of them, which is loaded whole.
+        allow_dirs: Whether directories are taken.
+    """
+
+    def __init__(self, paths: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> None:
+        """Remember what to read; nothing is read before iteration."""
+        self.paths = paths
+        self.allow_dirs = allow_dirs
+
+    def __repr__(self) -> str:
+        return f"StreamingDataLoader({self.paths!r}, allow_dirs={self.allow_dirs})"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iterate_files(self.paths, lambda path: load_list(path, "inputs"), self.allow_dirs)
+
+
+class DataLoaderCache:
+    """Gives several runners the same inputs, which are read from their data loader once.
+
+    Attributes:
+        cache: The inputs of all iterations, once a runner's inputs were named.
+    """
+
+    def __init__(self, data_loader: Iterable[Mapping[str, Any]]) -> None:
+        """Cache any iterable of inputs by name."""
+        self.data_loader = data_loader
+        self.cache: list[Mapping[str, Any]] = []
+        self.input_metadata: TensorMetadata | None = None
+        self._loaded = False
+
+    def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
+        """Say what the next runner's inputs are; the first time, the inputs are read.
+
+        Raises:
+            InputError: If the data loader gives something else than arrays by name.
+        """
+        self.input_metadata = input_metadata
+        if hasattr(self.data_loader, "input_metadata"):
+            self.data_loader.input_metadata = input_metadata
+        if not self._loaded:
+            self.cache = [check_feed(feed) for feed in self.data_loader]
+            self._loaded = True
+            if not self.cache:
+                _log.warning("The data loader gave no inputs")
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def __getitem__(self, iteration: int) -> dict[str, Any]:
+        """One iteration's inputs, fit for the runner whose inputs were named last.
+
+        Raises:
+            IndexError: If there are not so many iterations.
+            InputError: If an input is missing, or cannot be made to fit, and the data loader cannot make one that does.
+        """
+        feed = self.cache[iteration]
+        if self.input_metadata is None:
+            return dict(feed)
+        return fit_feed(feed, self.input_metadata, lambda name: self._made_anew(iteration, name))
+
+    def _made_anew(self, iteration: int, name: str) -> Any:
+        if not isinstance(self.data_loader, DataLoader):
+            return None
+        return self.data_loader[iteration].get(name)
+
+
+def check_feed(feed: object) -> Mapping[str, Any]:
+    """An iteration's inputs, if that is what they are.
+
+    Raises:
+        InputError: If they are not arrays by name.
+    """
+    if isinstance(feed, Mapping) and all(isinstance(name, str) for name in feed):
+        return feed
+    hint = " Results of runs are turned into inputs by `trtops data merge`." if hasattr(feed, "load_streaming") else ""
+    raise errors.InputError(
+        f"The data loader gave a {type(feed).__name__}; expected a dict of arrays by input name for each iteration.{hint}"
+    )
+
+
+def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:
+    """Inputs that fit a runner: those it has, cast and reshaped where that is needed and can be done.
+
+    Args:
+        feed: Arrays by name.
+        inputs: The runner's inputs.
+        make: Called with an input's name when there is nothing that fits; returns an array, or None.
+
+    Returns:
+        Arrays by name; those that fit are the given ones.
+
+    Raises:
+        MissingInputError: If an input is missing.
+        InputShapeError: If an array has another shape, and as a shape other elements.
+    """
+    fitted = {}
+    for index, (name, spec) in enumerate(inputs.items()):
+        if name in feed and _fits(feed[name], spec):
+            fitted[name] = feed[name]
+            continue
+        try:
+            fitted[name] = _fitted(feed[_matching_name(name, index, feed)], name, spec)
+        except errors.InputError:
+            made = None if make is None else make(name)
+            if made is None or not _fits(made, spec):
+                raise
+            fitted[name] = made
+    return fitted
+
+
+def _fits(array: Any, spec: TensorSpec) -> bool:
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        return False
+    same = (
+        spec.dtype is None or str(dtype).removeprefix("torch.") == spec.dtype.value or DataType.of(dtype) is spec.dtype
+    )
+    return same and (spec.shape is None or shape_accepts(spec.shape, tuple(array.shape)))
+
+
+def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
+    if name in feed:
+        return name
+    near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
+    found = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    if found is None:
+        raise errors.MissingInputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
+    _log.warning("Input %r is fed with %r, whose name is closest", name, found)
+    return found
+
+
+def _fitted(array: Any, name: str, spec: TensorSpec) -> Any:
+    if is_torch(array):
+        array = array.cpu()
+    array = to_numpy(array, f"Input {name!r}")
+    if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
+        array = _cast(array, name, spec.dtype)
+    if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
+        array = _reshape(array, name, spec.shape)
+    return array
+
+
+def _cast(array: Array, name: str, dtype: DataType) -> Array:
+    _log.warning("Input %r is cast from %s to %s", name, array.dtype, dtype.value)
+    if dtype.is_integral and array.size and array.dtype.kind in "fiub":
+        limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
+        if limits is not None and not (limits.min <= float(array.min()) and float(array.max()) <= limits.max):
+            raise errors.InputDtypeError(f"Input {name!r} has values that {dtype.value} does not hold.")
+    try:
+        return array.astype(dtype.numpy())
+    except (TypeError, ValueError) as exc:
+        raise errors.InputDtypeError(
+            f"Input {name!r} cannot be cast from {array.dtype} to {dtype.value}: {exc}."
+        ) from None
+
+
+def _reshape(array: Array, name: str, shape: Shape) -> Array:
+    known = [d for d in shape if isinstance(d, int) and d >= 0]
+    if len(shape) == array.ndim and sorted(known) == sorted(array.shape):
+        left = list(range(array.ndim))
+        axes = []
+        for dim in known:
+            axes.append(next(axis for axis in left if array.shape[axis] == dim))
+            left.remove(axes[-1])
+        moved = np.ascontiguousarray(array.transpose(axes))
+    else:
+        moved = _same_elements(array, name, shape, known)
+    _log.warning("Input %r is reshaped from %s to %s", name, array.shape, moved.shape)
+    return moved
+
+
+def _same_elements(array: Array, name: str, shape: Shape, known: Sequence[int]) -> Array:
+    rest = math.prod(known)
+    missing = len(shape) - len(known)
+    if missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):
+        raise errors.InputShapeError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
+    return array.reshape([d if isinstance(d, int) and d >= 0 else array.size // rest for d in shape])

@@ -1,0 +1,551 @@
+"""What a compare function says of one output: its numbers, and the threshold they were held against.
+
+The verdict is never stored where it can be derived: a result is true if its threshold passes its numbers, and can be
+held against another threshold at any time. Names and saved form are the field's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, cast
+
+from trtops import errors
+from trtops.comparator.metrics import OutputStatistics
+from trtops.json import Decoder, Encoder
+
+__all__ = [
+    "CompareResult",
+    "CosineSimilarityResult",
+    "CosineSimilarityThreshold",
+    "DistanceMetricsResult",
+    "DistanceThreshold",
+    "L2Result",
+    "L2Threshold",
+    "LpipsThreshold",
+    "OutputCompareResult",
+    "PerceptualMetricsResult",
+    "PsnrResult",
+    "PsnrThreshold",
+    "QualityMetricsResult",
+    "QualityThreshold",
+    "SimpleThreshold",
+    "SnrResult",
+    "SnrThreshold",
+    "Threshold",
+]
+
+ErrorStat = Literal["elemwise", "max", "mean", "median", "quantile"]
+ERROR_STATS = ("elemwise", "max", "mean", "median", "quantile")
+
+Numbers = Mapping[str, "float | None"]
+
+
+class Threshold:
+    """What numbers of some names are held against."""
+
+    METRIC_FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def metric_fields(cls) -> list[str]:
+        """The names of the numbers; they also say which results the threshold is for."""
+        return list(cls.METRIC_FIELDS)
+
+    def passed(self, metric_values: Numbers) -> bool:
+        """Whether the numbers, by name, are good enough. NaN never is."""
+        raise NotImplementedError
+
+    def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
+        """One line of words and the verdict; None where one line does not say it."""
+        return None
+
+
+@dataclass(frozen=True)
+class SimpleThreshold(Threshold):
+    """Tolerances for one error statistic, which fails if it exceeds both.
+
+    Attributes:
+        check_error_stat: Which: ``elemwise`` (every element), ``max``, ``mean``, ``median`` or ``quantile``.
+        atol: Absolute tolerance, in the output's own unit.
+        rtol: Relative tolerance, as a fraction of the reference.
+        error_quantile: The level, between 0 and 1, for ``quantile``.
+    """
+
+    METRIC_FIELDS: ClassVar[tuple[str, ...]] = (
+        "max_absdiff",
+        "max_reldiff",
+        "mean_absdiff",
+        "mean_reldiff",
+        "median_absdiff",
+        "median_reldiff",
+        "quantile_absdiff",
+        "quantile_reldiff",
+    )
+
+    check_error_stat: str
+    atol: float
+    rtol: float
+    error_quantile: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.check_error_stat not in ERROR_STATS:
+            raise errors.ConfigError(
+                f"check_error_stat is {self.check_error_stat!r}. {errors.near(str(self.check_error_stat), ERROR_STATS)}"
+            )
+
+    def passed(self, metric_values: Numbers) -> bool:
+        """Whether the statistic is within either tolerance.
+
+        Raises:
+            ComparisonError: If the statistic was not stored, as ``elemwise`` never is by itself.
+        """
+        absolute = metric_values.get(f"{self.check_error_stat}_absdiff")
+        relative = metric_values.get(f"{self.check_error_stat}_reldiff")
+        if absolute is None or relative is None:
+            raise errors.ComparisonError(
+                f"The results have no {self.check_error_stat!r} error to judge by. "
+                "Judge by max, mean or median, or compare the outputs again."
+            )
+        return absolute <= self.atol or relative <= self.rtol
+
+
+@dataclass(frozen=True)
+class _OneNumber(Threshold):
+    """A limit for one number."""
+
+    LABEL: ClassVar[str] = ""
+    UNIT: ClassVar[str] = ""
+    HIGHER_IS_BETTER: ClassVar[bool] = False
+
+    threshold: float
+
+    def passed(self, metric_values: Numbers) -> bool:
+        value = metric_values.get(self.METRIC_FIELDS[0])
+        if value is None:
+            return False
+        return value >= self.threshold if self.HIGHER_IS_BETTER else value <= self.threshold
+
+    def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
+        value = metric_values.get(self.METRIC_FIELDS[0])
+        if value is None:
+            return None
+        passed = self.passed(metric_values)
+        limit = "at least" if self.HIGHER_IS_BETTER else "at most"
+        shown, bound = _distinct(value, self.threshold)
+        return (
+            f"{self.LABEL}: {shown}{self.UNIT} ({limit} {bound}{self.UNIT}) | {'PASSED' if passed else 'FAILED'}",
+            passed,
+        )
+
+
+def _distinct(value: float, limit: float) -> tuple[str, str]:
+    """Both with five digits, or as many as it takes to see that they differ."""
+    for digits in range(5, 17):
+        shown, bound = f"{value:.{digits}g}", f"{limit:.{digits}g}"
+        if shown != bound or value == limit:
+            return shown, bound
+    return repr(value), repr(limit)
+
+
+class L2Threshold(_OneNumber):
+    """The largest allowed Euclidean distance."""
+
+    METRIC_FIELDS = ("l2_norm",)
+    LABEL = "L2 norm"
+
+
+class CosineSimilarityThreshold(_OneNumber):
+    """The smallest allowed cosine similarity, between -1 and 1."""
+
+    METRIC_FIELDS = ("cosine_similarity",)
+    LABEL = "Cosine similarity"
+    HIGHER_IS_BETTER = True
+
+
+class PsnrThreshold(_OneNumber):
+    """The smallest allowed peak signal-to-noise ratio, in dB."""
+
+    METRIC_FIELDS = ("psnr",)
+    LABEL, UNIT = "PSNR", " dB"
+    HIGHER_IS_BETTER = True
+
+
+class SnrThreshold(_OneNumber):
+    """The smallest allowed signal-to-noise ratio, in dB."""
+
+    METRIC_FIELDS = ("snr",)
+    LABEL, UNIT = "SNR", " dB"
+    HIGHER_IS_BETTER = True
+
+
+class LpipsThreshold(_OneNumber):
+    """The largest allowed perceptual distance (LPIPS). What could not be computed fails."""
+
+    METRIC_FIELDS = ("lpips",)
+    LABEL = "LPIPS"
+
+
+@dataclass(frozen=True)
+class DistanceThreshold(Threshold):
+    """Limits for distance and similarity, both of which must hold.
+
+    Attributes:
+        l2_tolerance: The largest Euclidean distance.
+        cosine_similarity_threshold: The smallest cosine similarity.
+    """
+
+    METRIC_FIELDS: ClassVar[tuple[str, ...]] = ("l2_norm", "cosine_similarity")
+
+    l2_tolerance: float
+    cosine_similarity_threshold: float
+
+    def passed(self, metric_values: Numbers) -> bool:
+        """Whether both limits hold."""
+        limits = L2Threshold(self.l2_tolerance), CosineSimilarityThreshold(self.cosine_similarity_threshold)
+        return all(limit.passed(metric_values) for limit in limits)
+
+
+@dataclass(frozen=True)
+class QualityThreshold(Threshold):
+    """Limits for both signal-to-noise ratios, which must both hold.
+
+    Attributes:
+        psnr_tolerance: The smallest PSNR in dB.
+        snr_tolerance: The smallest SNR in dB.
+    """
+
+    METRIC_FIELDS: ClassVar[tuple[str, ...]] = ("psnr", "snr")
+
+    psnr_tolerance: float
+    snr_tolerance: float
+
+    def passed(self, metric_values: Numbers) -> bool:
+        """Whether both limits hold."""
+        limits = PsnrThreshold(self.psnr_tolerance), SnrThreshold(self.snr_tolerance)
+        return all(limit.passed(metric_values) for limit in limits)
+
+
+@dataclass(eq=False)
+class CompareResult:
+    """The numbers of one output; true if its threshold passes them.
+
+    Attributes:
+        thresholds: The threshold.
+        output0_name: The compared output's name; set by the compare function.
+        output1_name: The name of what it was compared with.
+    """
+
+    THRESHOLD: ClassVar[type[Threshold]] = Threshold
+
+    thresholds: Any = field(default=None, kw_only=True)
+    output0_name: str | None = field(default=None, init=False)
+    output1_name: str | None = field(default=None, init=False)
+
+    def __bool__(self) -> bool:
+        return bool(self._threshold().passed(self.metric_values()))
+
+    def _threshold(self) -> Threshold:
+        if not isinstance(self.thresholds, Threshold) and not hasattr(self.thresholds, "passed"):
+            raise errors.ComparisonError(f"A {type(self).__name__} without thresholds has no verdict. Give it some.")
+        return cast("Threshold", self.thresholds)
+
+    @property
+    def passed(self) -> bool:
+        """The verdict, as a property."""
+        return bool(self)
+
+    @classmethod
+    def metric_fields(cls) -> list[str]:
+        """The names of the numbers."""
+        return cls.THRESHOLD.metric_fields()
+
+    def metric_values(self) -> dict[str, float | None]:
+        """The numbers by name."""
+        return {name: getattr(self, name) for name in self.metric_fields()}
+
+    def set_thresholds(self, thresholds: Threshold) -> None:
+        """Judge by another threshold from now on."""
+        self.thresholds = thresholds
+
+    def describe(self) -> tuple[str, bool] | None:
+        """One line of words and the verdict; None where one line does not say it."""
+        return self._threshold().describe(self.metric_values())
+
+    @classmethod
+    def average(cls, results: Sequence[CompareResult]) -> CompareResult:
+        """The result whose numbers are the means of those of several, which must be of this type."""
+        means = {}
+        for name in cls.metric_fields():
+            known = [v for r in results if (v := getattr(r, name)) is not None]
+            means[name] = sum(known) / len(known) if known else None
+        return cls(**means, thresholds=results[0].thresholds)
+
+
+@dataclass(eq=False)
+class OutputCompareResult(CompareResult):
+    """The error statistics of one output.
+
+    Attributes:
+        max_absdiff: Largest absolute error, in the output's own unit.
+        max_reldiff: Largest relative error, as a fraction of the reference.
+        mean_absdiff: Mean absolute error.
+        mean_reldiff: Mean relative error.
+        median_absdiff: Median absolute error.
+        median_reldiff: Median relative error.
+        quantile_absdiff: Quantile of the absolute error, at the threshold's level.
+        quantile_reldiff: Quantile of the relative error.
+        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` of the field's tool.
+        statistics: All statistics, from which ``elemwise`` can be judged again.
+    """
+
+    THRESHOLD = SimpleThreshold
+
+    max_absdiff: float | None
+    max_reldiff: float | None
+    mean_absdiff: float | None
+    mean_reldiff: float | None
+    median_absdiff: float | None
+    median_reldiff: float | None
+    quantile_absdiff: float | None = None
+    quantile_reldiff: float | None = None
+    stored: bool | None = field(default=None, repr=False)
+    statistics: OutputStatistics | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, statistics: OutputStatistics, thresholds: SimpleThreshold) -> OutputCompareResult:
+        """The result for statistics that have the threshold's quantile level."""
+        quantile = statistics.quantile(thresholds.error_quantile)
+        return cls(
+            statistics.max_abs,
+            statistics.max_rel,
+            statistics.mean_abs,
+            statistics.mean_rel,
+            statistics.median_abs,
+            statistics.median_rel,
+            quantile.abs,
+            quantile.rel,
+            statistics=statistics,
+            thresholds=thresholds,
+        )
+
+    def __bool__(self) -> bool:
+        threshold = self.thresholds
+        if not isinstance(threshold, SimpleThreshold) or threshold.check_error_stat != "elemwise":
+            return super().__bool__()
+        if self.statistics is not None:
+            counted = (self.statistics.atol, self.statistics.rtol) == (threshold.atol, threshold.rtol)
+            if counted:
+                return self.statistics.violations == 0
+            return not self.statistics.any_violation(threshold.atol, threshold.rtol)
+        if self.stored is not None:
+            return self.stored
+        raise errors.ComparisonError(
+            "Whether every element is within the tolerances cannot be told from these results, which hold statistics "
+            "only. Judge by max, mean or median, or compare the outputs again."
+        )
+
+    def set_thresholds(self, thresholds: Threshold) -> None:
+        """Judge by another threshold from now on; a verdict that a file stored does not hold for it."""
+        super().set_thresholds(thresholds)
+        self.stored = None
+        if self.statistics is not None and isinstance(thresholds, SimpleThreshold):
+            recorded = [0.5, *(q.level for q in self.statistics.quantiles)]
+            known = any(math.isclose(level, thresholds.error_quantile, rel_tol=1e-12) for level in recorded)
+            quantile = self.statistics.quantile(thresholds.error_quantile) if known else None
+            self.quantile_absdiff = None if quantile is None else quantile.abs
+            self.quantile_reldiff = None if quantile is None else quantile.rel
+
+    def __str__(self) -> str:
+        return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
+
+
+@dataclass(eq=False)
+class L2Result(CompareResult):
+    """The Euclidean distance of one output.
+
+    Attributes:
+        l2_norm: The distance.
+    """
+
+    THRESHOLD = L2Threshold
+
+    l2_norm: float
+
+
+@dataclass(eq=False)
+class CosineSimilarityResult(CompareResult):
+    """The cosine similarity of one output.
+
+    Attributes:
+        cosine_similarity: Between -1 and 1.
+    """
+
+    THRESHOLD = CosineSimilarityThreshold
+
+    cosine_similarity: float
+
+
+@dataclass(eq=False)
+class PsnrResult(CompareResult):
+    """The peak signal-to-noise ratio of one output.
+
+    Attributes:
+        psnr: In dB; infinite if the output equals the reference.
+    """
+
+    THRESHOLD = PsnrThreshold
+
+    psnr: float
+
+
+@dataclass(eq=False)
+class SnrResult(CompareResult):
+    """The signal-to-noise ratio of one output.
+
+    Attributes:
+        snr: In dB; infinite if the output equals the reference.
+    """
+
+    THRESHOLD = SnrThreshold
+
+    snr: float
+
+
+@dataclass(eq=False)
+class PerceptualMetricsResult(CompareResult):
+    """The perceptual distance of one output.
+
+    Attributes:
+        lpips: The distance; None, in results of the field's tool, if it could not be computed, which fails here.
+    """
+
+    THRESHOLD = LpipsThreshold
+
+    lpips: float | None = None
+
+
+@dataclass(eq=False)
+class DistanceMetricsResult(CompareResult):
+    """Distance and similarity of one output.
+
+    Attributes:
+        l2_norm: The Euclidean distance.
+        cosine_similarity: Between -1 and 1.
+    """
+
+    THRESHOLD = DistanceThreshold
+
+    l2_norm: float
+    cosine_similarity: float
+
+
+@dataclass(eq=False)
+class QualityMetricsResult(CompareResult):
+    """Both signal-to-noise ratios of one output.
+
+    Attributes:
+        psnr: In dB; infinite if the output equals the reference.
+        snr: In dB; infinite if the output equals the reference.
+    """
+
+    THRESHOLD = QualityThreshold
+
+    psnr: float
+    snr: float
+
+
+def _number(members: Mapping[str, Any], name: str) -> float | None:
+    value = members[name]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise errors.FormatError(f"{name} is {value!r:.80}; expected a number")
+    return None if value is None else float(value)
+
+
+def _known(members: Mapping[str, Any], name: str) -> float:
+    value = _number(members, name)
+    if value is None:
+        raise errors.FormatError(f"{name} is missing")
+    return value
+
+
+def _save_threshold(kind: type[Any], *names: str) -> None:
+    Encoder.register(kind)(lambda threshold: {name: getattr(threshold, name) for name in names})
+    Decoder.register(kind)(lambda members: kind(*(_known(members, name) for name in names)))
+
+
+def _save_result(kind: type[Any]) -> None:
+    Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
+    Decoder.register(kind)(
+        lambda members: kind(
+            *(_number(members, name) for name in kind.metric_fields()), thresholds=_threshold_of(members, kind)
+        )
+    )
+
+
+def _threshold_of(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
+    threshold = members["thresholds"]
+    if not isinstance(threshold, kind.THRESHOLD):
+        raise errors.FormatError(
+            f"the thresholds of a {kind.__name__} are a {type(threshold).__name__}; expected a {kind.THRESHOLD.__name__}"
+        )
+    return cast("Threshold", threshold)
+
+
+for _kind in (L2Threshold, CosineSimilarityThreshold, PsnrThreshold, SnrThreshold, LpipsThreshold):
+    _save_threshold(_kind, "threshold")
+_save_threshold(DistanceThreshold, "l2_tolerance", "cosine_similarity_threshold")
+_save_threshold(QualityThreshold, "psnr_tolerance", "snr_tolerance")
+for _result in (
+    L2Result,
+    CosineSimilarityResult,
+    PsnrResult,
+    SnrResult,
+    PerceptualMetricsResult,
+    DistanceMetricsResult,
+    QualityMetricsResult,
+):
+    _save_result(_result)
+
+
+@Encoder.register(SimpleThreshold)
+def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
+    # The field's tool ignores the level, and would lose it.
+    return {
+        "check_error_stat": threshold.check_error_stat,
+        "atol": threshold.atol,
+        "rtol": threshold.rtol,
+        "error_quantile": threshold.error_quantile,
+    }
+
+
+@Decoder.register(SimpleThreshold)
+def _decode_simple(members: dict[str, Any]) -> SimpleThreshold:
+    level = _known({"error_quantile": 0.99, **members}, "error_quantile")
+    return SimpleThreshold(str(members["check_error_stat"]), _known(members, "atol"), _known(members, "rtol"), level)
+
+
+@Encoder.register(OutputCompareResult)
+def _encode_output(result: OutputCompareResult) -> dict[str, Any]:
+    elemwise = isinstance(result.thresholds, SimpleThreshold) and result.thresholds.check_error_stat == "elemwise"
+    return {
+        **result.metric_values(),
+        "thresholds": result.thresholds,
+        "passed": bool(result) if elemwise else None,
+        # The field's tool ignores these, which let `elemwise` be judged again.
+        "statistics": None if result.statistics is None else result.statistics.to_dict(),
+    }
+
+
+@Decoder.register(OutputCompareResult)
+def _decode_output(members: dict[str, Any]) -> OutputCompareResult:
+    numbers: dict[str, Any] = {name: _number(members, name) for name in SimpleThreshold.METRIC_FIELDS}
+    stored, statistics = members["passed"], members.get("statistics")
+    if stored is not None and not isinstance(stored, bool):
+        raise errors.FormatError(f"passed is {stored!r:.80}; expected true, false or null")
+    return OutputCompareResult(
+        **numbers,
+        stored=stored,
+        statistics=None if statistics is None else OutputStatistics.from_dict(statistics),
+        thresholds=_threshold_of(members, OutputCompareResult),
+    )
