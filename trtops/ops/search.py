@@ -12,7 +12,7 @@ say for any failure; where more holds for monotone ones, that is said too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
 def _chunks(items: list[int], parts: int) -> list[list[int]]:
     """The items in ``parts`` runs of nearly equal length."""
     ends = [len(items) * i // parts for i in range(parts + 1)]
-    return [items[start:end] for start, end in zip(ends, ends[1:])]
+    return [items[start:end] for start, end in pairwise(ends)]
 
 
 def find_all(ask: Ask[Items], items: Iterable[int], find: Callable[[Items], Items]) -> Iterator[Items]:

@@ -149,6 +149,14 @@ class Cutter:
         """A node as messages name it."""
         return walk.label(self.model.graph.node[index])
 
+    def reads(self, index: int) -> list[str]:
+        """The tensors that a node reads, its sub-graphs included, without weights."""
+        return self._reads[index]
+
+    def makes(self, index: int) -> list[str]:
+        """The tensors that a node makes."""
+        return [name for name in self.model.graph.node[index].output if name]
+
     def ancestors(self, start: int, within: Collection[int]) -> set[int]:
         """A node and the nodes that it needs, directly or not, as far as they can be reached inside a set of nodes."""
         found, ahead = {start}, [start]

@@ -1,0 +1,146 @@
+"""Checks: what is asked of a sub-model, and in which ways it can be answered.
+
+A check is any callable that takes a :class:`~trtops.backend.onnx.submodel.SubModel` and says whether it passes: True or
+``"pass"``; False or ``"fail"``; or ``"error"``, which means that it went wrong in another way than the one that is hunted.
+Only ``"fail"`` counts as the failure. A check that raises counts as an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import onnx
+
+from trtops import errors
+from trtops.backend.base import BaseRunner
+from trtops.backend.onnx.submodel import Arrays, SubModel
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.record import Record, digest
+from trtops.spec import BuildConfig
+
+CheckVerdict: TypeAlias = Literal["pass", "fail", "error"]
+Failure: TypeAlias = Literal["accuracy", "build", "inference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutcome(Record):
+    """What a check says.
+
+    Attributes:
+        verdict: ``fail`` is the failure that is hunted, ``error`` any other.
+        detail: Why, in words, for people.
+    """
+
+    verdict: CheckVerdict
+    detail: str = ""
+
+    @classmethod
+    def of(cls, answer: object) -> CheckOutcome:
+        """The outcome that a check's answer stands for.
+
+        Raises:
+            ConfigError: If it stands for none.
+        """
+        if isinstance(answer, CheckOutcome):
+            return answer
+        if isinstance(answer, bool):
+            return cls(verdict="pass" if answer else "fail")
+        if answer in ("pass", "fail", "error"):
+            return cls(verdict=answer)
+        raise errors.ConfigError(
+            f"The check answered {answer!r:.80}; expected True or 'pass', False or 'fail', 'error', or a CheckOutcome."
+        )
+
+
+Check: TypeAlias = "Callable[[SubModel], bool | CheckVerdict | CheckOutcome]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonCheck:
+    """Compares a back end with the golden values of the whole model.
+
+    Attributes:
+        runner: Makes a runner of a sub-model, which it may share but not change; the runner is not active yet.
+        tolerances: When outputs are good enough.
+        failures: Which failures are hunted: outputs that differ, engines that are not built, inferences that fail.
+        name: Names the back end and its settings, so that answers are not taken for those of another; unless given, the
+            name of ``runner``.
+    """
+
+    runner: Callable[[onnx.ModelProto], BaseRunner]
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    failures: tuple[Failure, ...] = ("accuracy",)
+    name: str = ""
+
+    def __call__(self, part: SubModel) -> CheckOutcome:
+        """Build, run and compare; what the back end raises is an answer too."""
+        feeds, golden = part.feeds, part.golden
+        runner = self.runner(part.proto)
+        try:
+            runner.activate()
+        except (errors.BackendError, errors.ModelError) as exc:
+            return self._failed("build", str(exc))
+        try:
+            outputs = [_copied(runner.infer(feed), last=feed is feeds[-1]) for feed in feeds]
+            report = compare_outputs(outputs, golden, self.tolerances)
+        except errors.BackendError as exc:
+            return self._failed("inference", str(exc))
+        finally:
+            runner.deactivate()
+        return CheckOutcome(verdict="pass") if report else self._failed("accuracy", "; ".join(report.reasons[:3]))
+
+    def _failed(self, how: Failure, why: str) -> CheckOutcome:
+        return CheckOutcome(verdict="fail" if how in self.failures else "error", detail=f"{how}: {why}")
+
+    def describe(self) -> str:
+        """What decides the answers, as text."""
+        runner = self.name or _qualified_name(self.runner)
+        return f"comparison:{runner}:{self.tolerances.digest}:{','.join(sorted(self.failures))}"
+
+
+def _copied(outputs: Arrays, *, last: bool) -> Arrays:
+    """Outputs that outlive the next inference."""
+    return outputs if last else {name: array.copy() for name, array in outputs.items()}
+
+
+def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
+    """A runner of a model in ONNX Runtime with all optimizations, on the CPU."""
+    from trtops.backend.onnxrt.loader import SessionFromOnnx
+    from trtops.backend.onnxrt.runner import OnnxrtRunner
+
+    return OnnxrtRunner(SessionFromOnnx(model), "onnxruntime")
+
+
+@dataclass(frozen=True)
+class EngineRunner:
+    """Makes runners of sub-models by building engines: give it to :class:`ComparisonCheck` as ``runner``.
+
+    Attributes:
+        config: How to build; its options choose the back end.
+    """
+
+    config: BuildConfig
+
+    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
+        """A runner whose engine is built when it is activated."""
+        from trtops.backend.engines import engine_backend
+        from trtops.backend.onnx.model import Model
+
+        backend = engine_backend(self.config.backend)
+        return backend.runner(lambda: backend.build(Model.from_proto(model), self.config).engine, self.config.backend)
+
+
+def describe(check: Check) -> str:
+    """Text that differs for checks that may answer differently, as far as that can be told from outside."""
+    own = getattr(check, "describe", None)
+    if callable(own):
+        return str(own())
+    return f"record:{type(check).__name__}:{check.digest}" if isinstance(check, Record) else _qualified_name(check)
+
+
+def _qualified_name(thing: object) -> str:
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    own = digest(thing.config.deciding()) if isinstance(thing, EngineRunner) else ""
+    return f"{kind.__module__}.{kind.__qualname__}{own}"
