@@ -300,8 +300,10 @@ ALL: tuple[Callable[[], Case], ...] = (
 """Every model here that ONNX Runtime runs."""
 
 
-def write_external(case: Case, folder: Path, *, location: str = "weights.bin", threshold: int = 0) -> Path:
-    """Save a case's model with its weights in ``<folder>/<location>``, one file for all.
+def write_external(case: Case, folder: Path, *, location: str = "weights.bin", threshold: int = 100) -> Path:
+    """Save a case's model with its weights in ``<folder>/<location>``, one file for all of ``threshold`` bytes or more.
+
+    ONNX Runtime does not load a model whose target shapes lie outside the file, hence the threshold.
 
     Returns:
         The model file's path, ``<folder>/<name>.onnx``.

@@ -363,7 +363,7 @@ class InferShapes:
 
     Attributes:
         model: The model, or the path of a model file.
-        error_ok: Whether a model whose shapes contradict each other passes with a warning.
+        error_ok: Whether a model whose types or shapes contradict each other passes, with those that could be inferred.
         external_data_dir: Where data files lie, for a model given by path.
         save_to_disk_threshold_bytes: Accepted for scripts that pass it; weights are never copied here.
         allow_onnxruntime: Whether ONNX Runtime's symbolic inference may help where ONNX's own leaves ranks unknown.
@@ -379,7 +379,7 @@ class InferShapes:
         """The model with types and shapes; one given as a value is copied first.
 
         Raises:
-            InvalidModelError: If shapes contradict each other, unless ``error_ok``.
+            InvalidModelError: If types or shapes contradict each other, unless ``error_ok``.
         """
         given = value_of(self.model)
         if isinstance(given, (str, Path)):
@@ -387,7 +387,7 @@ class InferShapes:
         else:
             model = _own(given, None if given is self.model else False)
         try:
-            shapes.infer_shapes(model, symbolic=self.allow_onnxruntime)
+            shapes.infer_shapes(model, symbolic=self.allow_onnxruntime, strict=not self.error_ok)
         except errors.InvalidModelError as exc:
             if not self.error_ok:
                 raise

@@ -18,6 +18,7 @@ PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a little to spare."""
 
 _ALIGNMENT = 64
+_SHAPE_BYTES = 1024
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -51,7 +52,8 @@ def save_model(
         external_data_path: A path inside the model's folder for the weights; ``""`` takes the model file's name with
             ``.data`` behind it. With a file for each tensor it is the folder of these files. None keeps the weights
             in the model file, as long as protobuf can hold them.
-        size_threshold: Tensors with fewer bytes than this stay in the model file.
+        size_threshold: Tensors with fewer bytes than this stay in the model file; so do integer vectors of up to
+            1 KiB, which may be shapes.
         all_tensors_to_one_file: Whether all tensors share one data file.
 
     Raises:
@@ -136,7 +138,14 @@ def _outside(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
             f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
         )
     size = external.expected_bytes(tensor)
-    return None if size is None or size < max(threshold, 1) else raw_bytes(tensor)
+    if size is None or size < max(threshold, 1) or (size <= _SHAPE_BYTES and _may_be_shape(tensor)):
+        return None
+    return raw_bytes(tensor)
+
+
+def _may_be_shape(tensor: onnx.TensorProto) -> bool:
+    """Whether shape inference may want the values, which neither ONNX nor ONNX Runtime reads from other files."""
+    return tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
 
 
 def _refer(tensor: onnx.TensorProto, target: onnx.TensorProto, location: str, offset: int, length: int) -> None:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
-def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False) -> None:
+def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool = False) -> None:
     """Write inferred types and shapes into a model, in place.
 
     Weights larger than 4 KiB are left out of what is passed on, so that models of any size are cheap to infer.
@@ -23,13 +23,14 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False) -> None:
         model: The model; its ``value_info`` and outputs change, nothing else.
         symbolic: Whether ONNX Runtime's symbolic inference, slow and thorough, goes over the model afterwards if
             ONNX's own left a tensor without a rank. It is skipped where sympy is not installed.
+        strict: Whether types and shapes that contradict each other are an error.
 
     Raises:
-        InvalidModelError: If ONNX finds types or shapes that contradict each other.
+        InvalidModelError: If ONNX finds such a contradiction.
     """
     bare = copying.copy_model(model, copying.put_small(_VALUES_BYTES))
     try:
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True, strict_mode=strict)
     except onnx.shape_inference.InferenceError as exc:
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
     if symbolic and _lacks_ranks(inferred) and with_onnxruntime.can_infer_symbolic_shapes():
