@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trtops import errors
+from trtops.comparator import metrics
+from trtops.comparator.metrics import OutputStatistics, statistics, statistics_of_iterations, within
+
+FLOATS = [np.float16, np.float32, np.float64]
+INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
+
+
+@np.errstate(all="ignore")
+def plain_errors(a, b):
+    """The definition, spelled out: absolute and relative error of each element, in float64."""
+    if a.dtype == b.dtype == bool:
+        d = np.logical_xor(a, b).astype(np.float64)
+    elif a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        d = np.array([float(abs(int(x) - int(y))) for x, y in zip(a.ravel(), b.ravel())]).reshape(a.shape)
+    else:
+        d = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    divisor = np.abs(b.astype(np.float64))
+    if b.dtype.kind == "f":
+        divisor = np.where(divisor == 0, 2.220446049250313e-16, divisor)
+    return np.ravel(d), np.ravel(d / divisor)
+
+
+@st.composite
+def pairs(draw, dtypes):
+    dtype = np.dtype(draw(st.sampled_from(dtypes)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, max_side=6))
+    if dtype.itemsize == 2 and dtype.kind == "f":
+        elements = st.floats(width=16)
+    elif dtype.kind == "f":  # below the square root of what float64 holds, so that the plain definition has a value
+        limit = 2.0**100
+        special = st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf])
+        elements = st.floats(-limit, limit, width=32, allow_subnormal=False) | special
+    else:
+        elements = hnp.from_dtype(dtype)
+    arrays = hnp.arrays(dtype, shape, elements=elements)
+    a = draw(arrays)
+    return a, draw(st.just(a.copy()) | arrays)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    pairs([*FLOATS, *INTEGERS, bool]), st.floats(0, 10), st.floats(0, 10), st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0])
+)
+def test_statistics_are_those_of_the_plain_float64_definition(pair, atol, rtol, level):
+    a, b = pair
+
+    found = statistics(a, b, quantiles=(level,), atol=atol, rtol=rtol)
+
+    d, r = (np.empty(0), np.empty(0)) if not a.size else plain_errors(a, b)
+    assert found.elements == a.size
+    expected = plain_statistics(a, b, atol, rtol)
+    for name in ("max_abs", "max_rel", "violations"):
+        assert getattr(found, name) == pytest.approx(expected[name], rel=1e-12, nan_ok=True), name
+    for name in ("mean_abs", "mean_rel", "l2", "cosine", "psnr", "snr"):
+        assert getattr(found, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
+    for values, median, quantile in [
+        (d, found.median_abs, found.quantile(level).abs),
+        (r, found.median_rel, found.quantile(level).rel),
+    ]:
+        assert_quantile(values, 0.5, median)
+        assert_quantile(values, level, quantile)
+    assert found.any_violation(atol, rtol) == (found.violations > 0)
+
+
+@np.errstate(all="ignore")
+def plain_statistics(a, b, atol, rtol):
+    with np.errstate(all="ignore"):
+        d, r = plain_errors(a, b)
+        x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+        dd, aa, bb, ab = (d * d).sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()
+        noise, signal = dd / d.size, aa / d.size
+        peak = x.max() if not x.max() <= 0 else 1.0
+        cosine = (1.0 if aa == bb == 0 else 0.0) if 0 in (aa, bb) else ab / (np.sqrt(aa) * np.sqrt(bb))
+        return {
+            "max_abs": d.max(),
+            "max_rel": r.max(),
+            "mean_abs": d.mean(),
+            "mean_rel": r.mean(),
+            "l2": np.sqrt(dd),
+            "cosine": cosine if np.isnan(cosine) else min(1.0, max(-1.0, cosine)),
+            "psnr": math.inf if noise == 0 else float(20 * np.log10(peak) - 10 * np.log10(noise)),
+            "snr": math.inf if noise == 0 else (-math.inf if signal == 0 else float(10 * np.log10(signal / noise))),
+            "violations": int((~(d <= atol) & ~(r <= rtol)).sum()),
+        }
+
+
+def assert_quantile(values, level, found):
+    """Linear interpolation between the two nearest ranks; between a number and infinity it is infinite."""
+    if np.isnan(values).any():
+        assert math.isnan(found)
+        return
+    ordered = np.sort(values)
+    position = level * (ordered.size - 1)
+    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+    expected = low if low == high else low + (high - low) * (position - math.floor(position))
+    assert found == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["continuous", "many ties", "identical", "mostly zero", "sorted", "heavy tails"])
+def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
+    random = np.random.default_rng(seed)
+    b = random.standard_normal(300_000 + seed).astype(np.float32)
+    noise = {
+        "continuous": random.standard_normal(b.size) * 1e-3,
+        "many ties": random.integers(-2, 3, b.size) * 2.0**-8,
+        "identical": np.zeros(b.size),
+        "mostly zero": (random.random(b.size) < 0.49) * 2.0**-6,
+        "sorted": np.sort(random.standard_normal(b.size)),
+        "heavy tails": random.standard_cauchy(b.size),
+    }[kind]
+    a = (b + noise).astype(np.float32)
+
+    found = statistics(a, b, quantiles=(0.01, 0.9, 0.99, 0.999, 1.0))
+
+    d, r = plain_errors(a, b)
+    for quantile in found.quantiles:
+        assert quantile.abs == pytest.approx(np.quantile(d, quantile.level), rel=1e-12)
+        assert quantile.rel == pytest.approx(np.quantile(r, quantile.level), rel=1e-12)
+    assert found.median_abs == np.median(d)
+    assert found.median_rel == np.median(r)
+    assert found.worst_index == int(np.argmax(d))
+
+
+def test_ranks_that_the_sample_misses_are_counted_out_exactly(monkeypatch):
+    random = np.random.default_rng(3)
+    a, b = random.standard_normal((2, 200_000)).astype(np.float32)
+    monkeypatch.setattr(metrics._Bracket, "pick", lambda bracket: None)
+
+    found = statistics(a, b, quantiles=(0.99,))
+
+    d, r = plain_errors(a, b)
+    assert (found.median_abs, found.median_rel) == (np.median(d), np.median(r))
+    assert found.quantile(0.99).rel == pytest.approx(np.quantile(r, 0.99), rel=1e-12)
+
+
+def test_statistics_over_iterations_are_those_of_all_elements_in_a_row():
+    random = np.random.default_rng(0)
+    runs = [(random.random((n, 7)), random.random((n, 7))) for n in (1, 40, 30_000, 3)]
+
+    together = statistics_of_iterations(runs)
+
+    joined = statistics(np.concatenate([a for a, _ in runs]), np.concatenate([b for _, b in runs]))
+    assert together.elements == joined.elements
+    for name in ("max_abs", "mean_rel", "median_abs", "median_rel", "l2", "snr", "top1_agreement", "worst_index"):
+        assert getattr(together, name) == pytest.approx(getattr(joined, name)), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(np.float32, st.integers(1, 400), elements=st.floats(-4, 4, width=16)),
+    st.floats(-0.1, 0.1),
+    st.sampled_from([0.0, 1e-4, 1e-2, 0.1, 1.0]),
+    st.sampled_from([0.0, 1e-3, 0.05, 0.5, 4.0]),
+)
+def test_the_stored_frontier_judges_any_tolerances_as_the_elements_do(b, scale, atol, rtol):
+    a = (b * np.float32(1 + scale) + np.roll(b, 1) * np.float32(scale)).astype(np.float32)
+
+    found = statistics(a, b, atol=123.0, rtol=456.0)
+
+    d, r = plain_errors(a, b)
+    assert found.frontier_exact
+    assert found.any_violation(atol, rtol) == bool(((d > atol) & (r > rtol)).any())
+
+
+def test_a_frontier_too_long_to_store_errs_on_the_safe_side_only():
+    n = 5000
+    d = np.linspace(1, 2, n)
+    b = np.linspace(1, 4, n) ** 2  # the larger the absolute error, the smaller the relative one
+    found = statistics(b + d, b)
+
+    assert not found.frontier_exact and len(found.frontier) <= 512
+    d, r = plain_errors(b + d, b)
+    for atol in np.linspace(0.9, 2.1, 40):
+        for rtol in np.linspace(r.min() * 0.9, r.max() * 1.1, 40):
+            if ((d > atol) & (r > rtol)).any():
+                assert found.any_violation(atol, rtol)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pairs([np.float32, np.float64, np.int32, np.uint64]), st.floats(0, 5), st.floats(0, 5))
+def test_the_verdict_alone_agrees_with_the_statistics(pair, atol, rtol):
+    a, b = pair
+    assert within(a, b, atol=atol, rtol=rtol) == (statistics(a, b, atol=atol, rtol=rtol).violations == 0)
+
+
+def test_64_bit_integers_are_told_apart_where_float64_is_not():
+    a = np.array([2**62, 2**63 - 1, -(2**63)], np.int64)
+    b = np.array([2**62 + 1, -(2**63), 2**63 - 1], np.int64)
+
+    found = statistics(a, b, atol=0.5, rtol=0)
+
+    assert found.violations == 3
+    assert found.max_abs == float(2**64 - 1)
+    assert statistics(np.array([2**64 - 1], np.uint64), np.array([-1], np.int64)).max_abs == float(2**64)
+
+
+def test_bfloat16_and_float8_are_compared_by_their_values():
+    values = np.array([1.0, 2.5, -3.0])
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16):
+        found = statistics(values.astype(dtype), values + 0.5)
+        assert found.max_abs == 0.5
+        assert found.dtype == np.dtype(dtype).name
+
+
+def test_strings_are_equal_or_not():
+    a = np.array(["cat", "dog", "日本"], object)
+    found = statistics(a, np.array(["cat", "cow", "日本"]))
+    assert (found.dtype, found.max_abs, found.violations, found.cosine) == ("str", 1.0, 1, None)
+    assert found.mean_abs == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (np.array([{}], object), np.array([1.0]), "Python objects"),
+        (np.array(["1"]), np.array([1.0]), "Strings cannot be compared with numbers"),
+        (np.array([1j]), np.array([1j]), "complex128"),
+        (np.zeros(2, "f4,i4"), np.zeros(2, "f4,i4"), "only numbers"),
+        (np.zeros((2, 3)), np.zeros((3, 2)), r"\(2, 3\).*\(3, 2\)"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_reason(a, b, said):
+    with pytest.raises(errors.ComparisonError, match=said):
+        statistics(a, b)
+
+
+def test_empty_outputs_differ_in_nothing():
+    found = statistics(np.zeros((0, 3), np.float32), np.ones((0, 3), np.float32))
+    assert (found.elements, found.max_abs, found.median_rel, found.violations, found.worst_index) == (0, 0, 0, 0, None)
+    assert (found.cosine, found.psnr, found.l2) == (1.0, math.inf, 0.0)
+
+
+def test_nan_and_infinity_are_counted_and_never_match_unless_asked():
+    a = np.array([np.nan, np.inf, -np.inf, 1.0, np.inf])
+    b = np.array([np.nan, np.inf, np.inf, 1.0, 3.0])
+
+    strict, lenient = statistics(a, b), statistics(a, b, infinities_equal=True, nans_equal=True)
+
+    assert (strict.nan_count, strict.reference_nan_count, strict.inf_count, strict.reference_inf_count) == (1, 1, 3, 2)
+    assert (strict.nan_errors, strict.violations) == (2, 4)
+    assert math.isnan(strict.median_abs)
+    assert (lenient.nan_errors, lenient.violations, lenient.median_abs) == (0, 2, 0.0)
+
+
+def test_top1_agreement_counts_rows_and_none_with_nan():
+    b = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]], np.float32)
+    a = b.copy()
+    a[1] = [0.2, 0.8]
+    a[3, 1] = np.nan
+
+    assert statistics(a, b).top1_agreement == 0.5
+    assert statistics(a[:, :, None, None], b[:, :, None, None]).top1_agreement == 0.5
+    assert statistics(a[0], b[0]).top1_agreement is None
+    assert statistics(b.astype(int), b.astype(int)).top1_agreement is None
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided", "mixed", "negative"])
+def test_memory_order_makes_no_difference(order, monkeypatch):
+    monkeypatch.setattr(metrics, "_COPIED_BYTES", 1000)
+    random = np.random.default_rng(0)
+    a, b = random.random((2, 60, 50, 60))
+    expected = statistics(a, b)
+    layouts = {
+        "C": (a, b),
+        "F": (np.asfortranarray(a), np.asfortranarray(b)),
+        "strided": (np.repeat(a, 2, axis=1)[:, ::2], b),
+        "mixed": (np.asfortranarray(a), b),
+        "negative": (a[::-1].copy()[::-1], b),
+    }
+
+    found = statistics(*layouts[order])
+
+    for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_extra_memory_stays_below_64_mb_whatever_the_size():
+    random = np.random.default_rng(0)
+    b = random.random(6_000_000, dtype=np.float32)
+    a = b + np.float32(1e-3) * random.random(b.size, dtype=np.float32)
+    tracemalloc.start()
+    statistics(a, b)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64e6
+
+
+def test_statistics_survive_json():
+    found = statistics(np.array([[1.0, np.nan], [0.5, np.inf]]), np.array([[1.0, 2.0], [0.25, np.inf]]))
+    again = OutputStatistics.from_json(found.to_json())
+    assert again.to_dict() == found.to_dict()
+    assert again.frontier == found.frontier
+
+
+def test_an_unrecorded_quantile_is_told_and_a_wrong_level_refused():
+    found = statistics(np.ones(3), np.ones(3), quantiles=(0.9,))
+    assert found.quantile(0.5).abs == 0
+    with pytest.raises(errors.ComparisonError, match=r"0\.75 quantile was not recorded \(recorded: 0\.9\)"):
+        found.quantile(0.75)
+    with pytest.raises(errors.ConfigError, match="between 0 and 1"):
+        statistics(np.ones(3), np.ones(3), quantiles=(1.5,))
