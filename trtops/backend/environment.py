@@ -33,11 +33,15 @@ class Processor:
 
     Attributes:
         name: Its model name, or the architecture where the system does not say.
+        machine: The architecture, such as ``x86_64``.
+        instruction_sets: Its instruction sets as the kernel names them, sorted; empty where the system does not say.
         sha256: Digest of vendor, family, model, name and instruction sets: equal on machines whose processors run the
             same code equally well. Clock, number of cores and everything virtual are left out.
     """
 
     name: str
+    machine: str
+    instruction_sets: tuple[str, ...]
     sha256: str
 
 
@@ -48,9 +52,14 @@ def processor() -> Processor:
     machine = platform.machine()
     name = facts.get("model name") or platform.processor() or machine
     flags = facts.get("flags") or facts.get("Features") or ""
-    instruction_sets = sorted({flag for flag in flags.split() if flag.startswith(_INSTRUCTION_SETS)})
+    instruction_sets = tuple(sorted({flag for flag in flags.split() if flag.startswith(_INSTRUCTION_SETS)}))
     identity = [facts.get(key, "") for key in ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")]
-    return Processor(name=name, sha256=digest([machine, name, identity, instruction_sets]))
+    return Processor(
+        name=name,
+        machine=machine,
+        instruction_sets=instruction_sets,
+        sha256=digest([machine, name, identity, instruction_sets]),
+    )
 
 
 def _cpuinfo(text: str) -> dict[str, str]:

@@ -87,7 +87,7 @@ def read_ranges(data: bytes, model_sha256: str) -> Ranges:
             f"The calibration cache is of model {ranges.model_sha256[:12]}; this one is {model_sha256[:12]}. "
             "Calibrate this model, or give the cache that belongs to it."
         )
-    _check_ranges(ranges.ranges)
+    _check_ranges(ranges.ranges, "in the calibration cache")
     return ranges
 
 
@@ -131,10 +131,36 @@ def calibrate(
     Raises:
         CalibrationError: If there are no feeds, one does not fit the model or holds NaN or infinity, or a tensor does.
     """
+    session = _observing_session(folded)
+    own_outputs = {output.name for output in folded.graph.output}
+    observed = [output.name for output in session.get_outputs() if output.name not in own_outputs]
+    ranges: dict[str, tuple[float, float]] = {}
+    digest = hashlib.sha256()
+    count = 0
+    for count, feed in enumerate(islice(feeds, samples), start=1):
+        arrays = _checked(feed, inputs, f"Calibration feed {count}")
+        _digest_feed(digest, arrays)
+        try:
+            values = dict(zip(observed, session.run(observed, arrays)))
+        except ORT_ERRORS as exc:
+            raise errors.CalibrationError(f"Calibration feed {count}: {why(exc)}") from exc
+        fresh = {
+            name: (float(values[f"{name}{_MIN}"][0]), float(values[f"{name}{_MAX}"][0])) for name in _tensors(observed)
+        }
+        _check_ranges(fresh, f"on calibration feed {count}")
+        for name, (low, high) in fresh.items():
+            so_far = ranges.get(name, (low, high))
+            ranges[name] = (min(low, so_far[0]), max(high, so_far[1]))
+    if not count:
+        raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
+    return Ranges(model_sha256=model_sha256, data_sha256=digest.hexdigest(), samples=count, ranges=ranges)
+
+
+def _observing_session(folded: onnx.ModelProto) -> ort.InferenceSession:
+    """A session of the model that also gives smallest and largest value of each tensor to be quantized."""
     from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
 
-    reader = _Reader(islice(feeds, samples), inputs)
-    with tempfile.TemporaryDirectory(prefix="trtops-") as folder, _logging_into(SessionLog()):
+    with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
         source = Path(folder, "model.onnx")
         onnx.save(folded, source)
         calibrator = create_calibrator(
@@ -142,17 +168,38 @@ def calibrate(
             augmented_model_path=str(Path(folder, "augmented.onnx")),
             calibrate_method=CalibrationMethod.MinMax,
         )
-        try:
-            while reader.advance():
-                calibrator.collect_data(reader)
-            found = calibrator.compute_data() if reader.count else None
-        except ORT_ERRORS as exc:
-            raise errors.CalibrationError(f"Calibration failed on feed {reader.count}: {why(exc)}") from exc
-    if found is None:
-        raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
-    ranges = {name: (_scalar(data.lowest), _scalar(data.highest)) for name, data in found.items()}
-    _check_ranges(ranges)
-    return Ranges(model_sha256=model_sha256, data_sha256=reader.digest.hexdigest(), samples=reader.count, ranges=ranges)
+    return calibrator.infer_session
+
+
+# What the calibrator puts behind a tensor's name to name the outputs it adds.
+_MIN, _MAX = "_ReduceMin", "_ReduceMax"
+
+
+def _tensors(observed: Iterable[str]) -> list[str]:
+    return [name.removesuffix(_MIN) for name in observed if name.endswith(_MIN)]
+
+
+def _checked(feed: Feed, inputs: TensorMetadata, which: str) -> dict[str, np.ndarray[Any, Any]]:
+    """A calibration feed as arrays that ONNX Runtime takes."""
+    try:
+        check_feed(inputs, feed)
+    except errors.InputError as exc:
+        raise errors.CalibrationError(f"{which}: {exc}") from exc
+    arrays = {name: np.ascontiguousarray(feed[name]) for name in inputs}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise errors.CalibrationError(
+                f"{which}: input {name!r} holds NaN or infinity, of which no range can be made. Leave this feed out."
+            )
+    return arrays
+
+
+def _digest_feed(digest: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    digest.update(b"\0\0")
 
 
 def quantize(folded: onnx.ModelProto, ranges: Ranges, log: SessionLog) -> onnx.ModelProto:
@@ -193,57 +240,13 @@ def quantize(folded: onnx.ModelProto, ranges: Ranges, log: SessionLog) -> onnx.M
     return quantized
 
 
-class _Reader:
-    """Hands feeds to the calibrator one by one, checked and digested; as ``CalibrationDataReader`` has it."""
-
-    def __init__(self, feeds: Iterator[Feed], inputs: TensorMetadata) -> None:
-        self.count = 0
-        self.digest = hashlib.sha256()
-        self._feeds = feeds
-        self._inputs = inputs
-        self._pending: dict[str, np.ndarray[Any, Any]] | None = None
-
-    def advance(self) -> bool:
-        """Take the next feed, and say whether there was one."""
-        feed = next(self._feeds, None)
-        if feed is None:
-            return False
-        self.count += 1
-        try:
-            check_feed(self._inputs, feed)
-        except errors.InputError as exc:
-            raise errors.CalibrationError(f"Calibration feed {self.count}: {exc}") from exc
-        self._pending = {name: np.ascontiguousarray(feed[name]) for name in self._inputs}
-        for name, array in self._pending.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise errors.CalibrationError(
-                    f"Calibration feed {self.count}: input {name!r} holds NaN or infinity, of which no range can be made. "
-                    "Leave this feed out."
-                )
-        for name in sorted(self._pending):
-            array = self._pending[name]
-            self.digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-            self.digest.update(array.tobytes())
-        self.digest.update(b"\0\0")
-        return True
-
-    def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
-        """The pending feed, once."""
-        feed, self._pending = self._pending, None
-        return feed
-
-
-def _check_ranges(ranges: Mapping[str, tuple[float, float]]) -> None:
+def _check_ranges(ranges: Mapping[str, tuple[float, float]], where: str) -> None:
     for name, (low, high) in ranges.items():
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise errors.CalibrationError(
-                f"Tensor {name!r} ranges from {low} to {high} on the calibration data, of which no scale can be made. "
+                f"Tensor {name!r} ranges from {low} to {high} {where}, of which no scale can be made. "
                 "Look for overflows in the model with this data."
             )
-
-
-def _scalar(value: Any) -> float:
-    return float(np.asarray(value).reshape(-1)[0])
 
 
 def _default_opset(model: onnx.ModelProto) -> int:

@@ -96,7 +96,7 @@ class Search:
         try:
             seconds = self._seconds(self._distinct(candidates))
             if not exhaustive and (together := _combination(seconds)) is not None:
-                seconds |= self._seconds(self._distinct([*seconds, together])[len(seconds) :])
+                seconds |= self._seconds(self._distinct([*seconds, self._without_idle(together)])[len(seconds) :])
         except errors.InferenceError as exc:
             self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults stand: {exc}")
             return Choice(candidate=Candidate(), applicable=applicable, cache_use=self.use)
@@ -117,6 +117,14 @@ class Search:
         for candidate in candidates:
             by_graph.setdefault(self._signature(candidate), candidate)
         return list(by_graph.values())
+
+    def _without_idle(self, candidate: Candidate) -> Candidate:
+        """The candidate without the tactics that change nothing beside the others."""
+        for name in candidate.toggled:
+            rest = Candidate.toggling(set(candidate.toggled) - {name})
+            if self._signature(rest) == self._signature(candidate):
+                candidate = rest
+        return candidate
 
     def _signature(self, candidate: Candidate) -> str:
         key = self._key(candidate, None)

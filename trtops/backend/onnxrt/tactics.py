@@ -10,10 +10,11 @@ optimized graph differs with and without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtops import errors
+from trtops.backend.environment import Processor, processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,6 @@ TACTICS: tuple[Tactic, ...] = (
     Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
     Tactic(name="NhwcTransformer", summary="quantized and half-precision convolutions on channels last"),
     Tactic(name="ConvActivationFusion", summary="convolution and activation in one kernel"),
-    Tactic(name="ConvAddActivationFusion", summary="convolution, residual sum and activation in one kernel"),
     Tactic(name="ConvBNFusion", summary="batch normalization folded into the convolution's weights"),
     Tactic(name="MatMulAddFusion", summary="matrix product and bias as one Gemm"),
     Tactic(name="GemmActivationFusion", summary="Gemm and activation in one kernel"),
@@ -49,9 +49,7 @@ TACTICS: tuple[Tactic, ...] = (
     Tactic(name="SkipLayerNormFusion", summary="residual sum and layer normalization in one kernel"),
     Tactic(name="GeluFusionL2", summary="GELU written in single ops (with Erf) as one kernel"),
     Tactic(name="BiasGeluFusion", summary="bias and GELU in one kernel"),
-    Tactic(name="BiasSoftmaxFusion", summary="sum and softmax in one kernel"),
     Tactic(name="QuickGeluFusion", summary="x * sigmoid(a * x) as one kernel"),
-    Tactic(name="TransposeOptimizer", summary="transpositions pushed together until they cancel"),
     Tactic(name="QDQSelectorActionTransformer", summary="integer kernels where Q/DQ nodes allow them"),
     Tactic(
         name="GeluApproximation",
@@ -153,6 +151,16 @@ class Candidate:
         return [name for name in self.toggled if _BY_NAME[name].default]
 
     @property
-    def session_config(self) -> Mapping[str, str]:
-        """Session config entries to be set."""
-        return {key: value for name in self.toggled for key, value in _BY_NAME[name].config}
+    def session_config(self) -> dict[str, str]:
+        """Session config entries to be set: the tactics' own, and what keeps 8-bit products exact on this processor."""
+        config = {key: value for name in self.toggled for key, value in _BY_NAME[name].config}
+        return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
+
+
+def overflows_in_8_bits(processor: Processor) -> bool:
+    """Whether sums of unsigned by signed 8-bit products saturate at 16 bits: on x86 without VNNI instructions.
+
+    ONNX Runtime then takes unsigned weights if asked to. See its guide to quantization on x86-64.
+    """
+    is_x86 = processor.machine.lower() in ("x86_64", "amd64")
+    return is_x86 and not any("vnni" in name for name in processor.instruction_sets)

@@ -1,0 +1,215 @@
+"""What every engine back end must do. A subclass supplies the back end, and a config that it can build."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import Caches, Engine, EngineBackend
+from trtops.backend.onnx.model import Model
+from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions, OptimizationProfile, TensorRTOptions
+from trtops.tactics.record import TacticRecord
+
+_LOAD = """
+import json, sys
+import numpy as np
+from trtops.backend.base import Engine
+from trtops.backend.engines import engine_backend
+from trtops.spec import Environment
+
+folder = sys.argv[1]
+kept = json.load(open(f"{folder}/engine.json"))
+engine = Engine(
+    backend=kept["backend"],
+    plan=open(f"{folder}/engine.bin", "rb").read(),
+    options=kept["options"],
+    environment=Environment.from_dict(kept["environment"]),
+)
+with engine_backend(engine.backend).runner(engine) as runner:
+    outputs = runner.infer(dict(np.load(f"{folder}/feed.npz")))
+np.savez(f"{folder}/outputs.npz", **outputs)
+"""
+
+
+class EngineBackendContract:
+    """Subclass it as ``Test...``, and supply ``backend`` and ``config``; ``can_run`` where engines cannot run."""
+
+    rtol = 1e-4
+    atol = 1e-4
+
+    @pytest.fixture
+    def backend(self) -> EngineBackend:
+        """The back end."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def config(self) -> BuildConfig:
+        """A config in FP32 whose builds may vary."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def case(self) -> models.Case:
+        return models.transformer()
+
+    @pytest.fixture
+    def model(self, case) -> Model:
+        return Model.from_proto(case.proto, case.name)
+
+    @pytest.fixture
+    def build(self, backend, model, config):
+        return backend.build(model, config)
+
+    def test_the_environment_names_backend_release_and_device(self, backend):
+        environment = backend.environment()
+
+        assert environment.backend == backend.name
+        assert environment.backend_version and environment.device and len(environment.device_sha256) == 64
+        assert environment.build_digest() == backend.environment().build_digest()
+        assert Environment.from_json(environment.to_json()) == environment
+
+    def test_a_build_tells_all_that_is_to_be_remembered(self, backend, build, model, config):
+        assert build.spec.model_sha256 == model.info.sha256
+        assert build.spec.config == config
+        assert build.engine.backend == backend.name
+        assert build.engine.environment.device_key == backend.environment().device_key
+        assert build.seconds > 0
+        assert build.layers
+        assert all(layer.name and layer.op for layer in build.layers)
+
+    def test_an_engine_gives_the_models_outputs_within_its_precision(self, backend, build, model, case):
+        from trtops.backend.engines import reference_runner
+
+        with reference_runner(model) as reference, backend.runner(build.engine) as runner:
+            golden, outputs = reference.infer(case.feed), runner.infer(case.feed)
+
+            assert list(outputs) == list(golden)
+            for name, array in golden.items():
+                np.testing.assert_allclose(outputs[name], array, rtol=self.rtol, atol=self.atol)
+
+    def test_an_engine_runs_the_same_in_another_process(self, backend, build, case, tmp_path):
+        with backend.runner(build.engine) as runner:
+            expected = {name: np.array(array) for name, array in runner.infer(case.feed).items()}
+        (tmp_path / "engine.bin").write_bytes(build.engine.plan)
+        kept = {"backend": build.engine.backend, "options": dict(build.engine.options)}
+        (tmp_path / "engine.json").write_text(json.dumps(kept | {"environment": build.engine.environment.to_dict()}))
+        np.savez(tmp_path / "feed.npz", **case.feed)
+
+        root = Path(__file__).parents[2]
+        done = subprocess.run([sys.executable, "-c", _LOAD, str(tmp_path)], cwd=root, capture_output=True, text=True)
+
+        assert done.returncode == 0, done.stderr
+        with np.load(tmp_path / "outputs.npz") as outputs:
+            for name, array in expected.items():
+                np.testing.assert_array_equal(outputs[name], array)
+
+    def test_a_runner_takes_a_callable_that_fetches_the_engine_when_activated(self, backend, build, case):
+        fetched = []
+
+        def fetch() -> Engine:
+            fetched.append(True)
+            return build.engine
+
+        runner = backend.runner(fetch, "lazy")
+        assert (runner.name, fetched) == ("lazy", [])
+
+        with runner:
+            runner.infer(case.feed)
+        assert fetched == [True]
+
+    @pytest.mark.parametrize("damage", ["empty", "truncated", "one byte", "junk"])
+    def test_damaged_engines_are_refused_when_activated(self, backend, build, damage):
+        plan = bytearray(build.engine.plan)
+        if damage == "one byte":
+            plan[len(plan) // 2] ^= 0xFF
+        plans = {
+            "empty": b"",
+            "truncated": bytes(plan[: len(plan) // 2]),
+            "one byte": bytes(plan),
+            "junk": b"\0" * 4096,
+        }
+        runner = backend.runner(replace(build.engine, plan=plans[damage]))
+
+        with pytest.raises(errors.EngineLoadError):
+            runner.activate()
+        assert not runner.is_active
+
+    @pytest.mark.parametrize("part", [{"backend_version": "0.0.1"}, {"device": "Z80", "device_sha256": "0" * 64}])
+    def test_engines_of_another_release_or_device_are_refused_with_both_named(self, backend, build, part):
+        elsewhere = replace(build.engine.environment, **part)
+
+        with pytest.raises(errors.EngineLoadError) as caught:
+            backend.runner(replace(build.engine, environment=elsewhere)).activate()
+
+        assert next(iter(part.values())) in str(caught.value)
+
+    def test_options_of_another_back_end_are_refused(self, backend, model, config):
+        other = TensorRTOptions() if isinstance(config.options, OnnxRuntimeOptions) else OnnxRuntimeOptions()
+
+        with pytest.raises(errors.ConfigError):
+            backend.build(model, replace(config, options=other))
+
+    def test_a_profile_for_an_unknown_input_is_refused_with_the_name_that_was_meant(self, backend, model, config):
+        profile = OptimizationProfile.fixed(xx=(2, 5, 16))
+
+        with pytest.raises(errors.ConfigError, match=r"'xx'.*'x'"):
+            backend.build(model, replace(config, profiles=(profile,)))
+
+    def test_a_profile_that_contradicts_a_fixed_dimension_is_refused(self, backend, model, config):
+        profile = OptimizationProfile.fixed(x=(2, 5, 17))
+
+        with pytest.raises(errors.ConfigError, match="17"):
+            backend.build(model, replace(config, profiles=(profile,)))
+
+    def test_an_op_without_kernel_fails_the_build_with_op_and_node_named(self, backend, config):
+        case = models.no_kernel()
+
+        with pytest.raises(errors.EngineBuildError, match=r"(?s)Frobnicate.*|frob.*"):
+            backend.build(Model.from_proto(case.proto, case.name), config)
+
+    def test_int8_without_data_or_cache_is_refused(self, backend, model, config):
+        with pytest.raises(errors.CalibrationError, match="calibration"):
+            backend.build(model, replace(config, precision="int8"))
+
+    def test_a_damaged_timing_cache_is_refused(self, backend, model, config):
+        with pytest.raises(errors.TimingCacheError):
+            backend.build(model, config, caches=Caches(timing=b"\x00not a cache"))
+
+    def test_a_replay_from_another_device_is_refused(self, backend, model, config, build):
+        elsewhere = replace(build.tactics, device_sha256="0" * 64)
+
+        with pytest.raises(errors.TacticMismatchError):
+            backend.build(model, config, caches=Caches(replay=elsewhere))
+
+    def test_tactics_survive_json(self, build):
+        assert TacticRecord.from_json(build.tactics.to_json()) == build.tactics
+        assert 0 <= build.tactics.coverage <= 1
+
+    def test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(self, backend, model, config, build):
+        if build.timing_cache is None:
+            pytest.skip("this back end keeps no timing cache")
+
+        again = backend.build(model, config, caches=Caches(timing=build.timing_cache))
+
+        assert again.tactics == build.tactics
+        assert again.spec.timing_cache_sha256 is not None
+
+    def test_a_replay_makes_the_same_choices_and_gives_the_same_outputs(self, backend, model, config, build, case):
+        if not any(choice.replayable for choice in build.tactics.choices):
+            pytest.skip("nothing of this build can be replayed here")
+
+        again = backend.build(model, config, caches=Caches(replay=build.tactics))
+
+        assert build.tactics.differing_layers(again.tactics) == ()
+        assert again.spec.replay_sha256 == build.tactics.digest
+        with backend.runner(build.engine) as first, backend.runner(again.engine) as second:
+            wanted, got = first.infer(case.feed), second.infer(case.feed)
+            for name, array in wanted.items():
+                np.testing.assert_allclose(got[name], array, rtol=0, atol=1e-6)
