@@ -136,7 +136,21 @@ class InferenceError(BackendError):
 
 
 class CalibrationError(BackendError):
-    """INT8 calibration failed: no data, bad data, or a cache that does not fit the model."""
+    """INT8 calibration failed: no data, bad data, or a cache that does not fit the model.
+
+    Attributes:
+        partial: What had been collected when the data failed half-way, as a ``trtops.calibration.CalibrationCache``
+            that says it is not complete; None if there was nothing.
+        missing: Names of the tensors that a cache lacks, where that is what is wrong.
+    """
+
+    def __init__(self, message: str, *, partial: object = None, missing: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.partial = partial
+        self.missing = tuple(missing)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self),), {"partial": self.partial, "missing": self.missing}
 
 
 class TimingCacheError(BackendError):

@@ -1,0 +1,176 @@
+"""The calibration cache: our JSON, TensorRT's text, what fits, and what differs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.calibration import CalibrationCache, TensorRange, diff, fit
+from trtops.calibration.cache import tensorrt_header
+
+# Written by TensorRT 8.5 for a small classifier.
+FROM_TENSORRT = b"""TRT-8510-EntropyCalibration2
+x: 4000890a
+/conv1/Conv_output_0: 3f9db09c
+/relu1/Relu_output_0: 3fb6163c
+/bn1/BatchNormalization_output_0: 3fb61601
+/mp1/MaxPool_output_0: 3fb61601
+/conv2/Conv_output_0: 3f6fc9d8
+/Reshape_output_0: 3f6fc9d8
+(Unnamed Layer* 8) [Constant]_output: 39137939
+(Unnamed Layer* 9) [Matrix Multiply]_output: 3e74c2e0
+/fc1/Gemm_output_0: 3e5312f6
+"""
+
+
+def cache(**amax: float) -> CalibrationCache:
+    return CalibrationCache(
+        algorithm="minmax", ranges=tuple(TensorRange(name=name, amax=value) for name, value in amax.items())
+    )
+
+
+def test_a_cache_that_tensorrt_wrote_is_read_and_written_back_byte_for_byte() -> None:
+    read = CalibrationCache.from_bytes(FROM_TENSORRT)
+
+    assert read.algorithm == "EntropyCalibration2" and len(read) == 10
+    assert read.by_name()["x"].scale == struct.unpack(">f", bytes.fromhex("4000890a"))[0]
+    assert read.to_tensorrt() == FROM_TENSORRT
+    assert CalibrationCache.from_bytes(read.to_bytes()).to_tensorrt() == FROM_TENSORRT
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=20).filter(lambda s: not set("\r\n") & set(s) and s.isprintable()),
+        st.floats(2.0**-126, 2.0**127, width=32),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_scale_survives_both_formats_to_the_last_bit(scales: dict[str, float]) -> None:
+    lines = [f"{name}: {struct.pack('>f', scale).hex()}\n" for name, scale in scales.items()]
+    text = ("TRT-8600-MinMaxCalibration\n" + "".join(lines)).encode()
+
+    assert CalibrationCache.from_bytes(CalibrationCache.from_tensorrt(text).to_bytes()).to_tensorrt() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"TRT-",
+        b"TRT-8600",
+        b"TRT-8600-EntropyCalibration2\n",
+        b"TRT-8600-EntropyCalibration2\nx: 3c01",
+        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\ny",
+        b"TRT-8600-EntropyCalibration2\nx 3c010a14\n",
+        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\n\ny: 3c010a14\n",
+        b"TRT-8600-EntropyCalibration2\nx: 0x3c010a\n",
+        b"TRT-8600-EntropyCalibration2\n: 3c010a14\n",
+        b"TRT-8600-EntropyCalibration2\nx: 3c010a14\nx: 3c010a14\n",
+        b"TRT-8600-EntropyCalibration2\nx: 7fc00000\n",
+        b"TRT-8600-EntropyCalibration2\nx: 7f800000\n",
+        b"TRT-8600-EntropyCalibration2\nx: bc010a14\n",
+        b"TRT-8600-EntropyCalibration2\n\xff\xfe: 3c010a14\n",
+        b"",
+        b"\x00" * 64,
+        b"[" * 100_000,
+        b"{}",
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": -1}]}',
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": NaN}]}',
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": "inf"}]}',
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1, "low": 2, "high": 1}]}',
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1, "low": 2}]}',
+        b'{"version": 1, "algorithm": "minmax", "ranges": [{"name": "x", "amax": 1}, {"name": "x", "amax": 1}]}',
+        b'{"version": 1, "algorithm": "minmax", "rnages": []}',
+    ],
+)
+def test_truncated_foreign_and_hostile_caches_are_refused(text: bytes) -> None:
+    with pytest.raises(errors.FormatError):
+        CalibrationCache.from_bytes(text)
+
+
+def test_every_cut_of_a_cache_is_refused_or_ends_after_a_whole_line() -> None:
+    lines = FROM_TENSORRT.decode().splitlines()
+    whole = {"\n".join(lines[:n]).encode() for n in range(2, len(lines) + 1)}
+    cuts = {FROM_TENSORRT[:end].rstrip(b"\n") for end in range(len(FROM_TENSORRT))}
+
+    for part in cuts - whole:
+        with pytest.raises(errors.FormatError):
+            CalibrationCache.from_bytes(part)
+
+
+def test_a_cache_of_a_newer_version_says_so() -> None:
+    content = json.loads(cache(x=1.0).to_bytes()) | {"version": 7, "novelty": True}
+
+    with pytest.raises(errors.FormatError, match="version 7"):
+        CalibrationCache.from_bytes(json.dumps(content).encode())
+
+
+def test_a_tensor_of_zeros_gets_a_scale_that_can_be_divided_by() -> None:
+    read = CalibrationCache.from_tensorrt(b"TRT-8600-EntropyCalibration2\ndead: 00000000\n")
+
+    assert read.ranges[0].amax == 0 and read.ranges[0].scale == 1
+    assert read.to_tensorrt().endswith(b"dead: 3f800000\n")
+
+
+def test_the_interval_holds_zero_and_is_clipped_by_amax() -> None:
+    assert TensorRange(name="relu", amax=4.0, low=0.0, high=9.0).interval == (0.0, 4.0)
+    assert TensorRange(name="shifted", amax=4.0, low=1.0, high=3.0).interval == (0.0, 3.0)
+    assert TensorRange(name="known by scale", amax=4.0).interval == (-4.0, 4.0)
+
+
+def test_headers_follow_the_numbering_of_each_release() -> None:
+    assert tensorrt_header("8.6.0") == "TRT-8600-EntropyCalibration2"
+    assert tensorrt_header("8.6.1.6") == "TRT-8601-EntropyCalibration2"
+    assert tensorrt_header("10.3.0", "MinMaxCalibration") == "TRT-100300-MinMaxCalibration"
+    assert cache(x=1).to_tensorrt(tensorrt_header("10.16.1")).startswith(b"TRT-101601-EntropyCalibration2\nx: ")
+
+
+def test_names_that_would_forge_lines_are_not_written() -> None:
+    with pytest.raises(errors.FormatError, match="forged"):
+        cache(**{"x: 3c010a14\nforged": 1.0}).to_tensorrt()
+
+
+def test_equal_ranges_have_equal_digests_wherever_they_came_from() -> None:
+    text = CalibrationCache.from_tensorrt(b"TRT-8600-EntropyCalibration2\na: 3c010204\nb: 3f800000\n")
+    other = CalibrationCache(algorithm="minmax", ranges=tuple(reversed(text.ranges)), samples=9)
+
+    assert text.digest == other.digest != text.without(["a"]).digest
+
+
+def test_a_cache_that_lacks_tensors_is_refused_with_their_names_or_partly_used() -> None:
+    known = cache(image=1.0, relu_0=2.0)
+
+    assert fit(known, ["image", "relu_0"]) == ()
+    assert fit(known, ["image", "relu_1"], "partial") == ("relu_1",)
+    with pytest.raises(errors.CalibrationError, match=r"'relu_1'.*Did you mean 'relu_0'") as caught:
+        fit(known, ["image", "relu_1"])
+    assert caught.value.missing == ("relu_1",)
+
+
+def test_a_cache_of_another_model_is_refused_even_if_a_partial_fit_is_allowed() -> None:
+    with pytest.raises(errors.CalibrationError, match="another model"):
+        fit(cache(a=1.0), ["x", "y"], "partial")
+
+
+def test_a_diff_names_what_was_added_lost_and_moved() -> None:
+    result = diff(cache(a=1.0, b=2.0, c=3.0, d=0.0), cache(b=2.1, c=9.0, d=1.0, e=5.0), ratio=1.5)
+
+    assert result.added == ("e",) and result.lost == ("a",) and result.common == 3
+    assert [(change.name, change.ratio) for change in result.apart] == [("d", float("inf")), ("c", 3.0)]
+    assert not result.same and diff(cache(a=1), cache(a=1.1)).same
+    assert "+ e" in result.text() and "3 -> 9" in result.text()
+
+
+def test_a_calibration_error_keeps_what_was_collected_across_processes() -> None:
+    error = errors.CalibrationError("half-way", partial=cache(a=1.0), missing=("b",))
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (str(copy), copy.partial, copy.missing) == ("half-way", error.partial, ("b",))

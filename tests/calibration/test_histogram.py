@@ -1,0 +1,135 @@
+"""Histograms and ranges, against plain numpy, a literal entropy search, and ONNX Runtime's own formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.calibration.histogram import BINS, Histogram
+
+
+def histogram(*arrays: np.ndarray) -> Histogram:
+    result = Histogram()
+    for array in arrays:
+        result.add(array)
+    return result
+
+
+def heavy_tailed(size: int = 200_000, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_t(3, size).astype(np.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=200), st.randoms())
+def test_counts_do_not_depend_on_order_or_on_how_the_data_is_cut(values: list[float], random) -> None:
+    whole = histogram(np.array(values, np.float32))
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    middle = len(shuffled) // 2
+    parts = histogram(*(np.array(part, np.float32) for part in (shuffled[:middle], shuffled[middle:]) if part))
+
+    assert np.array_equal(whole.counts, parts.counts)
+    assert (whole.low, whole.high, whole.limit, whole.size) == (parts.low, parts.high, parts.limit, parts.size)
+    assert whole.counts.sum() == np.count_nonzero(np.array(values, np.float32))
+
+
+def test_memory_stays_bounded_when_the_range_grows_a_billionfold() -> None:
+    result = histogram(np.full(1000, 1e-6, np.float32), np.full(10, 1e4, np.float32))
+
+    assert result.counts.size == BINS
+    assert result.counts[0] == 1000 and result.counts.sum() == 1010
+
+
+def test_minmax_is_the_largest_magnitude_exactly() -> None:
+    data = heavy_tailed()
+
+    assert histogram(data).choose("minmax") == float(np.abs(data).max())
+
+
+@pytest.mark.parametrize("percentile", [50.0, 99.0, 99.9, 99.99])
+def test_percentile_is_numpys_to_the_width_of_a_bin(percentile: float) -> None:
+    data = np.maximum(heavy_tailed(), 0)
+    result = histogram(data)
+
+    exact = np.percentile(np.abs(data), percentile, method="inverted_cdf")
+    assert exact <= result.choose("percentile", percentile) <= exact + result.limit / BINS
+    assert result.beyond(result.choose("percentile", percentile)) <= 1 - percentile / 100 + 1e-9
+
+
+def test_entropy_finds_the_threshold_of_a_literal_search() -> None:
+    for seed, scale in ((0, 1.0), (1, 0.37), (2, 23.0)):
+        result = histogram(heavy_tailed(50_000, seed) * np.float32(scale))
+        bins = result.counts.reshape(-1, 2).sum(1).astype(float)
+        bins = bins[: np.flatnonzero(bins)[-1] + 1]
+
+        expected = literal_entropy_threshold(bins) * result.limit / (BINS // 2)
+
+        assert result.choose("entropy") == pytest.approx(min(expected, result.amax))
+        assert result.choose("entropy") < 0.6 * result.amax
+
+
+def literal_entropy_threshold(bins: np.ndarray) -> int:
+    """The published procedure, step by step and bin by bin."""
+    best, best_divergence = len(bins), math.inf
+    for i in range(128, len(bins) + 1):
+        p = bins[:i].copy()
+        p[-1] += bins[i:].sum()
+        q = np.zeros(i)
+        edges = [-(-level * i // 128) for level in range(129)]
+        for start, end in itertools.pairwise(edges):
+            filled = bins[start:end] > 0
+            if filled.any():
+                q[start:end][filled] = bins[start:end].sum() / filled.sum()
+        p, q = p / p.sum(), q / q.sum()
+        if (q[p > 0] == 0).any():
+            continue
+        divergence = float(np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0])))
+        if divergence < best_divergence - 1e-12:
+            best, best_divergence = i, divergence
+    return best
+
+
+def test_distribution_gives_fp8_the_scale_that_onnx_runtime_gives_it() -> None:
+    from onnx import TensorProto
+    from onnxruntime.quantization.quant_utils import compute_scale_zp_float8
+
+    data = heavy_tailed()
+    data -= data.mean()
+    result = histogram(data)
+
+    _, scale = compute_scale_zp_float8(TensorProto.FLOAT8E4M3FN, np.float32(data.std()))
+
+    assert result.choose("distribution") / 448 == pytest.approx(float(scale), rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["minmax", "entropy", "percentile", "distribution"])
+@pytest.mark.parametrize(
+    "data", [np.zeros(10, np.float32), np.full(10, -3.5, np.float32), np.array([1e-44], np.float32)]
+)
+def test_degenerate_tensors_keep_their_whole_range(algorithm, data: np.ndarray) -> None:
+    assert histogram(data).choose(algorithm) == pytest.approx(float(np.abs(data).max()))
+
+
+def test_values_that_are_not_finite_are_counted_apart() -> None:
+    result = histogram(np.array([1, np.nan, -np.inf, -2], np.float32), np.array([np.nan], np.float32))
+
+    assert (result.not_finite, result.size, result.low, result.high) == (3, 2, -2.0, 1.0)
+
+
+def test_half_precision_is_counted_like_single() -> None:
+    data = heavy_tailed(1000).astype(np.float16)
+
+    assert np.array_equal(histogram(data).counts, histogram(data.astype(np.float32)).counts)
+
+
+def test_unknown_algorithms_and_percentiles_are_refused_with_what_there_is() -> None:
+    with pytest.raises(errors.ConfigError, match="entropy"):
+        histogram(heavy_tailed(10)).choose("entrpy")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="100"):
+        histogram(heavy_tailed(10)).choose("percentile", 100.5)
