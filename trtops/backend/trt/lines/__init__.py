@@ -1,0 +1,47 @@
+"""Every difference between TensorRT releases, and nowhere else: one class per release line, chosen once by probing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtops import errors
+from trtops.backend.trt.lines.base import ALLOCATION_STRATEGIES, AllocationStrategy, ReleaseLine
+from trtops.backend.trt.lines.features import Feature, has
+from trtops.backend.trt.lines.rtx import TensorRTRTX
+from trtops.backend.trt.lines.trt8 import TensorRT8
+from trtops.backend.trt.lines.trt10 import TensorRT10
+from trtops.backend.trt.lines.trt11 import TensorRT11
+
+LINES: tuple[type[ReleaseLine], ...] = (TensorRT8, TensorRT10, TensorRT11, TensorRTRTX)
+
+__all__ = [
+    "ALLOCATION_STRATEGIES",
+    "LINES",
+    "AllocationStrategy",
+    "Feature",
+    "ReleaseLine",
+    "TensorRT8",
+    "TensorRT10",
+    "TensorRT11",
+    "TensorRTRTX",
+    "release_line",
+]
+
+
+def release_line(trt: Any) -> ReleaseLine:
+    """The line that an imported ``tensorrt`` or ``tensorrt_rtx`` module belongs to.
+
+    Raises:
+        BackendUnavailableError: If nothing is known of its release (before 8.6, and 9.x).
+    """
+    if has(trt, "IRuntimeCache"):
+        return TensorRTRTX(trt)
+    if not has(trt, "IInt8EntropyCalibrator2"):
+        return TensorRT11(trt)
+    if not has(trt, "ICudaEngine.get_binding_name"):
+        return TensorRT10(trt)
+    if has(trt, "IBuilderConfig.hardware_compatibility_level") and not has(trt, "BuilderFlag.BF16"):
+        return TensorRT8(trt)
+    raise errors.BackendUnavailableError(
+        f"TensorRT {trt.__version__} is a release that trtops knows nothing of. Install 8.6, 10.x or 11.x."
+    )

@@ -1,0 +1,315 @@
+"""TensorRT as an engine back end: one build config in, one build out, with everything worth remembering."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
+from trtops.backend.trt import device, editable, inspector, library, tactics, timing_cache
+from trtops.backend.trt.calibrator import Calibrator, calibrator_class
+from trtops.backend.trt.config import CreateConfig
+from trtops.backend.trt.engine import build_plan, engine_from_bytes
+from trtops.backend.trt.lines import Feature
+from trtops.backend.trt.network import network_from_onnx_bytes, network_from_onnx_path
+from trtops.backend.trt.profile import Profile
+from trtops.backend.trt.runner import TrtRunner
+from trtops.record import sha256
+from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
+from trtops.tactics.record import TacticRecord
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
+
+NO_CACHES = Caches()
+
+
+@dataclass(frozen=True)
+class TensorRTBackend:
+    """Builds TensorRT engines (or TensorRT-RTX engines, see :mod:`trtops.backend.trt.library`), and runs them.
+
+    Attributes:
+        name: The back end's name.
+        engine_suffix: Ending of engine files.
+        calibration_algorithm: One of :data:`trtops.backend.trt.calibrator.ALGORITHMS`.
+        require_precision: Whether a build fails that asked for a precision which no layer got.
+    """
+
+    name: str = "tensorrt"
+    engine_suffix: str = ".engine"
+    calibration_algorithm: str = "entropy2"
+    require_precision: bool = False
+
+    def environment(self) -> Environment:
+        """Where builds made now are made.
+
+        Raises:
+            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        """
+        return device.environment()
+
+    def build(
+        self,
+        model: Model,
+        config: BuildConfig,
+        *,
+        caches: Caches = NO_CACHES,
+        calibration_data: Iterable[Feed] | None = None,
+    ) -> Build:
+        """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
+        return _Building(self, model, config, caches, calibration_data).run()
+
+    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
+        """A runner for an engine, or for what a callable returns when the runner is activated."""
+        return TrtRunner(lambda: _load(engine() if callable(engine) else engine), name)
+
+
+def _load(engine: Engine) -> Any:
+    """Load an engine, after making sure that its bytes are whole and that it belongs here.
+
+    Raises:
+        EngineLoadError: If not. TensorRT itself runs engines with altered weights without a word.
+    """
+    expected = engine.options.get("sha256")
+    found = sha256(engine.plan)
+    if expected is not None and expected != found:
+        raise errors.EngineLoadError(
+            f"The engine's {len(engine.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
+            "damaged. Fetch the engine again, or build it anew."
+        )
+    here, there = device.environment(), engine.environment
+    if here.device_sha256 != there.device_sha256:
+        raise errors.EngineLoadError(
+            f"The engine was built for {there.device}; this is {here.device}. TensorRT engines run on the kind of GPU "
+            "that they were built on: build it anew here."
+        )
+    if here.backend_version != there.backend_version and not engine.options.get("version_compatible"):
+        raise errors.EngineLoadError(
+            f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Build it anew, or "
+            "build with version_compatible=True."
+        )
+    return engine_from_bytes(engine.plan)
+
+
+class _Building:
+    """One build under way."""
+
+    def __init__(
+        self,
+        backend: TensorRTBackend,
+        model: Model,
+        config: BuildConfig,
+        caches: Caches,
+        calibration_data: Iterable[Feed] | None,
+    ) -> None:
+        if not isinstance(config.options, TensorRTOptions):
+            raise errors.ConfigError(
+                f"The build config is for {config.backend!r}; expected BuildConfig(options=TensorRTOptions(...))."
+            )
+        self.backend = backend
+        self.model = model
+        self.config = config
+        self.options = config.options
+        self.caches = caches
+        self.calibration_data = calibration_data
+        self.line = library.line()
+        self.environment = device.environment()
+        self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
+        self.recorded = tactics.TacticReplayData()
+        self.calibrator: Any = None
+
+    def run(self) -> Build:
+        """Build, load what was built for its layers, and put everything together."""
+        if self.timing is not None:
+            self.timing.check(self.environment)
+        self._check_replay_fits()
+        with ExitStack() as stack:
+            log = stack.enter_context(library.collect_log())
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtops-build-"))
+            selector = self._selector()
+            loader = self._config_loader(selector, folder)
+            builder, network, _parser = self._network(loader)
+            builder_config = loader(builder, network)
+            if self.caches.replay is not None and self._edits:
+                editable.prepare_replay(builder_config, self.caches.replay)
+            started = time.perf_counter()
+            try:
+                plan = bytes(build_plan(builder, network, builder_config, selector=selector))
+            finally:
+                if self.calibrator is not None:
+                    self.calibrator.free()
+            seconds = time.perf_counter() - started
+            if self.caches.replay is not None and self._edits:
+                editable.check_replay(builder_config, self.caches.replay)
+            cache = self._collect_cache(builder_config, seconds)
+            layers = self._layers(plan)
+            record = self._record(builder_config, layers)
+        return Build(
+            spec=self._spec(),
+            engine=Engine(
+                backend=self.backend.name,
+                plan=plan,
+                options={"sha256": sha256(plan), "version_compatible": self.options.version_compatible},
+                environment=self.environment,
+            ),
+            tactics=record,
+            layers=layers,
+            timing_cache=None if cache is None else cache.to_bytes(),
+            timing_cache_use=timing_cache.use(self.timing, cache, seconds),
+            calibration_cache=None if self.calibrator is None else self.calibrator.cache_contents(),
+            seconds=seconds,
+            log=log.text,
+        )
+
+    # --- before -------------------------------------------------------------------------------------------------
+
+    @property
+    def _edits(self) -> bool:
+        """Whether tactics are recorded through the editable timing cache, rather than by a selector."""
+        return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
+
+    @property
+    def _precisions(self) -> tuple[str, ...]:
+        wanted = {self.config.precision, *self.options.also} - {"fp32"}
+        return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
+
+    def _check_replay_fits(self) -> None:
+        replay = self.caches.replay
+        if replay is None:
+            return
+        if not (self._edits or self.line.supports(Feature.ALGORITHM_SELECTOR)):
+            self.line.require(Feature.ALGORITHM_SELECTOR)
+        here = (self.line.version, self.environment.device_sha256)
+        if (replay.backend_version, replay.device_sha256) != here:
+            raise errors.TacticMismatchError(
+                f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; this is "
+                f"{here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
+            )
+
+    def _selector(self) -> Any:
+        if self._edits or not self.line.supports(Feature.ALGORITHM_SELECTOR):
+            return None
+        if self.caches.replay is not None:
+            replayer = tactics.TacticReplayer(tactics.from_record(self.caches.replay))
+            self.recorded = replayer.chosen
+            return replayer
+        return tactics.TacticRecorder(self.recorded)
+
+    def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
+        options = self.options
+        trt = library.load()
+        pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
+        wanted = self._precisions
+        return CreateConfig(
+            tf32=options.tf32,
+            calibrator=self._make_calibrator(folder),
+            profiles=[Profile.of(profile) for profile in self.config.profiles] or None,
+            # A replay leaves nothing to time: the selector offers one tactic per layer.
+            load_timing_cache=None if selector is not None and self.caches.replay is not None else self._timing_data(),
+            algorithm_selector=selector,
+            sparse_weights=options.sparse_weights,
+            tactic_sources=self._tactic_sources(),
+            memory_pool_limits=pools,
+            refittable=options.refittable,
+            version_compatible=options.version_compatible,
+            builder_optimization_level=options.optimization_level,
+            edit_timing_cache=self._edits,
+            fp16="fp16" in wanted,
+            bf16="bf16" in wanted,
+            fp8="fp8" in wanted,
+            int8="int8" in wanted,
+            precision_constraints=None if options.precision_constraints == "none" else options.precision_constraints,
+        )
+
+    def _timing_data(self) -> bytes | None:
+        if not self.line.supports(Feature.TIMING_CACHE):
+            return None
+        return b"" if self.timing is None else self.timing.data
+
+    def _tactic_sources(self) -> list[Any] | None:
+        if self.options.tactic_sources is None:
+            return None
+        members = library.load().TacticSource.__members__
+        for name in self.options.tactic_sources:
+            if name.upper() not in members:
+                raise errors.ConfigError(
+                    f"{self.line.name} has no tactic source {name!r}. {errors.near(name, members)}"
+                )
+        return [members[name.upper()] for name in self.options.tactic_sources]
+
+    def _make_calibrator(self, folder: str) -> Any:
+        if "int8" not in self._precisions or not self.line.supports(Feature.CALIBRATOR) or self._is_quantized():
+            return None
+        if self.caches.calibration is None and self.calibration_data is None:
+            raise errors.CalibrationError(
+                "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
+            )
+        path = os.path.join(folder, "calibration.cache")
+        if self.caches.calibration is not None:
+            with open(path, "wb") as file:
+                file.write(self.caches.calibration)
+        feeds = [] if self.calibration_data is None else _take(self.calibration_data, self.config.calibration_samples)
+        self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(self.backend.calibration_algorithm))
+        return self.calibrator
+
+    def _is_quantized(self) -> bool:
+        return any(node.op_type == "QuantizeLinear" for node in self.model.proto().graph.node)
+
+    def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
+        if self.model.path is not None:
+            return network_from_onnx_path(self.model.path, strongly_typed=self.options.strongly_typed, config=loader)
+        data = self.model.proto().SerializeToString()
+        return network_from_onnx_bytes(data, strongly_typed=self.options.strongly_typed, config=loader)
+
+    # --- after --------------------------------------------------------------------------------------------------
+
+    def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
+        if not self.line.supports(Feature.TIMING_CACHE):
+            return None
+        if self.caches.replay is not None and not self._edits:
+            return None
+        return timing_cache.collect(builder_config, self.environment, self.timing, seconds)
+
+    def _layers(self, plan: bytes) -> tuple[Layer, ...]:
+        """The engine's layers; none where there is no GPU to load it on."""
+        if library.uses_rtx() and self.environment.compute_capability is None:
+            return ()
+        layers = tuple(layer.to_layer() for layer in inspector.read_layers(engine_from_bytes(plan)))
+        if self.backend.require_precision:
+            inspector.audit_precision(layers, self._precisions).check()
+        return layers
+
+    def _record(self, builder_config: Any, layers: tuple[Layer, ...]) -> TacticRecord:
+        version, sha = self.line.version, self.environment.device_sha256
+        if self._edits:
+            entries = self.line.timing_entries(builder_config)
+            return editable.to_record(entries, backend_version=version, device_sha256=sha, layers=layers)
+        if self.line.supports(Feature.ALGORITHM_SELECTOR):
+            return tactics.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
+        choices = tuple(tactics.unreplayable(layer) for layer in layers)
+        return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
+
+    def _spec(self) -> BuildSpec:
+        caches = self.caches
+        calibration = None if caches.calibration is None else sha256(caches.calibration)
+        if calibration is None and self.calibrator is not None:
+            calibration = self.calibrator.data_digest()
+        return BuildSpec(
+            model_sha256=self.model.info.sha256,
+            config=self.config,
+            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
+            calibration_sha256=calibration,
+            replay_sha256=None if caches.replay is None else caches.replay.digest,
+        )
+
+
+def _take(feeds: Iterable[Feed], count: int) -> list[Feed]:
+    import itertools
+
+    return list(itertools.islice(feeds, count))

@@ -1,0 +1,55 @@
+"""TensorRT's data types and trtops' own, both ways. By name, since not every release has every type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.metadata import DataType
+
+_NAMES = {
+    "FLOAT": DataType.FLOAT32,
+    "HALF": DataType.FLOAT16,
+    "BF16": DataType.BFLOAT16,
+    "INT8": DataType.INT8,
+    "INT32": DataType.INT32,
+    "INT64": DataType.INT64,
+    "BOOL": DataType.BOOL,
+    "UINT8": DataType.UINT8,
+    "FP8": DataType.FLOAT8E4M3FN,
+    "INT4": DataType.INT4,
+    "FP4": DataType.FLOAT4,
+}
+_TRT_NAMES = {dtype: name for name, dtype in _NAMES.items()}
+
+
+def from_trt(dtype: Any) -> DataType:
+    """The data type that a ``tensorrt.DataType`` stands for.
+
+    Raises:
+        ConfigError: If trtops has none for it (E8M0, a type of scales alone).
+    """
+    try:
+        return _NAMES[dtype.name]
+    except KeyError:
+        raise errors.ConfigError(f"TensorRT's data type {dtype.name} has no counterpart here.") from None
+
+
+def to_trt(dtype: object) -> Any:
+    """The ``tensorrt.DataType`` for a data type, a numpy dtype or a dtype's name; TensorRT's own pass through.
+
+    Raises:
+        UnsupportedFeatureError: If this release of TensorRT does not have it.
+    """
+    members = library.load().DataType.__members__
+    if isinstance(dtype, library.load().DataType):
+        return dtype
+    wanted = DataType.of(dtype)
+    name = _TRT_NAMES.get(wanted, "")
+    if name not in members:
+        known = ", ".join(_NAMES[n].value for n in members if n in _NAMES)
+        raise errors.UnsupportedFeatureError(
+            f"{library.line().name} does not have the data type {wanted.value}. It has: {known}."
+        )
+    return members[name]

@@ -1,0 +1,122 @@
+"""Memory formats of inputs and outputs: vectors of channels (CHW32), channels last (HWC8), and plain rows (LINEAR)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one tensor lies in memory.
+
+    Attributes:
+        shape: Its dimensions.
+        dtype: Its elements.
+        strides: Vectors between neighbours in each dimension.
+        vectorized_dim: The dimension that is split into vectors, or -1.
+        components: Elements in a vector; 1 if there are none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    vectorized_dim: int = -1
+    components: int = 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the elements lie as in a numpy array of the same shape."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if size > 1 and stride != expected:
+                return False
+            expected *= size
+        return self.components == 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the tensor takes, padding included."""
+        sizes = self._vector_sizes()
+        if 0 in sizes:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(sizes, self.strides))
+        return (last + 1) * self.components * self.dtype.itemsize
+
+    def _vector_sizes(self) -> tuple[int, ...]:
+        if self.components == 1 or self.vectorized_dim < 0:
+            return self.shape
+        sizes = list(self.shape)
+        sizes[self.vectorized_dim] = math.ceil(sizes[self.vectorized_dim] / self.components)
+        return tuple(sizes)
+
+    def _vectors(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The raw memory seen as vectors: the vectorized dimension in whole vectors, and their elements last."""
+        width = self.components * self.dtype.itemsize
+        return np.lib.stride_tricks.as_strided(
+            raw.view(self.dtype),
+            (*self._vector_sizes(), self.components),
+            (*(stride * width for stride in self.strides), self.dtype.itemsize),
+        )
+
+    def pack(self, array: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+        """Put an array of :attr:`shape` into raw memory of :attr:`nbytes` bytes; padding becomes zero."""
+        out[...] = 0
+        vectors = self._vectors(out)
+        if self.components == 1:
+            vectors[..., 0] = array
+            return
+        dim = self.vectorized_dim
+        padding = [(0, 0)] * array.ndim
+        padding[dim] = (0, -array.shape[dim] % self.components)
+        padded = np.pad(array, padding)
+        split = padded.reshape(*array.shape[:dim], -1, self.components, *array.shape[dim + 1 :])
+        vectors[...] = np.moveaxis(split, dim + 1, -1)
+
+    def unpack(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The array of :attr:`shape` in raw memory, as a copy."""
+        vectors = self._vectors(raw)
+        if self.components == 1:
+            return np.ascontiguousarray(vectors[..., 0])
+        dim = self.vectorized_dim
+        joined = np.moveaxis(vectors, -1, dim + 1)
+        padded = joined.reshape(*self.shape[:dim], -1, *self.shape[dim + 1 :])
+        kept = tuple(slice(size) for size in self.shape)
+        return np.ascontiguousarray(padded[kept])
+
+
+class FormattedArray:
+    """An array in a memory format that numpy does not have: raw bytes, with the shape and dtype that they mean.
+
+    Attributes:
+        array: The memory, as bytes.
+        shape: Dimensions of the tensor.
+        layout: How it lies in the memory; None if not known.
+    """
+
+    def __init__(self, array: Any, shape: Sequence[int], layout: Layout | None = None) -> None:
+        self.array = array
+        self.shape = tuple(shape)
+        self.layout = layout
+
+    @property
+    def dtype(self) -> Any:
+        """The elements' dtype; that of the memory if the layout is not known."""
+        return self.array.dtype if self.layout is None else self.layout.dtype
+
+    def linear(self) -> np.ndarray[Any, Any]:
+        """The tensor as a plain numpy array.
+
+        Raises:
+            ValueError: If the layout is not known.
+        """
+        if self.layout is None:
+            raise ValueError("The layout of this FormattedArray is not known; only arrays from a runner know it.")
+        return self.layout.unpack(self.array)
+
+    def __repr__(self) -> str:
+        return f"FormattedArray(shape={self.shape}, layout={self.layout})"

@@ -1,0 +1,324 @@
+"""What the rest of the back end asks of a TensorRT release, with the answers that most releases share.
+
+One class per release line overrides what differs. Each method names an intent, not a mechanism, and begins with
+:meth:`ReleaseLine.require` if not every release can do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from trtops import errors
+from trtops.backend.trt.lines.features import Feature, has
+
+AllocationStrategy = Literal["static", "profile", "runtime"]
+ALLOCATION_STRATEGIES: tuple[AllocationStrategy, ...] = ("static", "profile", "runtime")
+
+
+class ReleaseLine:
+    """One release of TensorRT: what it can do, and how it wants to be asked.
+
+    Attributes:
+        trt: The imported module.
+        version: Its release.
+        features: What was found in it by probing.
+    """
+
+    title: ClassVar[str] = "TensorRT"
+    lacks: ClassVar[frozenset[Feature]] = frozenset()
+    """Features whose names exist but do nothing."""
+
+    def __init__(self, trt: Any) -> None:
+        self.trt = trt
+        self.version: str = trt.__version__
+        self.features = frozenset(f for f in Feature if has(trt, f.probe)) - self.lacks
+
+    @property
+    def name(self) -> str:
+        """The release in words, such as ``TensorRT 8.6.0``."""
+        return f"{self.title} {self.version}"
+
+    def supports(self, feature: Feature) -> bool:
+        """Whether this release has a feature."""
+        return feature in self.features
+
+    def require(self, feature: Feature) -> None:
+        """Go on only if this release has a feature.
+
+        Raises:
+            UnsupportedFeatureError: If not; says which releases have it and what to do instead.
+        """
+        if feature not in self.features:
+            raise errors.UnsupportedFeatureError(
+                f"{self.name} does not have {feature.title}; {feature.releases} {'have' if ' and ' in feature.releases else 'has'}. "
+                f"{feature.instead}".rstrip()
+            )
+
+    # --- networks -----------------------------------------------------------------------------------------------
+
+    def network_flags(self, strongly_typed: bool) -> int:
+        """Flags for ``Builder.create_network``."""
+        if not strongly_typed:
+            return 0
+        self.require(Feature.STRONG_TYPING)
+        return 1 << int(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+
+    def is_strongly_typed(self, network: Any) -> bool:
+        """Whether a network takes every precision from its tensors."""
+        if not self.supports(Feature.STRONG_TYPING):
+            return False
+        self.require(Feature.STRONG_TYPING)
+        return bool(network.get_flag(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+    def set_layer_precision(self, layer: Any, dtype: Any) -> None:
+        """Ask for the precision that a layer computes in."""
+        self.require(Feature.LAYER_PRECISION)
+        layer.precision = dtype
+
+    def set_parser_flags(self, parser: Any, flags: Iterable[Any]) -> None:
+        """Set flags of an ONNX parser."""
+        for flag in flags:
+            self.require(Feature.PARSER_FLAGS)
+            parser.set_flag(flag)
+
+    def native_instancenorm_flag(self) -> Any:
+        """The parser flag that keeps InstanceNormalization as a TensorRT layer."""
+        self.require(Feature.PARSER_FLAGS)
+        return self.trt.OnnxParserFlag.NATIVE_INSTANCENORM
+
+    def allow_uint8_on_dla(self, parser: Any, config: Any) -> None:
+        """Let the parser take UINT8 and asymmetric quantization for DLA; it needs the builder config for that."""
+        self.require(Feature.UINT8_DLA)
+        parser.set_flag(self.trt.OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA)
+        parser.set_builder_config(config)
+
+    def mark_debug(self, network: Any, tensor: Any) -> None:
+        """Mark a tensor to be reported to a debug listener."""
+        self.require(Feature.DEBUG_TENSORS)
+        network.mark_debug(tensor)
+
+    def mark_unfused_debug(self, network: Any) -> None:
+        """Mark every tensor that survives fusion to be reported to a debug listener."""
+        self.require(Feature.UNFUSED_DEBUG_TENSORS)
+        network.mark_unfused_tensors_as_debug_tensors()
+
+    def decompose_attention(self, network: Any) -> None:
+        """Let the builder split attention layers that it has no fused kernel for."""
+        self.require(Feature.DECOMPOSABLE_ATTENTION)
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            if layer.type == self.trt.LayerType.ATTENTION_INPUT:
+                layer.__class__ = self.trt.IAttentionInputLayer
+                layer.attention.decomposable = True
+
+    # --- builder configs ----------------------------------------------------------------------------------------
+
+    def set_precisions(self, config: Any, precisions: Iterable[str]) -> None:
+        """Let the builder choose among precisions, by their names (``fp16``, ``bf16``, ``fp8``, ``int8``)."""
+        for precision in precisions:
+            self.require(Feature.PRECISION_FLAGS)
+            if precision == "bf16":
+                self._set_bf16(config)
+            elif precision == "fp8":
+                self._set_fp8(config)
+            else:
+                config.set_flag(self.trt.BuilderFlag.FP16 if precision == "fp16" else self.trt.BuilderFlag.INT8)
+
+    def _set_bf16(self, config: Any) -> None:
+        self.require(Feature.BF16_FLAG)
+        config.set_flag(self.trt.BuilderFlag.BF16)
+
+    def _set_fp8(self, config: Any) -> None:
+        self.require(Feature.FP8_FLAG)
+        config.set_flag(self.trt.BuilderFlag.FP8)
+
+    def set_precision_constraints(self, config: Any, constraints: str) -> None:
+        """Make per-layer precisions preferred (``prefer``) or binding (``obey``)."""
+        self.require(Feature.LAYER_PRECISION)
+        flags = self.trt.BuilderFlag
+        config.set_flag(
+            flags.OBEY_PRECISION_CONSTRAINTS if constraints == "obey" else flags.PREFER_PRECISION_CONSTRAINTS
+        )
+
+    def set_calibrator(self, config: Any, calibrator: Any, profile: Any) -> None:
+        """Calibrate INT8 with a calibrator, at the shapes of a profile."""
+        self.require(Feature.CALIBRATOR)
+        config.int8_calibrator = calibrator
+        config.set_calibration_profile(profile)
+
+    def get_calibrator(self, config: Any) -> Any:
+        """The calibrator that a builder config has, or None."""
+        self.require(Feature.CALIBRATOR)
+        return config.int8_calibrator
+
+    def set_quantization_flags(self, config: Any, quantization_flags: Iterable[Any]) -> None:
+        """Set the given quantization flags and clear the others."""
+        self.require(Feature.QUANTIZATION_FLAGS)
+        wanted = set(quantization_flags)
+        for flag in self.trt.QuantizationFlag.__members__.values():
+            if flag in wanted:
+                config.set_quantization_flag(flag)
+            else:
+                config.clear_quantization_flag(flag)
+
+    def set_algorithm_selector(self, config: Any, selector: Any) -> None:
+        """Let a selector choose among the tactics of each layer."""
+        self.require(Feature.ALGORITHM_SELECTOR)
+        config.algorithm_selector = selector
+
+    def set_timing_cache(self, config: Any, data: bytes) -> bool:
+        """Give the builder a timing cache, empty if ``data`` is; False if TensorRT does not take it."""
+        self.require(Feature.TIMING_CACHE)
+        timing_cache = config.create_timing_cache(data)
+        return timing_cache is not None and bool(config.set_timing_cache(timing_cache, False))
+
+    def get_timing_cache(self, config: Any) -> bytes | None:
+        """The builder's timing cache, with what the last build added; None if there is none."""
+        if not self.supports(Feature.TIMING_CACHE):
+            return None
+        self.require(Feature.TIMING_CACHE)
+        timing_cache = config.get_timing_cache()
+        return None if timing_cache is None else bytes(timing_cache.serialize())
+
+    def edit_timing_cache(self, config: Any) -> None:
+        """Make the builder keep one entry per layer in its timing cache, which can be read and changed."""
+        self.require(Feature.EDITABLE_TIMING_CACHE)
+        config.set_flag(self.trt.BuilderFlag.EDITABLE_TIMING_CACHE)
+
+    def timing_entries(self, config: Any) -> dict[str, tuple[int, float]]:
+        """Entries of the builder's timing cache: tactic hash and milliseconds by key."""
+        self.require(Feature.EDITABLE_TIMING_CACHE)
+        timing_cache = config.get_timing_cache()
+        values = ((str(key), timing_cache.query(key)) for key in timing_cache.queryKeys())
+        return {key: (int(value.tacticHash), float(value.timingMSec)) for key, value in values}
+
+    def update_timing_entries(self, config: Any, entries: Mapping[str, tuple[int, float]]) -> list[str]:
+        """Put entries into the builder's timing cache; returns the keys that it does not know."""
+        self.require(Feature.EDITABLE_TIMING_CACHE)
+        timing_cache = config.get_timing_cache()
+        unknown = []
+        for text, (tactic_hash, milliseconds) in entries.items():
+            key = self.trt.TimingCacheKey.parse(text)
+            if not timing_cache.update(key, self.trt.TimingCacheValue(tactic_hash, milliseconds)):
+                unknown.append(text)
+        return unknown
+
+    def fail_on_timing_cache_miss(self, config: Any) -> None:
+        """Make a build fail that would have to time a tactic."""
+        self.require(Feature.TIMING_CACHE_MISS_ERROR)
+        config.set_flag(self.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+
+    def disable_compilation_cache(self, config: Any) -> None:
+        """Keep compiled code out of the timing cache."""
+        self.require(Feature.COMPILATION_CACHE_SWITCH)
+        config.set_flag(self.trt.BuilderFlag.DISABLE_COMPILATION_CACHE)
+
+    def strip_plan(self, config: Any) -> None:
+        """Leave refittable weights out of the plan."""
+        self.require(Feature.STRIP_PLAN)
+        config.set_flag(self.trt.BuilderFlag.STRIP_PLAN)
+
+    def enable_weight_streaming(self, config: Any) -> None:
+        """Let weights stay in host memory until they are needed."""
+        self.require(Feature.WEIGHT_STREAMING)
+        config.set_flag(self.trt.BuilderFlag.WEIGHT_STREAMING)
+
+    def set_progress_monitor(self, config: Any, monitor: Any) -> None:
+        """Report the build's progress to a monitor."""
+        self.require(Feature.PROGRESS_MONITOR)
+        config.progress_monitor = monitor
+
+    def set_runtime_platform(self, config: Any, platform: Any) -> None:
+        """Build for another platform."""
+        self.require(Feature.RUNTIME_PLATFORM)
+        config.runtime_platform = platform
+
+    def set_tiling(self, config: Any, level: Any) -> None:
+        """How hard to look for tilings of the graph."""
+        self.require(Feature.TILING)
+        config.tiling_optimization_level = level
+
+    def set_compute_capabilities(self, config: Any, capabilities: Sequence[Any]) -> None:
+        """Build for these compute capabilities."""
+        self.require(Feature.COMPUTE_CAPABILITIES)
+        config.num_compute_capabilities = len(capabilities)
+        for index, capability in enumerate(capabilities):
+            config.set_compute_capability(capability, index)
+
+    # --- engines and contexts -----------------------------------------------------------------------------------
+
+    def set_dla_workspace_strategy(self, runtime: Any, strategy: Any) -> None:
+        """How engines that a runtime loads share DLA workspaces."""
+        self.require(Feature.DLA_WORKSPACE_STRATEGY)
+        runtime.dla_workspace_allocation_strategy = strategy
+
+    def device_memory_bytes(self, engine: Any) -> int:
+        """Device memory that a context of the engine needs, at most, in bytes."""
+        return int(engine.device_memory_size_v2)
+
+    def create_context(self, engine: Any, strategy: AllocationStrategy) -> Any:
+        """An execution context; None if TensorRT could not make one."""
+        if strategy == "static":
+            return engine.create_execution_context()
+        return self._create_unallocated_context(engine)
+
+    def _create_unallocated_context(self, engine: Any) -> Any:
+        self.require(Feature.ALLOCATION_STRATEGY)
+        return engine.create_execution_context(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+
+    def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
+        """Bytes of device memory that a context made with ``profile`` or ``runtime`` wants for its next inference."""
+        self.require(Feature.ALLOCATION_STRATEGY)
+        if strategy == "runtime":
+            return int(context.update_device_memory_size_for_shapes())
+        engine = context.engine
+        return int(engine.get_device_memory_size_for_profile_v2(context.active_optimization_profile))
+
+    def set_context_memory(self, context: Any, pointer: int, nbytes: int) -> None:
+        """Hand device memory to a context made with ``profile`` or ``runtime``; it must outlive the inference."""
+        self.require(Feature.ALLOCATION_STRATEGY)
+        context.set_device_memory(pointer, nbytes)
+
+    def streamable_bytes(self, engine: Any) -> int:
+        """Bytes of weights that can be streamed."""
+        self.require(Feature.WEIGHT_STREAMING)
+        return int(engine.streamable_weights_size)
+
+    def set_weight_streaming_budget(self, engine: Any, budget_bytes: int) -> None:
+        """Limit the device memory for streamable weights; -1 lets TensorRT choose."""
+        self.require(Feature.WEIGHT_STREAMING)
+        if budget_bytes < 0:
+            budget_bytes = engine.get_weight_streaming_automatic_budget()
+        engine.weight_streaming_budget_v2 = budget_bytes
+
+    def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
+        """How an I/O tensor lies in memory: its format, the vectorized dimension or -1, and components per element."""
+        return (
+            engine.get_tensor_format(name, profile_index),
+            int(engine.get_tensor_vectorized_dim(name, profile_index)),
+            int(engine.get_tensor_components_per_element(name, profile_index)),
+        )
+
+    def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        """The min, opt and max values of a shape tensor input; empty if it has none."""
+        # The bindings name the two arguments the wrong way round, so they are given by position.
+        return [tuple(values) for values in engine.get_tensor_profile_values(profile_index, name)]
+
+    def aliased_input(self, engine: Any, name: str) -> str | None:
+        """The input that an output shares its memory with, or None."""
+        if not self.supports(Feature.ALIASED_IO):
+            return None
+        self.require(Feature.ALIASED_IO)
+        return engine.get_aliased_input_tensor(name) or None
+
+    def listen_to_debug_tensors(self, context: Any, listener: Any) -> bool:
+        """Report marked tensors to a listener; False if TensorRT refuses."""
+        self.require(Feature.DEBUG_TENSORS)
+        return bool(context.set_all_tensors_debug_state(True)) and bool(context.set_debug_listener(listener))
+
+    def refit_from_onnx(self, refitter: Any, logger: Any, model: bytes, path: str | None) -> bool:
+        """Take new weights from an ONNX model; False if it does not fit the engine."""
+        self.require(Feature.ONNX_REFIT)
+        onnx_refitter = self.trt.OnnxParserRefitter(refitter, logger)
+        return bool(onnx_refitter.refit_from_bytes(model, path))

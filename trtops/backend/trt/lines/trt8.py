@@ -1,0 +1,41 @@
+"""TensorRT 8.6: weakly typed, explicit batch by flag, bindings by index beside tensors by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtops.backend.trt.lines.base import AllocationStrategy, ReleaseLine
+from trtops.backend.trt.lines.features import Feature
+
+
+class TensorRT8(ReleaseLine):
+    """8.6.x. Tensor layouts do not depend on the profile, and device memory is always that of the largest profile."""
+
+    def network_flags(self, strongly_typed: bool) -> int:
+        """Flags for ``Builder.create_network``: explicit batch has to be asked for."""
+        if strongly_typed:
+            self.require(Feature.STRONG_TYPING)
+        return 1 << int(self.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+
+    def device_memory_bytes(self, engine: Any) -> int:
+        """Device memory that a context of the engine needs, in bytes."""
+        return int(engine.device_memory_size)
+
+    def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
+        """How an I/O tensor lies in memory, in every profile."""
+        return (
+            engine.get_tensor_format(name),
+            int(engine.get_tensor_vectorized_dim(name)),
+            int(engine.get_tensor_components_per_element(name)),
+        )
+
+    def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        """The min, opt and max values of a shape tensor input; empty if it has none."""
+        if not engine.is_shape_inference_io(name):
+            return []
+        return [tuple(values) for values in engine.get_profile_shape_input(profile_index, name)]
+
+    def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
+        """Never called: :meth:`create_context` refuses the strategies that would need it."""
+        self.require(Feature.ALLOCATION_STRATEGY)
+        raise AssertionError("8.6 has one allocation strategy")

@@ -1,0 +1,680 @@
+"""Inference with TensorRT."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.trt import dtypes, inspector, library, memory
+from trtops.backend.trt.formats import FormattedArray, Layout
+from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
+from trtops.func import value_of
+from trtops.metadata import DataType, TensorMetadata, check_feed
+
+_CHUNK = 4 << 20
+"""Bytes that are staged at a time: while one chunk crosses the bus, threads copy the next into pinned memory."""
+_COPY_THREADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTiming:
+    """Where the time of one inference went, in seconds, measured on the device between CUDA events.
+
+    Attributes:
+        copy_in: Until the inputs were on the device.
+        compute: The engine itself.
+        copy_out: Until the outputs were in host memory.
+    """
+
+    copy_in: float
+    compute: float
+    copy_out: float
+
+
+class TrtRunner(BaseRunner):
+    """Runs inference with a TensorRT engine or execution context.
+
+    Buffers live as long as the activation and grow as needed. Inputs in host memory go through pinned memory; inputs on
+    the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
+    that the next inference overwrites.
+
+    Attributes:
+        engine: The engine, while active.
+        context: The execution context, while active.
+        stream: The CUDA stream, while active.
+        optimization_profile: The profile that each activation begins with; None leaves the context's own.
+    """
+
+    def __init__(
+        self,
+        engine: ValueOrCallable[Any],
+        name: str | None = None,
+        optimization_profile: int | None = None,
+        allocation_strategy: AllocationStrategy | None = None,
+        weight_streaming_budget: int | None = None,
+        weight_streaming_percent: float | None = None,
+        debug_listener: Any = None,
+    ) -> None:
+        """Name the engine; nothing is loaded before activation.
+
+        Args:
+            engine: An engine or an execution context, which stays the caller's, or a callable that makes one. A
+                context keeps its profile from one activation to the next.
+            name: Names the runner in results.
+            optimization_profile: Profile to set at each activation.
+            allocation_strategy: Device memory of the context: ``static``, enough for every profile; ``profile``, for
+                the current one; ``runtime``, for the current shapes. For engines, not for contexts.
+            weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
+                streaming off.
+            weight_streaming_percent: Instead: the part of those weights to be streamed, 0 to 100.
+            debug_listener: A ``trt.IDebugListener``; by default marked tensors are added to the outputs.
+
+        Raises:
+            ConfigError: If an option has a value that cannot be meant.
+        """
+        super().__init__(name, prefix="trt-runner")
+        if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
+            raise errors.ConfigError(
+                f"allocation_strategy is {allocation_strategy!r}. {errors.near(allocation_strategy, ALLOCATION_STRATEGIES)}"
+            )
+        if weight_streaming_percent is not None and not 0 <= weight_streaming_percent <= 100:
+            raise errors.ConfigError(f"weight_streaming_percent is {weight_streaming_percent}; expected 0 to 100.")
+        self._source = engine
+        self.optimization_profile = optimization_profile
+        self.allocation_strategy = allocation_strategy
+        self.weight_streaming_budget = weight_streaming_budget
+        self.weight_streaming_percent = weight_streaming_percent
+        self.debug_listener = debug_listener
+        self._forget()
+
+    def _forget(self) -> None:
+        self.engine: Any = None
+        self.context: Any = None
+        self.stream: memory.Stream | None = None
+        self._inputs: list[_Input] = []
+        self._outputs: list[_Output] = []
+        self._events: list[memory.Event] = []
+        self._memory: memory.DeviceArray | None = None
+        self._listener: Any = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._timed = False
+        self._manages_memory = False
+        self._copy_out = True
+        self._raw = False
+        self._narrowed: frozenset[str] = frozenset()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def activate_impl(self) -> None:
+        """Load the engine, make the context, the stream and the buffers."""
+        trt = library.load()
+        made = value_of(self._source)
+        if isinstance(made, trt.IExecutionContext):
+            self.context, self.engine = made, made.engine
+        elif isinstance(made, trt.ICudaEngine):
+            self.engine = made
+            self._set_weight_streaming()
+            with library.collect_log() as log:
+                self.context = library.line().create_context(made, self.allocation_strategy or "static")
+            self._manages_memory = self.allocation_strategy in ("profile", "runtime")
+            if self.context is None:
+                raise errors.InferenceError(f"TensorRT could not make an execution context. {log.tail()}")
+        else:
+            raise errors.ConfigError(
+                f"{self.name} got {type(made).__name__}; expected a TensorRT engine or execution context. Load bytes with "
+                "EngineFromBytes."
+            )
+        self.stream = memory.Stream()
+        self._events = [memory.Event() for _ in range(4)]
+        if self.optimization_profile is not None:
+            self._select_profile(self.optimization_profile)
+        self._make_slots()
+        if library.line().supports(Feature.DEBUG_TENSORS):
+            self.set_debug_listener(_make_debug_listener() if self.debug_listener is None else self.debug_listener)
+
+    def deactivate_impl(self) -> None:
+        """Give back buffers, stream and events; engine and context go with their last reference."""
+        if self.stream is not None:
+            self.stream.synchronize()
+        for slot in (*self._inputs, *self._outputs):
+            slot.free()
+        if self._memory is not None:
+            self._memory.free()
+        for event in self._events:
+            event.free()
+        if self.stream is not None:
+            self.stream.free()
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._forget()
+
+    def _make_slots(self) -> None:
+        trt = library.load()
+        profile = max(int(self.context.active_optimization_profile), 0)
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
+                self._inputs.append(_Input(self, name, profile))
+            else:
+                self._outputs.append(_Output(self, name, profile))
+        # Releases without INT64 (8.6) make INT32 of a model's INT64 inputs; feeds made for the model are to go on working.
+        if "INT64" not in trt.DataType.__members__:
+            self._narrowed = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
+
+    def _set_weight_streaming(self) -> None:
+        budget, percent = self.weight_streaming_budget, self.weight_streaming_percent
+        if budget is None and percent is None:
+            return
+        line = library.line()
+        streamable = line.streamable_bytes(self.engine)
+        if budget is None:
+            assert percent is not None
+            budget = int((1 - percent / 100) * streamable)
+        elif budget == -2:
+            budget = streamable
+        line.set_weight_streaming_budget(self.engine, budget)
+
+    # --- profiles and listeners ---------------------------------------------------------------------------------
+
+    def set_profile(self, index: int) -> None:
+        """Change the optimization profile, for the inferences that follow.
+
+        Raises:
+            InferenceError: If the runner is not active, or TensorRT refuses (another context uses the profile).
+            ConfigError: If the engine has no such profile.
+        """
+        if not self.is_active:
+            raise errors.InferenceError(
+                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
+            )
+        self._select_profile(index)
+        for slot in (*self._inputs, *self._outputs):
+            slot.free()
+        self._inputs, self._outputs = [], []
+        self._make_slots()
+        self._input_metadata = None
+        self._feed_check = None
+
+    def _select_profile(self, index: int) -> None:
+        count = self.engine.num_optimization_profiles
+        if not 0 <= index < count:
+            raise errors.ConfigError(f"optimization profile {index} does not exist; the engine has 0 to {count - 1}.")
+        assert self.stream is not None
+        with library.collect_log() as log:
+            done = self.context.set_optimization_profile_async(index, self.stream.ptr)
+        if not done:
+            raise errors.InferenceError(f"TensorRT could not change to optimization profile {index}. {log.tail()}")
+        self.stream.synchronize()
+
+    def set_debug_listener(self, listener: Any) -> None:
+        """Report marked tensors to a listener, until deactivation.
+
+        Raises:
+            UnsupportedFeatureError: If this release has no debug tensors.
+            InferenceError: If TensorRT refuses the listener.
+        """
+        self._listener = listener
+        if not library.line().listen_to_debug_tensors(self.context, listener):
+            raise errors.InferenceError("TensorRT refuses the debug listener.")
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """The inputs; dynamic ones know their sizes in the current profile, and -1 stands for any size."""
+        metadata = TensorMetadata()
+        profile = max(int(self.context.active_optimization_profile), 0)
+        for slot in self._inputs:
+            bounds = inspector.profile_range(self.engine, slot.name, profile)
+            shape = tuple(self.engine.get_tensor_shape(slot.name))
+            fits = len(bounds.min) == len(shape) and not slot.on_host
+            metadata.add(slot.name, slot.dtype, shape, bounds.min if fits else None, bounds.max if fits else None)
+        return metadata
+
+    # --- inference ----------------------------------------------------------------------------------------------
+
+    def infer(
+        self,
+        feed_dict: Feed,
+        check_inputs: bool = True,
+        copy_outputs_to_host: bool = True,
+        return_raw_buffers: bool = False,
+    ) -> dict[str, Any]:
+        """Run one inference.
+
+        Args:
+            feed_dict: By input name: numpy arrays, :class:`~trtops.cuda.DeviceView` or anything with
+                ``__cuda_array_interface__``, or :class:`~trtops.backend.trt.FormattedArray` for raw memory. Inputs
+                that want a vectorized format may be given as plain arrays, and are packed. Shape tensors lie on the host.
+            check_inputs: Whether names, dtypes and shapes are checked first.
+            copy_outputs_to_host: Whether outputs come to host memory; otherwise they are ``DeviceView``.
+            return_raw_buffers: Whether all outputs come as :class:`~trtops.backend.trt.FormattedArray`; otherwise only
+                those in formats that numpy does not have.
+
+        Returns:
+            The outputs by name, in the engine's order; owned by the runner, and valid until the next call.
+
+        Raises:
+            InputError: If the feed does not fit the engine or the current profile.
+            InferenceError: If TensorRT or CUDA fails, or the runner is not active.
+        """
+        self._copy_out = copy_outputs_to_host
+        self._raw = return_raw_buffers
+        if self._narrowed and feed_dict.keys() >= self._narrowed:
+            feed_dict = {**feed_dict, **{name: _narrow(name, feed_dict[name]) for name in self._narrowed}}
+        if check_inputs and any(type(value) is FormattedArray for value in feed_dict.values()):
+            self._check_formatted(feed_dict)
+            check_inputs = False
+        return super().infer(feed_dict, check_inputs)
+
+    def _check_formatted(self, feed_dict: Feed) -> None:
+        """Check a feed with raw memory in it: its shape counts, and its bytes have no dtype."""
+        if self.is_active:
+            inputs = self.get_input_metadata()
+            stand_ins = {
+                name: memory.DeviceView(0, value.shape, inputs[name].dtype)
+                if isinstance(value, FormattedArray) and name in inputs
+                else value
+                for name, value in feed_dict.items()
+            }
+            check_feed(inputs, stand_ins)
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
+        """Copy in, run, copy out, wait."""
+        started = time.perf_counter()
+        stream = self.stream
+        assert stream is not None
+        before, fed, computed, after = self._events
+        before.record(stream)
+        changed = False
+        for slot in self._inputs:
+            changed = slot.feed(feed_dict[slot.name]) or changed
+        if changed:
+            self._settle_outputs()
+        if self._manages_memory:
+            self._provide_memory()
+        debug = getattr(self._listener, "tensors", {})
+        debug.clear()
+        fed.record(stream)
+        if not self.context.execute_async_v3(stream.ptr):
+            self._raise_failure()
+        computed.record(stream)
+        if any(slot.allocator is not None for slot in self._outputs):
+            stream.synchronize()  # sizes are known only now
+        results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
+        after.record(stream)
+        stream.synchronize()
+        self._timed = True
+        results.update(debug)
+        self.inference_time = time.perf_counter() - started
+        return results
+
+    def last_timing(self) -> InferenceTiming:
+        """Where the time of the last inference went, by CUDA events.
+
+        Raises:
+            InferenceError: If there was no inference since activation.
+        """
+        if not self._timed:
+            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+        before, fed, computed, after = self._events
+        return InferenceTiming(
+            copy_in=fed.seconds_since(before),
+            compute=computed.seconds_since(fed),
+            copy_out=after.seconds_since(computed),
+        )
+
+    def _settle_outputs(self) -> None:
+        """After input shapes changed: let TensorRT infer the outputs' and make room for them."""
+        with library.collect_log() as log:
+            missing = self.context.infer_shapes()
+        if missing:
+            raise errors.InferenceError(f"TensorRT still misses shapes or values of {', '.join(missing)}. {log.tail()}")
+        for slot in self._outputs:
+            slot.settle()
+
+    def _provide_memory(self) -> None:
+        line = library.line()
+        strategy = self.allocation_strategy
+        assert strategy is not None
+        needed = line.context_memory_bytes(self.context, strategy)
+        if self._memory is None:
+            self._memory = memory.DeviceArray.raw((needed,))
+        else:
+            self._memory.resize((needed,))
+        line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
+
+    def _raise_failure(self) -> None:
+        # What went wrong went to the log before; run it again to catch the words.
+        assert self.stream is not None
+        with library.collect_log() as log:
+            self.context.execute_async_v3(self.stream.ptr)
+        raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
+
+    def copy_pool(self) -> ThreadPoolExecutor:
+        """Threads that copy large inputs into pinned memory."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix=f"{self.name}-copy")
+        return self._pool
+
+
+class _Slot:
+    """One input or output: its place in host and device memory, and what TensorRT was told of it last."""
+
+    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
+        engine = runner.engine
+        trt = library.load()
+        self.runner = runner
+        self.name: str = name
+        self.dtype = dtypes.from_trt(engine.get_tensor_dtype(name))
+        self.on_host = bool(engine.get_tensor_location(name) == trt.TensorLocation.HOST)
+        tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
+        self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
+        # Types of less than a byte are moved as bytes.
+        self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
+        self.device: memory.DeviceArray | None = None
+        self.pinned: memory.PinnedArray | None = None
+        self.host: np.ndarray[Any, Any] | None = None
+        self.shape: tuple[int, ...] | None = None
+        self.address = 0
+
+    def layout(self) -> Layout:
+        """How the tensor lies in memory at the current shape."""
+        assert self.shape is not None
+        strides = tuple(self.runner.context.get_tensor_strides(self.name))
+        return Layout(self.shape, self.numpy_dtype, strides, self.vectorized_dim, max(self.components, 1))
+
+    def nbytes(self) -> int:
+        """Bytes of device memory at the current shape."""
+        if not self.is_linear:
+            return self.layout().nbytes
+        assert self.shape is not None
+        return math.ceil(math.prod(self.shape) * self.dtype.itemsize)
+
+    def reserve_device(self, nbytes: int) -> int:
+        """Device memory of the runner's own; returns its address."""
+        if self.device is None:
+            self.device = memory.DeviceArray.raw((max(nbytes, 1),))
+        else:
+            self.device.resize((max(nbytes, 1),))
+        return self.device.ptr
+
+    def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
+        """Pinned host memory of the runner's own."""
+        if self.pinned is None:
+            self.pinned = memory.PinnedArray(max(nbytes, 1))
+        else:
+            self.pinned.reserve(max(nbytes, 1))
+        return self.pinned
+
+    def tell_address(self, address: int) -> None:
+        """Tell the context where the tensor lies, unless it knows."""
+        if address == self.address:
+            return
+        if not self.runner.context.set_tensor_address(self.name, address):
+            raise errors.InferenceError(f"TensorRT refuses address {address:#x} for {self.name!r}.")
+        self.address = address
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.host = None
+        if self.device is not None:
+            self.device.free()
+        if self.pinned is not None:
+            self.pinned.free()
+
+
+class _Input(_Slot):
+    """An input."""
+
+    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
+        super().__init__(runner, name, profile)
+        self._values: bytes | None = None
+
+    def feed(self, value: Any) -> bool:
+        """Take a value; returns whether outputs may have another shape than before."""
+        pointer = _device_pointer(value)
+        changed = self._tell_shape(tuple(value.shape))
+        if self.on_host:
+            if pointer is not None:
+                raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must lie in host memory.")
+            return self._feed_shape_tensor(np.asarray(value)) or changed
+        if pointer is not None:
+            self.tell_address(pointer)
+        else:
+            self._upload(value, changed)
+        return changed
+
+    def _tell_shape(self, shape: tuple[int, ...]) -> bool:
+        if shape == self.shape:
+            return False
+        with library.collect_log() as log:
+            accepted = self.runner.context.set_input_shape(self.name, shape)
+        if not accepted:
+            self.shape = None
+            raise errors.InputShapeError(self._refusal(shape) + log.tail())
+        self.shape = shape
+        self.host = None
+        return True
+
+    def _refusal(self, shape: tuple[int, ...]) -> str:
+        """Why a shape was refused: what the current profile takes, and which profile would take it."""
+        engine = self.runner.engine
+        current = max(int(self.runner.context.active_optimization_profile), 0)
+        ranges = [inspector.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
+        fits = [
+            i for i, r in enumerate(ranges)
+            if len(r.min) == len(shape) and all(lo <= d <= hi for lo, d, hi in zip(r.min, shape, r.max))
+        ]  # fmt: skip
+        here = ranges[current]
+        advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
+        return (
+            f"Input {self.name!r} has shape {shape}; profile {current} expects min {here.min}, max {here.max}. {advice}"
+        )
+
+    def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
+        values = array.astype(self.numpy_dtype, copy=False).tobytes()
+        pinned = self.reserve_pinned(len(values))
+        pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
+        self.tell_address(pinned.ptr)
+        changed = values != self._values
+        self._values = values
+        return changed
+
+    def _upload(self, value: Any, shape_changed: bool) -> None:
+        """Copy a host array to the device: through pinned memory, in chunks if it is large."""
+        raw = isinstance(value, FormattedArray)
+        if self.host is None:
+            nbytes = value.array.nbytes if raw else self.nbytes()
+            self.tell_address(self.reserve_device(nbytes))
+            pinned = self.reserve_pinned(nbytes)
+            packed = raw or not self.is_linear or self.dtype.itemsize < 1
+            assert self.shape is not None
+            self.host = (
+                pinned.view((nbytes,), np.dtype(np.uint8)) if packed else pinned.view(self.shape, self.numpy_dtype)
+            )
+        assert self.device is not None and self.pinned is not None
+        self.tell_address(self.device.ptr)
+        stream = self.runner.stream
+        if raw:
+            self.host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
+        elif not self.is_linear:
+            self.layout().pack(np.asarray(value), self.host)
+        elif self.host.nbytes > _CHUNK:
+            _upload_chunks(np.ascontiguousarray(value), self.host, self.device.ptr, self.runner)
+            return
+        else:
+            np.copyto(self.host, _as_numpy(value))
+        memory.copy(self.device.ptr, self.pinned.ptr, self.host.nbytes, "cudaMemcpyHostToDevice", stream)
+
+
+class _Output(_Slot):
+    """An output. Its size is known before the inference, or TensorRT asks an allocator for room during it."""
+
+    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
+        super().__init__(runner, name, profile)
+        self.allocator: Any = None
+
+    def settle(self) -> None:
+        """Make room, now that input shapes and values are known."""
+        context = self.runner.context
+        shape = tuple(context.get_tensor_shape(self.name))
+        aliased = library.line().aliased_input(self.runner.engine, self.name)
+        self.host = None
+        if aliased is not None:
+            self.shape = shape
+            self.tell_address(next(slot.address for slot in self.runner._inputs if slot.name == aliased))
+        elif any(dim < 0 for dim in shape):
+            self._take_allocator()
+        elif self.on_host:
+            self.shape, self.allocator = shape, None
+            self.tell_address(self.reserve_pinned(self.nbytes()).ptr)
+        else:
+            self.shape, self.allocator = shape, None
+            self.tell_address(self.reserve_device(self.nbytes()))
+
+    def _take_allocator(self) -> None:
+        self.allocator = _make_output_allocator(self)
+        self.address = 0
+        if not self.runner.context.set_output_allocator(self.name, self.allocator):
+            raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
+
+    def fetch(self, copy_out: bool, raw: bool) -> Any:
+        """The output after an inference was queued; its content arrives when the stream is done."""
+        if self.allocator is not None:
+            self.shape, self.host = self.allocator.shape, None
+        assert self.shape is not None
+        if self.on_host:
+            assert self.pinned is not None
+            return (
+                self.pinned.view(self.shape, self.numpy_dtype).copy() if self.allocator is None else self._download(raw)
+            )
+        if not copy_out:
+            return memory.DeviceView(self._address(), self.shape, self.dtype)
+        return self._download(raw)
+
+    def _address(self) -> int:
+        if self.allocator is not None:
+            return int(self.allocator.address)
+        return self.address
+
+    def _download(self, raw: bool) -> Any:
+        formatted = raw or not self.is_linear or self.dtype.itemsize < 1
+        assert self.shape is not None
+        if self.host is None:
+            nbytes = self.nbytes()
+            pinned = self.reserve_pinned(nbytes)
+            self.host = (
+                pinned.view((nbytes,), np.dtype(np.uint8)) if formatted else pinned.view(self.shape, self.numpy_dtype)
+            )
+        assert self.pinned is not None
+        if self.host.nbytes:
+            memory.copy(
+                self.pinned.ptr, self._address(), self.host.nbytes, "cudaMemcpyDeviceToHost", self.runner.stream
+            )
+        if not formatted:
+            return self.host
+        bytes_ = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
+        return FormattedArray(bytes_, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
+
+
+def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """A host array, from numpy or from a torch tensor on the CPU."""
+    return value if isinstance(value, np.ndarray) else np.asarray(value)
+
+
+def _narrow(name: str, value: Any) -> Any:
+    """An INT64 array as INT32, if its values fit; anything else as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.int64:
+        return value
+    narrowed = value.astype(np.int32)
+    if not np.array_equal(narrowed, value):
+        raise errors.InputDtypeError(
+            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 or later."
+        )
+    return narrowed
+
+
+def _device_pointer(value: Any) -> int | None:
+    """Address of an array on the device; None for one on the host."""
+    if isinstance(value, np.ndarray):
+        return None
+    if isinstance(value, memory.DeviceView):
+        return value.ptr
+    if isinstance(value, FormattedArray):
+        return _device_pointer(value.array)
+    interface = getattr(value, "__cuda_array_interface__", None) if getattr(value, "is_cuda", True) else None
+    return None if interface is None else int(interface["data"][0])
+
+
+def _upload_chunks(array: np.ndarray[Any, Any], host: np.ndarray[Any, Any], device: int, runner: TrtRunner) -> None:
+    """Copy a large array into pinned memory with several threads, each chunk on its way as soon as it is there."""
+    source = array.reshape(-1).view(np.uint8)
+    staged = host.reshape(-1).view(np.uint8)
+    base = staged.ctypes.data
+    spans = [(start, min(start + _CHUNK, source.size)) for start in range(0, source.size, _CHUNK)]
+    copies = [runner.copy_pool().submit(np.copyto, staged[a:b], source[a:b]) for a, b in spans]
+    for (a, b), copied in zip(spans, copies):
+        copied.result()
+        memory.copy(device + a, base + a, b - a, "cudaMemcpyHostToDevice", runner.stream)
+
+
+def _make_output_allocator(slot: _Output) -> Any:
+    base: Any = library.load().IOutputAllocator
+
+    class OutputAllocator(base):  # type: ignore[misc]
+        """Gives TensorRT device memory for an output whose size it finds out while running. Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.shape: tuple[int, ...] = ()
+            self.address = 0
+
+        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+            self.address = slot.reserve_device(size)
+            return self.address
+
+        def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:
+            self.address = slot.reserve_device(size)
+            return self.address
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self.shape = tuple(shape)
+
+    return OutputAllocator()
+
+
+def _make_debug_listener() -> Any:
+    trt = library.load()
+    base: Any = trt.IDebugListener
+
+    class DebugTensors(base):  # type: ignore[misc]
+        """Copies marked tensors to the host as they are made. Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.tensors: dict[str, np.ndarray[Any, Any]] = {}
+
+        def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
+            dtype: DataType = dtypes.from_trt(type)
+            if dtype.itemsize < 1:
+                return True
+            memory.call("cudaStreamSynchronize", stream)
+            array = np.empty(tuple(shape), dtype.numpy())
+            kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
+            memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)
+            self.tensors[name] = array
+            return True
+
+    return DebugTensors()
+
+
+def infer_once(engine: ValueOrCallable[Any], feed: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Load, run one inference, and unload; returns copies of the outputs."""
+    with TrtRunner(engine) as runner:
+        return {name: np.array(array) for name, array in runner.infer(feed).items()}

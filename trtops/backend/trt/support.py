@@ -1,0 +1,135 @@
+"""What the TensorRT back end can do on which release, and what of it has been seen working on the real library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtops.backend.trt.lines import Feature
+
+RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
+    ("8.6", (8, 6), False),
+    ("10.8", (10, 8), False),
+    ("10.16", (10, 16), False),
+    ("11.4", (11, 4), False),
+    ("RTX 1.7", (1, 7), True),
+)
+"""Releases in the table: title, (major, minor), and whether it is TensorRT-RTX."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """One row of the support table.
+
+    Attributes:
+        title: What can be done.
+        feature: The feature that a release must have for it; None if all have it.
+        gpu: Whether it needs a GPU, which TensorRT-RTX was not run on.
+        shown_on_8: Name of the test that shows it on TensorRT 8.6 and a GPU; None if there is none.
+        shown_on_rtx: Name of the test that shows it on TensorRT-RTX without a GPU; None if there is none.
+    """
+
+    title: str
+    feature: Feature | None = None
+    gpu: bool = False
+    shown_on_8: str | None = None
+    shown_on_rtx: str | None = None
+
+    def cell(self, release: tuple[str, tuple[int, int], bool]) -> str:
+        """What the table says of a release: ``shown``, ``written``, or ``-`` where the release does not have it."""
+        title, version, rtx = release
+        if self.feature is not None and not self.feature.is_in(version, rtx=rtx):
+            return "-"
+        shown = (title == "8.6" and self.shown_on_8) or (rtx and self.shown_on_rtx)
+        return "shown" if shown else "written"
+
+
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(
+        title="build from ONNX, FP32",
+        shown_on_8="test_fp32_engine_agrees_with_onnx_runtime",
+        shown_on_rtx="test_a_static_network_builds",
+    ),
+    Capability(
+        title="build from the network API",
+        shown_on_8="test_a_network_made_with_the_api_adds_one",
+        shown_on_rtx="test_a_network_made_with_the_api_builds",
+    ),
+    Capability(
+        title="FP16, by flag or by Casts in the model",
+        shown_on_8="test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers",
+        shown_on_rtx="test_fp16_is_written_into_the_model_of_a_strongly_typed_network",
+    ),
+    Capability(
+        title="INT8 with calibrators (entropy, entropy 2, min-max, legacy)",
+        feature=Feature.CALIBRATOR,
+        shown_on_8="test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again",
+    ),
+    Capability(
+        title="strongly typed networks", feature=Feature.STRONG_TYPING, shown_on_rtx="test_a_static_network_builds"
+    ),
+    Capability(
+        title="precision per layer, by API",
+        feature=Feature.LAYER_PRECISION,
+        shown_on_8="test_obeyed_layer_precisions_are_what_the_layers_get",
+    ),
+    Capability(
+        title="dynamic shapes, several profiles",
+        shown_on_8="test_three_profiles_serve_their_shapes_and_refuse_others",
+        shown_on_rtx="test_a_dynamic_network_builds_with_three_profiles",
+    ),
+    Capability(
+        title="outputs chosen anew, marked by layer type",
+        shown_on_8="test_a_network_with_other_outputs_gives_those",
+        shown_on_rtx="test_a_modified_network_builds",
+    ),
+    Capability(
+        title="tactic record and replay by algorithm selector",
+        feature=Feature.ALGORITHM_SELECTOR,
+        shown_on_8="test_a_replay_repeats_every_tactic",
+    ),
+    Capability(title="tactic record and replay by editable timing cache", feature=Feature.EDITABLE_TIMING_CACHE),
+    Capability(
+        title="timing caches: load, save, merge",
+        feature=Feature.TIMING_CACHE,
+        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing",
+    ),
+    Capability(
+        title="inspection of engines",
+        gpu=True,
+        shown_on_8="test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer",
+    ),
+    Capability(
+        title="inspection of networks",
+        shown_on_8="test_a_network_is_described_with_attributes_and_weights",
+        shown_on_rtx="test_a_network_is_described_with_attributes_and_weights",
+    ),
+    Capability(title="refit by weight name", gpu=True, shown_on_8="test_refitted_weights_are_used"),
+    Capability(
+        title="inference, device-dependent output shapes, shape tensors",
+        gpu=True,
+        shown_on_8="test_outputs_whose_shape_depends_on_values_have_the_right_shape",
+    ),
+    Capability(
+        title="vectorized input and output formats",
+        gpu=True,
+        shown_on_8="test_vectorized_formats_are_packed_and_unpacked",
+    ),
+    Capability(title="allocation strategies", feature=Feature.ALLOCATION_STRATEGY, gpu=True),
+    Capability(title="weight streaming", feature=Feature.WEIGHT_STREAMING, gpu=True),
+    Capability(
+        title="debug tensors", feature=Feature.DEBUG_TENSORS, gpu=True, shown_on_rtx="test_debug_tensors_are_marked"
+    ),
+    Capability(
+        title="builds in a child process",
+        shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",
+        shown_on_rtx="test_a_build_in_a_child_process",
+    ),
+)
+
+
+def support_table() -> str:
+    """The table as Markdown. ``shown``: a test runs it on the real library; ``written``: to the API, not yet run."""
+    titles = [title for title, _, _ in RELEASES]
+    rows = [["", *titles], ["---", *["---"] * len(titles)]]
+    rows += [[capability.title, *(capability.cell(release) for release in RELEASES)] for capability in CAPABILITIES]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

@@ -1,0 +1,377 @@
+"""Recording which tactics TensorRT chose, and making it choose them again, on releases with algorithm selectors.
+
+The file format is that of the field's tool, both ways; :func:`to_record` and :func:`from_record` translate to trtops'
+own record, which also knows the layers whose tactics cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from trtops import errors
+from trtops.backend.common import open_atomically
+from trtops.backend.trt import library
+from trtops.backend.trt.lines import Feature
+from trtops.record import JSONValue
+from trtops.spec import Layer
+from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """How a tactic wants one tensor to lie in memory.
+
+    Attributes:
+        dtype: TensorRT's data type, spelled ``DataType.FLOAT``.
+        strides: Elements between neighbours in each dimension.
+        vectorized_dim: The dimension that is split into vectors; -1 or None if none is.
+        components_per_element: Length of those vectors.
+    """
+
+    dtype: str
+    strides: tuple[int, ...]
+    vectorized_dim: int | None = None
+    components_per_element: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", str(self.dtype))
+        object.__setattr__(self, "strides", tuple(self.strides))
+
+    @classmethod
+    def from_trt(cls, io_info: Any) -> TensorInfo:
+        """From a ``trt.IAlgorithmIOInfo``."""
+        return cls(
+            str(io_info.dtype), tuple(io_info.strides), int(io_info.vectorized_dim), int(io_info.components_per_element)
+        )
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One tactic: a kernel, with the formats of its inputs and outputs.
+
+    Attributes:
+        implementation: TensorRT's number of the implementation.
+        tactic: TensorRT's number of the tactic in it; 64 bits, may be negative.
+        inputs: Formats of the inputs.
+        outputs: Formats of the outputs.
+    """
+
+    implementation: int
+    tactic: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+
+    @classmethod
+    def from_trt(cls, context: Any, algorithm: Any) -> Algorithm:
+        """From a ``trt.IAlgorithm`` and the ``trt.IAlgorithmContext`` it is for."""
+        infos = [
+            TensorInfo.from_trt(algorithm.get_algorithm_io_info(index))
+            for index in range(context.num_inputs + context.num_outputs)
+        ]
+        variant = algorithm.algorithm_variant
+        return cls(
+            int(variant.implementation),
+            int(variant.tactic),
+            tuple(infos[: context.num_inputs]),
+            tuple(infos[context.num_inputs :]),
+        )
+
+    def __str__(self) -> str:
+        return f"(Implementation: {self.implementation}, Tactic: {self.tactic}) | {_formats(self)}"
+
+
+class TacticReplayData(dict[str, Algorithm]):
+    """Algorithms by layer name, in the builder's order."""
+
+    def add(self, name: str, algorithm: Algorithm) -> TacticReplayData:
+        """Set a layer's algorithm; returns the data itself."""
+        self[name] = algorithm
+        return self
+
+    def save(self, target: str | os.PathLike[str] | IO[Any]) -> None:
+        """Write the field's replay file, to a path or an open file."""
+        text = self.to_json()
+        if isinstance(target, (str, os.PathLike)):
+            with open_atomically(Path(target)) as file:
+                file.write(text.encode())
+            return
+        try:
+            target.write(text)
+        except TypeError:  # a file opened for bytes
+            target.write(text.encode())
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] | IO[Any]) -> TacticReplayData:
+        """Read a replay file, from a path or an open file.
+
+        Raises:
+            FormatError: If it is none, or damaged.
+        """
+        if isinstance(source, (str, os.PathLike)):
+            try:
+                text: str | bytes = Path(source).read_bytes()
+            except OSError as exc:
+                raise errors.FormatError(f"{source} cannot be read: {exc.strerror}. Expected a tactic replay.") from exc
+        else:
+            text = source.read()
+        return cls.from_json(text)
+
+    def to_json(self) -> str:
+        """The text of a replay file."""
+        replay = {name: _encode_algorithm(algorithm) for name, algorithm in self.items()}
+        return json.dumps({"replay": replay, _MARK: "TacticReplayData"}, indent=4)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TacticReplayData:
+        """Read the text of a replay file.
+
+        Raises:
+            FormatError: If it is none, or damaged.
+        """
+        try:
+            content = json.loads(text)
+            replay = _fields(content, "TacticReplayData")["replay"]
+            return cls((str(name), _decode_algorithm(value)) for name, value in replay.items())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+            raise errors.FormatError(f"Not a tactic replay file, or a damaged one ({exc!r}).") from None
+
+
+_MARK = "polygraphy_class"
+
+
+def _encode_algorithm(algorithm: Algorithm) -> dict[str, JSONValue]:
+    return {
+        "implementation": algorithm.implementation,
+        "tactic": algorithm.tactic,
+        "inputs": [_encode_info(info) for info in algorithm.inputs],
+        "outputs": [_encode_info(info) for info in algorithm.outputs],
+        _MARK: "Algorithm",
+    }
+
+
+def _encode_info(info: TensorInfo) -> JSONValue:
+    return {
+        "dtype": info.dtype,
+        "strides": list(info.strides),
+        "vectorized_dim": info.vectorized_dim,
+        "components_per_element": info.components_per_element,
+        _MARK: "TensorInfo",
+    }
+
+
+def _decode_algorithm(value: Any) -> Algorithm:
+    fields = _fields(value, "Algorithm")
+    infos = [tuple(_decode_info(info) for info in fields[side]) for side in ("inputs", "outputs")]
+    return Algorithm(int(fields["implementation"]), int(fields["tactic"]), *infos)
+
+
+def _decode_info(value: Any) -> TensorInfo:
+    fields = _fields(value, "TensorInfo")
+    return TensorInfo(
+        str(fields["dtype"]),
+        tuple(int(stride) for stride in fields["strides"]),
+        fields.get("vectorized_dim"),
+        fields.get("components_per_element"),
+    )
+
+
+def _fields(value: Any, kind: str) -> Mapping[str, Any]:
+    """A custom object's members, in either of the two ways that the field's files mark one."""
+    if not isinstance(value, dict) or (value.get(_MARK) != kind and f"__polygraphy_encoded_{kind}" not in value):
+        raise ValueError(f"expected an object marked {kind}")
+    return value
+
+
+def TacticRecorder(record: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
+    """Make an algorithm selector that notes what TensorRT chooses.
+
+    Args:
+        record: Where to: a path or open file, or a :class:`TacticReplayData` to be filled.
+
+    Raises:
+        UnsupportedFeatureError: If this release has no algorithm selectors.
+    """
+    base: Any = _selector()
+    path = None if isinstance(record, TacticReplayData) else record
+    data = record if isinstance(record, TacticReplayData) else TacticReplayData()
+
+    class Recorder(base):  # type: ignore[misc]
+        """Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.data = data
+
+        def select_algorithms(self, context: Any, choices: list[Any]) -> list[int]:
+            return list(range(len(choices)))
+
+        def report_algorithms(self, contexts: list[Any], choices: list[Any]) -> None:
+            for context, choice in zip(contexts, choices):
+                data.add(context.name, Algorithm.from_trt(context, choice))
+            if path is not None:
+                data.save(path)
+
+    return Recorder()
+
+
+def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
+    """Make an algorithm selector that lets TensorRT choose only what was chosen before.
+
+    Layers that the replay does not know choose freely. What could not be followed is noted in the selector's
+    ``mismatches``, and :func:`check_replay` raises it after the build: an exception cannot pass through C++.
+
+    Args:
+        replay: A path or open file of a replay, or a :class:`TacticReplayData`.
+
+    Raises:
+        UnsupportedFeatureError: If this release has no algorithm selectors.
+        FormatError: If the file is no replay.
+    """
+    base: Any = _selector()
+    data = replay if isinstance(replay, TacticReplayData) else TacticReplayData.load(replay)
+
+    class Replayer(base):  # type: ignore[misc]
+        """Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.data = data
+            self.chosen = TacticReplayData()
+            self.mismatches: dict[str, str] = {}
+
+        def select_algorithms(self, context: Any, choices: list[Any]) -> list[int]:
+            wanted = data.get(context.name)
+            if wanted is None:
+                return list(range(len(choices)))
+            offered = [Algorithm.from_trt(context, choice) for choice in choices]
+            if wanted in offered:
+                return [offered.index(wanted)]
+            self.mismatches[context.name] = f"not among the {len(offered)} tactics that TensorRT offers"
+            return list(range(len(choices)))
+
+        def report_algorithms(self, contexts: list[Any], choices: list[Any]) -> None:
+            for context, choice in zip(contexts, choices):
+                got = Algorithm.from_trt(context, choice)
+                self.chosen.add(context.name, got)
+                wanted = data.get(context.name)
+                if wanted is not None and wanted != got:
+                    self.mismatches.setdefault(context.name, f"TensorRT chose {got} instead of {wanted}")
+
+    return Replayer()
+
+
+def _selector() -> Any:
+    library.line().require(Feature.ALGORITHM_SELECTOR)
+    trt = library.load()
+    return trt.IAlgorithmSelector
+
+
+def check_replay(selector: Any) -> None:
+    """Raise what a :func:`TacticReplayer` could not have followed, after the build; anything else passes.
+
+    Raises:
+        TacticMismatchError: If some layer got another tactic, or the replay names layers that the build did not have.
+    """
+    mismatches = getattr(selector, "mismatches", None)
+    if mismatches is None:
+        return
+    gone = {name: "no such layer in this build" for name in selector.data if name not in selector.chosen}
+    found = {**mismatches, **gone} if selector.chosen else mismatches
+    if found:
+        raise_mismatch(found, len(selector.data))
+
+
+def raise_mismatch(found: Mapping[str, str], count: int) -> None:
+    """Raise a :class:`~trtops.errors.TacticMismatchError` that lists layers with reasons."""
+    shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
+    raise errors.TacticMismatchError(
+        f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must be "
+        f"those of the recorded build.{shown}{'' if len(found) <= 20 else chr(10) + '  ...'}",
+        found,
+    )
+
+
+def _formats(algorithm: Algorithm) -> str:
+    def side(infos: tuple[TensorInfo, ...]) -> str:
+        return ", ".join(
+            f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}"
+            + (f"/{i.components_per_element}@{i.vectorized_dim}" if (i.components_per_element or 1) > 1 else "")
+            for i in infos
+        )
+
+    return f"{side(algorithm.inputs)} -> {side(algorithm.outputs)}"
+
+
+def to_record(
+    replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
+) -> TacticRecord:
+    """The record of a replay, with the engine's layers that the builder did not ask a selector about.
+
+    Args:
+        replay: What a selector noted.
+        backend_version: TensorRT's release.
+        device_sha256: The kind of device.
+        layers: The engine's layers; those that the replay does not name are kept as not replayable.
+    """
+    by_name = {layer.name: layer for layer in layers}
+    choices = [
+        TacticChoice(
+            layer=name,
+            op=by_name[name].op if name in by_name else "",
+            tactic=f"{algorithm.implementation:#x}:{algorithm.tactic:#x} {_formats(algorithm)}",
+            implementation=algorithm.implementation,
+            tactic_id=algorithm.tactic,
+            inputs=tuple(_to_format(info) for info in algorithm.inputs),
+            outputs=tuple(_to_format(info) for info in algorithm.outputs),
+        )
+        for name, algorithm in replay.items()
+    ]
+    rest = (layer for layer in layers if layer.name not in replay)
+    return TacticRecord(
+        mechanism="algorithm_selector",
+        backend_version=backend_version,
+        device_sha256=device_sha256,
+        choices=(*choices, *(unreplayable(layer) for layer in rest)),
+    )
+
+
+def unreplayable(layer: Layer) -> TacticChoice:
+    """What the inspector says a layer got, where nothing can make TensorRT choose it again."""
+    return TacticChoice(layer=layer.name, op=layer.op, tactic=layer.tactic, replayable=False)
+
+
+def from_record(record: TacticRecord) -> TacticReplayData:
+    """The replay inside a record made by algorithm selectors.
+
+    Raises:
+        FormatError: If it was made otherwise.
+    """
+    if record.mechanism != "algorithm_selector":
+        raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
+    return TacticReplayData(
+        (c.layer, Algorithm(c.implementation, c.tactic_id, _from_formats(c.inputs), _from_formats(c.outputs)))
+        for c in record.choices
+        if c.replayable and c.implementation is not None and c.tactic_id is not None
+    )
+
+
+def _to_format(info: TensorInfo) -> TensorFormat:
+    return TensorFormat(
+        dtype=info.dtype,
+        strides=info.strides,
+        vectorized_dim=info.vectorized_dim,
+        components_per_element=info.components_per_element,
+    )
+
+
+def _from_formats(formats: tuple[TensorFormat, ...]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(f.dtype, f.strides, f.vectorized_dim, f.components_per_element) for f in formats)
