@@ -1,3 +1,77 @@
-"""trtops: TensorRT and ONNX Runtime engines, built, judged, explained and remembered."""
+"""trtops: TensorRT and ONNX Runtime engines, built, judged, explained and remembered.
+
+The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect. The
+loaders and runners of the field live in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
+:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows in the package ``flows``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from trtops.backend.base import Build as Build
+    from trtops.backend.base import Engine as Engine
+    from trtops.backend.onnx.model import Model as Model
+    from trtops.comparator.report import ComparisonReport as ComparisonReport
+    from trtops.comparator.report import Tolerances as Tolerances
+    from trtops.comparator.report import compare_outputs as compare_outputs
+    from trtops.errors import TrtopsError as TrtopsError
+    from trtops.ops.check import CheckConfig as CheckConfig
+    from trtops.ops.compare import CompareConfig as CompareConfig
+    from trtops.ops.compare import CompareResult as CompareResult
+    from trtops.ops.compare import compare as compare
+    from trtops.ops.convert import ConvertConfig as ConvertConfig
+    from trtops.ops.convert import ConvertResult as ConvertResult
+    from trtops.ops.convert import convert as convert
+    from trtops.spec import BuildConfig as BuildConfig
+    from trtops.spec import BuildSpec as BuildSpec
+    from trtops.spec import Environment as Environment
+    from trtops.spec import OnnxRuntimeOptions as OnnxRuntimeOptions
+    from trtops.spec import OptimizationProfile as OptimizationProfile
+    from trtops.spec import TensorRTOptions as TensorRTOptions
+    from trtops.tactics.record import TacticRecord as TacticRecord
+    from trtops.tracking.memory import MemoryTracker as MemoryTracker
+    from trtops.tracking.store import default_tracker as default_tracker
+
+_HOMES = {
+    "Build": "backend.base",
+    "BuildConfig": "spec",
+    "BuildSpec": "spec",
+    "CheckConfig": "ops.check",
+    "CompareConfig": "ops.compare",
+    "CompareResult": "ops.compare",
+    "ComparisonReport": "comparator.report",
+    "ConvertConfig": "ops.convert",
+    "ConvertResult": "ops.convert",
+    "Engine": "backend.base",
+    "Environment": "spec",
+    "MemoryTracker": "tracking.memory",
+    "Model": "backend.onnx.model",
+    "OnnxRuntimeOptions": "spec",
+    "OptimizationProfile": "spec",
+    "TacticRecord": "tactics.record",
+    "TensorRTOptions": "spec",
+    "Tolerances": "comparator.report",
+    "TrtopsError": "errors",
+    "compare": "ops.compare",
+    "compare_outputs": "comparator.report",
+    "convert": "ops.convert",
+    "default_tracker": "tracking.store",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'trtops' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"trtops.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

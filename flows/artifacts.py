@@ -1,0 +1,15 @@
+"""What a flow shows in Prefect: a Markdown artifact with the result and the way to the MLflow run."""
+
+from __future__ import annotations
+
+from prefect.artifacts import create_markdown_artifact
+
+from trtops.ops.compare import CompareResult
+from trtops.ops.convert import ConvertResult
+from trtops.ops.report import markdown
+
+
+def show_result(title: str, result: ConvertResult | CompareResult) -> None:
+    """Put a result beside the flow run, under a key that keeps the history of its experiment together."""
+    key = "".join(c if c.isascii() and c.isalnum() else "-" for c in f"{title} {result.experiment}".lower())
+    create_markdown_artifact(markdown(title, result), key="-".join(filter(None, key.split("-"))) or "result")

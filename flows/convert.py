@@ -1,0 +1,75 @@
+"""The convert flow: an ONNX file becomes a tracked, judged engine.
+
+From Python: ``from flows.convert import convert; result = convert("model.onnx", precision="fp16")``. From the shell:
+``python -m flows.convert model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.tasks import flow_tags, trtops_flow, trtops_task
+from trtops.ops.convert import ConvertConfig, ConvertResult
+from trtops.ops.convert import convert as convert_op
+from trtops.spec import OnnxRuntimeOptions, Precision, TensorRTOptions
+from trtops.tracking.store import default_tracker
+
+BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}
+
+
+@trtops_task(name="convert-model")
+def convert_model(model: str, config: ConvertConfig, experiment: str | None) -> ConvertResult:
+    """One call of the convert op, logged to the default store."""
+    tags = flow_tags()
+    return convert_op(model, config, tracker=default_tracker(), experiment=experiment, tags=tags)
+
+
+@trtops_flow(name="convert", run_name="{model.stem}")
+def convert(
+    model: Path,
+    config: Annotated[ConvertConfig | None, config_flag] = None,
+    *,
+    precision: Precision | None = None,
+    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    data: str | None = None,
+    experiment: str | None = None,
+    rebuild: bool | None = None,
+) -> ConvertResult:
+    """Build an engine from an ONNX file, judge it against the model itself, and keep everything in MLflow.
+
+    Args:
+        model: The ONNX file.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        precision: Lowest precision the engine may compute in.
+        backend: What builds the engine, with that back end's default options.
+        data: Where input data comes from; random unless given.
+        experiment: MLflow experiment; the model's name unless given.
+        rebuild: Build even if the memory has this very engine.
+
+    Returns:
+        Verdict, numbers and the id of the MLflow run.
+
+    Raises:
+        TrtopsError: If no verdict could be reached; the MLflow run is marked failed with the message.
+    """
+    config = ConvertConfig() if config is None else config
+    build, check = config.build, config.check
+    if precision is not None:
+        build = replace(build, precision=precision)
+    if backend is not None and backend != build.backend:
+        build = replace(build, options=BACKENDS[backend]())
+    if data is not None:
+        check = replace(check, data=data)
+    config = replace(config, build=build, check=check, rebuild=config.rebuild if rebuild is None else rebuild)
+    result = convert_model(str(model), config, experiment)
+    show_result(f"convert {Path(model).name}", result)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(convert, "convert"))

@@ -1,0 +1,50 @@
+"""The demo: a real classifier becomes an engine in FP32, FP16 and INT8, each judged on held-out images.
+
+``make demo`` runs it. Everything it prints was measured in that run; an engine that an earlier run built is reused and
+said so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
+
+from flows.convert import convert
+from flows.digits import make_digits
+from trtops.ops.check import CheckConfig
+from trtops.ops.convert import ConvertConfig
+from trtops.ops.report import builds_table
+from trtops.spec import BuildConfig, Precision
+from trtops.tracking.store import default_root
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+
+
+def main(rebuild: bool = True) -> int:
+    """Make model and data, convert in every precision, print the table; 0 if all engines are good, else 1."""
+    root = default_root()
+    digits = make_digits(root / "demo")
+    check = CheckConfig(data=str(digits.images), labels=str(digits.labels))
+    results = []
+    for precision in PRECISIONS:
+        print(f"Converting {digits.model.name} to {precision.upper()} ...", flush=True)
+        config = ConvertConfig(
+            build=BuildConfig(precision=precision),
+            check=check,
+            calibration_data=str(digits.calibration),
+            rebuild=rebuild,
+        )
+        results.append(convert(digits.model, config))
+    print(f"\n{builds_table(results)}\n")
+    accuracy = results[0].judgement.accuracy
+    if accuracy is not None:
+        print(f"Accuracy of the model itself on the {accuracy.samples} held-out images: {accuracy.golden:.2%}")
+    print("Look at the runs in MLflow:  make ui")
+    print("and open  http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")
+    return 0 if all(result.verdict == "good" for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Prefect's embedded database, made once under a lock.
+
+Several processes that start on an empty ``PREFECT_HOME`` at the same moment race to migrate the same file and fail.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from prefect.settings import PREFECT_API_URL
+
+from trtops import errors
+
+_READY = ".trtops-ready"
+
+
+def ensure_prefect_home() -> None:
+    """Make Prefect's database if flows will run against the embedded server and it does not exist yet.
+
+    Raises:
+        TrackingError: If Prefect cannot make it.
+    """
+    if PREFECT_API_URL.value():
+        return
+    home = Path(os.environ["PREFECT_HOME"])
+    marker = home / _READY
+    if marker.exists():
+        return
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(home / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if marker.exists():
+            return
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise errors.TrackingError(
+                f"Prefect could not make its database in {home}: {done.stderr.strip()[-500:]} "
+                "Set PREFECT_HOME to a folder it can write to, or PREFECT_API_URL to a running server."
+            )
+        marker.touch()

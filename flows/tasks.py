@@ -1,0 +1,81 @@
+"""What the flows share: how a flow and a task are declared here, and what is worth a retry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import prefect.context
+from prefect import Flow, Task
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+from flows.home import ensure_prefect_home
+from trtops.errors import TrtopsError
+from trtops.tracking import schema
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CalledFlow(Flow[P, R]):
+    """A flow that costs little when it is called as a plain function.
+
+    Called in a process, a synchronous flow of Prefect 3.8 ends by joining a heartbeat thread that sleeps for a second
+    at a time, so such calls go without heartbeats. A worker does not start flows by calling them: deployed runs keep
+    their heartbeats, by which a server finds runs whose process died.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the flow in this process and return its result."""
+        if prefect.context.FlowRunContext.get() is None:
+            ensure_prefect_home()
+        with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            return super().__call__(*args, **kwargs)
+
+
+def trtops_flow(
+    *, name: str, run_name: Callable[[], str] | str | None = None
+) -> Callable[[Callable[P, R]], CalledFlow[P, R]]:
+    """Declare a flow: parameters validated, results never persisted (Prefect would pickle them)."""
+
+    def declare(function: Callable[P, R]) -> CalledFlow[P, R]:
+        return CalledFlow(function, name=name, flow_run_name=run_name, validate_parameters=True, persist_result=False)
+
+    return declare
+
+
+def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Declare a task of one op call: retried if infrastructure was lost, never for an error of ours, never cached.
+
+    What is built once is found again by the op itself, in the store, by content; Prefect's own cache would key on
+    paths and pickle results.
+    """
+
+    def declare(function: Callable[P, R]) -> Task[P, R]:
+        return Task(
+            function,
+            name=name,
+            retries=retries,
+            retry_delay_seconds=[1, 5, 15][:retries],
+            retry_condition_fn=worth_a_retry,
+            persist_result=False,
+            cache_policy=None,
+        )
+
+    return declare
+
+
+def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
+    """Whether a failed task may be tried again: errors of ours only if they say so, others if they are about the net."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, TrtopsError):
+        return error.transient
+    return isinstance(error, (ConnectionError, TimeoutError))
+
+
+def flow_tags() -> dict[str, str]:
+    """Tags that lead from an MLflow run to the Prefect flow run this code runs in; none outside of one."""
+    context = prefect.context.FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return {}
+    return {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}

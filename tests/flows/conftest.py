@@ -1,0 +1,30 @@
+"""One Prefect home for all flow tests of a process, with the embedded server that flows start by themselves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Prefect reads these when it is first imported, which test modules do at the top.
+_HOME = tempfile.TemporaryDirectory(prefix="trtops-prefect-")
+os.environ["PREFECT_HOME"] = _HOME.name
+os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "180"
+os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] = f"{_HOME.name}/results"
+
+
+@pytest.fixture(scope="session")
+def prefect_home() -> Path:
+    """Where Prefect keeps its database and, if anything were persisted, results."""
+    return Path(_HOME.name)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of the test's own, where flows log by default."""
+    root = tmp_path / "mlruns"
+    monkeypatch.setenv("TRTOPS_HOME", str(root))
+    yield root

@@ -1,0 +1,174 @@
+"""Where an op's input data comes from: random numbers, saved inputs, folders of arrays, a script, or an iterable.
+
+Every source is read one feed at a time and can be read again from the start, so that images never have to fit in
+memory together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.common import invoke_from_script
+from trtops.metadata import TensorMetadata, is_dynamic
+
+log = logging.getLogger(__name__)
+
+DATA_SUFFIXES = (".json", ".npz", ".npy", ".py")
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """Feeds that can be read any number of times, in the same order.
+
+    Attributes:
+        source: Where they come from, for people.
+    """
+
+    source: str
+    _open: Callable[[], Iterable[Feed]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[Feed]:
+        """One feed after the other: arrays by input name, in host memory, owned by the caller.
+
+        Raises:
+            InputError: If the source yields something that is not a mapping of names to arrays, or nothing at all.
+        """
+        count = 0
+        for count, feed in enumerate(self._open(), start=1):
+            if not isinstance(feed, Mapping):
+                raise errors.InputError(
+                    f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of input names to arrays."
+                )
+            yield feed
+        if not count:
+            raise errors.InputError(f"{self.source}: no data came; expected at least one feed.")
+
+    def digest(self) -> str:
+        """SHA-256 over names, dtypes, shapes and contents of all feeds in order; reads them all."""
+        digest = hashlib.sha256()
+        for feed in self:
+            for name in sorted(feed):
+                array = np.ascontiguousarray(feed[name])
+                digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+                digest.update(array.view(np.uint8).reshape(-1).data if array.size else b"")
+            digest.update(b"\0\0")
+        return digest.hexdigest()
+
+
+def open_feeds(
+    source: str | Path | Iterable[Feed] | None,
+    inputs: TensorMetadata,
+    *,
+    iterations: int = 1,
+    seed: int = 1,
+) -> Feeds:
+    """Find out what kind of data source something is.
+
+    Args:
+        source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
+            input, ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
+            ``loader.py:function``, by default ``load_data``); or an iterable of feeds.
+        inputs: The model's inputs. Dynamic dimensions of random data get size 1.
+        iterations: How many random feeds.
+        seed: Seed of the first random feed; each next one counts up.
+
+    Raises:
+        ConfigError: If the path does not exist, or its ending says nothing.
+    """
+    if source is None:
+        from trtops.comparator.data_loader import DataLoader
+
+        fixed = _with_fixed_shapes(inputs)
+        return Feeds(
+            f"random data (seed {seed})", lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed)
+        )
+    if isinstance(source, (str, Path)):
+        return _from_path(str(source), inputs)
+    if isinstance(source, Iterator):
+        kept = list(source)  # a bare iterator can be read only once
+        return Feeds("the given iterator", lambda: kept)
+    return Feeds(f"the given {type(source).__name__}", lambda: source)
+
+
+def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
+    fixed = TensorMetadata()
+    for name, spec in inputs.items():
+        if spec.shape is None:
+            raise errors.InputError(
+                f"Input {name!r} has no known rank, so no data can be made up for it. Give a data source."
+            )
+        shape = tuple(1 if is_dynamic(dim) else dim for dim in spec.shape)
+        if shape != spec.shape:
+            log.info("Input %r has shape %s; random data has shape %s.", name, spec.shape, shape)
+        fixed.add(name, spec.dtype, shape)
+    return fixed
+
+
+def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
+    script, _, function = text.rpartition(":")
+    path = Path(script if script.endswith(".py") else text)
+    if not path.exists():
+        raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
+    if path.suffix == ".py":
+        return Feeds(text, lambda: _call_script(path, function if script else "load_data"))
+    if path.is_dir():
+        return Feeds(text, lambda: _from_folder(path, inputs))
+    if path.suffix not in DATA_SUFFIXES:
+        raise errors.ConfigError(
+            f"Data source {text!r} has an unknown ending {path.suffix!r}. Give a path to {_KINDS}."
+        )
+    return Feeds(text, lambda: _read_file(path, inputs))
+
+
+_KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these, or a .py script"
+
+
+def _call_script(path: Path, function: str) -> Iterable[Feed]:
+    loaded = invoke_from_script(str(path), function)
+    if not isinstance(loaded, Iterable) and not inspect.isgenerator(loaded):
+        raise errors.InputError(f"{path}:{function} returned a {type(loaded).__name__}; expected an iterable of feeds.")
+    return loaded
+
+
+def _from_folder(folder: Path, inputs: TensorMetadata) -> Iterator[Feed]:
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".npz", ".npy", ".json"))
+    if not files:
+        raise errors.InputError(f"{folder}: no .npz, .npy or .json file in it.")
+    for file in files:
+        yield from _read_file(file, inputs)
+
+
+def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
+    if path.suffix == ".json":
+        from trtops.json import load_json
+
+        loaded: Any = load_json(str(path))
+        return [loaded] if isinstance(loaded, Mapping) else loaded
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:
+        raise errors.FormatError(
+            f"{path} cannot be read as {path.suffix}: {exc}. Pickled arrays are refused."
+        ) from None
+    if isinstance(loaded, np.ndarray):
+        if len(inputs) != 1:
+            raise errors.InputError(
+                f"{path} holds one array, and the model has {len(inputs)} inputs; use .npz with their names."
+            )
+        return [{next(iter(inputs)): loaded}]
+    try:
+        with loaded:
+            return [{name: loaded[name] for name in loaded.files}]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:  # a member that is cut short, or a pickle
+        raise errors.FormatError(f"{path} holds something that cannot be read: {exc}.") from None

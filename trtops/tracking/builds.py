@@ -1,0 +1,193 @@
+"""Builds in the memory: what one build leaves in a run, and how it is read back.
+
+The inverse pair of the walk's ``tracking.log`` and ``tracking.load``. All names come from
+:mod:`trtops.tracking.schema`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trtops import errors
+from trtops.backend.base import Build, Engine, TimingCacheUse
+from trtops.record import digest, sha256
+from trtops.spec import BuildSpec, Environment, Layer
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import schema
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
+
+ENGINE_STEM = f"{schema.Artifact.ENGINE}engine"
+
+
+def build_key(spec: BuildSpec, environment: Environment) -> str:
+    """SHA-256 that two builds share if one can stand for the other: same spec, same kind of place to build in."""
+    return digest([spec.digest, environment.build_digest()])
+
+
+def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
+    """Log what is about to be built, and where, before it is."""
+    run.set_tags(
+        {
+            schema.Tag.MODEL_SHA256: spec.model_sha256,
+            schema.Tag.SPEC_SHA256: spec.digest,
+            schema.Tag.BUILD_KEY: build_key(spec, environment),
+            **environment_tags(environment),
+        }
+    )
+    run.log_params(schema.flat_params(spec.config) | environment_params(environment))
+    run.log_json(spec, schema.Artifact.SPEC)
+    run.log_json(environment, schema.Artifact.ENVIRONMENT)
+
+
+def log_build(run: Run, build: Build, engine_suffix: str) -> None:
+    """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
+    engine = build.engine
+    run.set_tags({schema.Tag.ENGINE_SHA256: sha256(engine.plan)})
+    run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
+    run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
+    run.log_json(build.tactics, schema.Artifact.TACTICS)
+    run.log_json([layer.to_dict() for layer in build.layers], schema.Artifact.LAYERS)
+    if build.timing_cache is not None:
+        run.log_bytes(build.timing_cache, schema.Artifact.TIMING_CACHE)
+    if build.calibration_cache is not None:
+        run.log_bytes(build.calibration_cache, schema.Artifact.CALIBRATION_CACHE)
+    run.log_text(build.log, schema.Artifact.BUILD_LOG)
+    use = build.timing_cache_use
+    run.log_metrics(
+        {
+            ("build", "seconds"): build.seconds,
+            ("build", "engine_bytes"): float(len(engine.plan)),
+            ("build", "layers"): float(len(build.layers)),
+            ("tactics", "coverage"): build.tactics.coverage,
+            ("timing_cache", "hits"): float(use.hits),
+            ("timing_cache", "misses"): float(use.misses),
+            ("timing_cache", "saved_seconds"): use.saved_seconds,
+        }
+    )
+
+
+def log_reuse(run: Run, build: Build, holder: str) -> None:
+    """Log that an engine was taken from another run, which keeps the artifacts."""
+    run.set_tags({schema.Tag.ENGINE_SHA256: sha256(build.engine.plan), schema.Tag.REUSED_FROM: holder})
+    run.log_metrics({("build", "engine_bytes"): float(len(build.engine.plan))})
+
+
+def load_build(run: StoredRun) -> Build:
+    """Read a build back from its run; every file is checked against the manifest.
+
+    Raises:
+        IncompleteRunError: If the run holds no build, or a file does not match the manifest.
+    """
+    spec = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC))
+    environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
+    metrics = run.info.metrics
+    return Build(
+        spec=spec,
+        engine=load_engine(run, environment),
+        tactics=TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS)),
+        layers=tuple(Layer.from_dict(layer) for layer in _json(run, schema.Artifact.LAYERS)),
+        timing_cache=_optional(run, schema.Artifact.TIMING_CACHE),
+        timing_cache_use=TimingCacheUse(
+            hits=int(metrics.get(("timing_cache", "hits"), 0)),
+            misses=int(metrics.get(("timing_cache", "misses"), 0)),
+            saved_seconds=metrics.get(("timing_cache", "saved_seconds"), 0.0),
+        ),
+        calibration_cache=_optional(run, schema.Artifact.CALIBRATION_CACHE),
+        seconds=metrics.get(("build", "seconds"), 0.0),
+        log=run.read_bytes(schema.Artifact.BUILD_LOG).decode("utf-8", "replace"),
+    )
+
+
+def load_engine(run: StoredRun, environment: Environment | None = None) -> Engine:
+    """The engine of a run, checked against the manifest.
+
+    Raises:
+        IncompleteRunError: If the run holds none, or its bytes do not match.
+    """
+    path = engine_path(run)
+    if environment is None:
+        environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
+    return Engine(
+        backend=environment.backend,
+        plan=run.read_bytes(path),
+        options=_json(run, schema.Artifact.ENGINE_OPTIONS),
+        environment=environment,
+    )
+
+
+def engine_path(run: StoredRun) -> str:
+    """Path of the engine among the run's artifacts.
+
+    Raises:
+        IncompleteRunError: If there is none.
+    """
+    for entry in run.manifest.artifacts:
+        if entry.path.startswith(ENGINE_STEM + "."):
+            return entry.path
+    raise incomplete(run.info.id, f"it holds no engine ({ENGINE_STEM}.*)")
+
+
+def find_build(tracker: Tracker, key: str) -> StoredRun | None:
+    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are passed over."""
+    for info in tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished"):
+        if schema.Tag.REUSED_FROM in info.tags:
+            continue
+        try:
+            run = tracker.load(info.id)
+            engine_path(run)
+        except errors.IncompleteRunError:
+            continue
+        return run
+    return None
+
+
+def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
+    """The run that holds the engine of ``info``: itself, or the one it reused.
+
+    Raises:
+        RunNotFoundError: If the run it reused is gone.
+        IncompleteRunError: If the run is not whole.
+    """
+    return tracker.load(info.tags.get(schema.Tag.REUSED_FROM, info.id))
+
+
+def environment_tags(environment: Environment) -> dict[str, str]:
+    """Where a run's work was done, as tags to filter by; what is not known is left out."""
+    values = {
+        schema.Tag.BACKEND: environment.backend,
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE: environment.device,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+        schema.Tag.ENVIRONMENT_SHA256: environment.build_digest(),
+        schema.Tag.COMPUTE_CAPABILITY: environment.compute_capability,
+        schema.Tag.DRIVER: environment.driver,
+        schema.Tag.CUDA: environment.cuda,
+        schema.Tag.GIT_COMMIT: environment.git_commit,
+    }
+    return {tag: value for tag, value in values.items() if value}
+
+
+def environment_params(environment: Environment) -> dict[str, str]:
+    """The releases that a person compares builds by, as params: the compare page shows params side by side."""
+    values: dict[str, str | None] = {
+        "backend_version": environment.backend_version,
+        "device": environment.device,
+        "driver": environment.driver,
+        "cuda": environment.cuda,
+        **{f"package.{name}": version for name, version in environment.packages},
+    }
+    return {f"env.{name}": value for name, value in values.items() if value}
+
+
+def _json(run: StoredRun, path: str) -> Any:
+    try:
+        return json.loads(run.read_bytes(path))
+    except ValueError as exc:
+        raise errors.FormatError(f"Run {run.info.id}: {path} is not JSON ({exc}).") from None
+
+
+def _optional(run: StoredRun, path: str) -> bytes | None:
+    if any(entry.path == path for entry in run.manifest.artifacts):
+        return run.read_bytes(path)
+    return None
