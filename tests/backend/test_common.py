@@ -1,0 +1,140 @@
+"""Bytes from and to files, and objects from scripts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtops import errors
+from trtops.backend.common import (
+    BytesFromPath,
+    InvokeFromScript,
+    SaveBytes,
+    bytes_from_path,
+    import_from_script,
+    invoke_from_script,
+    open_atomically,
+    save_bytes,
+)
+
+
+def test_bytes_go_to_a_new_folder_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file.engine"
+
+    assert SaveBytes(lambda: b"plan", path)() == b"plan"
+    assert BytesFromPath(path)() == bytes_from_path(str(path)) == b"plan"
+    assert save_bytes(b"other", path) == b"other"
+    assert path.read_bytes() == b"other"
+
+
+def test_anything_with_the_buffer_protocol_is_saved(tmp_path: Path) -> None:
+    save_bytes(memoryview(b"view"), tmp_path / "f")  # type: ignore[arg-type]
+
+    assert (tmp_path / "f").read_bytes() == b"view"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.FormatError, match=r"none\.bin cannot be read: No such file"):
+        bytes_from_path(tmp_path / "none.bin")
+    with pytest.raises(errors.FormatError, match="Is a directory"):
+        bytes_from_path(tmp_path)
+
+
+def test_loaders_can_be_pickled(tmp_path: Path) -> None:
+    loader = SaveBytes(BytesFromPath(tmp_path / "in"), tmp_path / "out")
+    (tmp_path / "in").write_bytes(b"x")
+
+    assert pickle.loads(pickle.dumps(loader)) == loader
+    assert pickle.loads(pickle.dumps(loader))() == b"x"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    with pytest.raises(KeyboardInterrupt), open_atomically(path) as file:
+        file.write(b"new, but not all of i")
+        file.flush()
+        raise KeyboardInterrupt
+
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_saved_files_have_the_permissions_that_plain_ones_have(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    save_bytes(b"", tmp_path / "saved")
+
+    modes = {stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("plain", "saved")}
+    assert len(modes) == 1
+
+
+SCRIPT = """
+from __future__ import annotations
+from dataclasses import dataclass
+import neighbour
+
+@dataclass
+class Adder:
+    by: int = 10
+    def __call__(self, x):
+        return x + self.by
+
+def load_data(count=1):
+    return neighbour.VALUE * count
+
+counter = {"runs": 0}
+counter["runs"] += 1
+def runs():
+    return counter["runs"]
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("VALUE = 21\n")
+    path = tmp_path / "my script.py"
+    path.write_text(SCRIPT)
+    yield path
+    sys.modules.pop("neighbour", None)
+
+
+def test_functions_and_classes_of_a_script_are_called(script: Path) -> None:
+    assert InvokeFromScript(script, "load_data")(count=2) == 42
+    assert invoke_from_script(str(script), "load_data", 3) == 63
+    assert InvokeFromScript(script, "Adder")(1) == 11
+
+
+def test_a_script_is_run_anew_at_every_call_and_leaves_the_path_alone(script: Path) -> None:
+    before = list(sys.path)
+
+    assert [invoke_from_script(script, "runs") for _ in range(2)] == [1, 1]
+    assert sys.path == before
+
+
+def test_objects_of_a_script_can_be_pickled(script: Path) -> None:
+    adder = import_from_script(script, "Adder")(by=1)
+
+    assert pickle.loads(pickle.dumps(adder)) == adder
+
+
+def test_what_a_script_does_not_define_is_refused_with_a_hint(script: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"does not define 'load_dat'\. Did you mean 'load_data'"):
+        invoke_from_script(script, "load_dat")
+    with pytest.raises(errors.ConfigError, match="no Python script"):
+        invoke_from_script(tmp_path / "missing.py", "f")
+
+
+def test_what_a_script_raises_passes_through_and_leaves_no_module(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ZeroDivisionError('mine')\n")
+    before = set(sys.modules)
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        invoke_from_script(tmp_path / "bad.py", "f")
+
+    assert {name for name in sys.modules if name.startswith("trtops_script")} <= before
