@@ -273,7 +273,9 @@ class TestInferShapes:
         with pytest.raises(errors.InvalidModelError, match="Shape inference failed"):
             room.infer_shapes(proto, error_ok=False)
 
-    def test_onnxruntime_helps_where_onnx_knows_no_rank(self) -> None:
+    def test_onnxruntime_helps_where_onnx_knows_no_rank_and_leaves_no_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         proto = models.model(
             """(float[batch,4] x) => (float[n,m] y) {
                  g = com.microsoft.Gelu(x)
@@ -281,11 +283,15 @@ class TestInferShapes:
             }"""
         )
 
+        monkeypatch.chdir(tmp_path)
+
         without = room.infer_shapes(proto, allow_onnxruntime=False)
         with_help = room.infer_shapes(proto)
 
         assert "g" not in names(without.graph.value_info)
         assert "g" in names(with_help.graph.value_info)
+        room.infer_shapes(models.no_kernel().proto)
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestSetUpperBound:
@@ -386,6 +392,10 @@ def test_importing_the_loaders_imports_no_runtime() -> None:
 
 @pytest.mark.parity
 class TestLikeTheFieldsTool:
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)  # its shape inference may leave a file in the working folder
+
     def test_the_same_outputs_are_marked(self) -> None:
         from polygraphy.backend.onnx import modify_outputs as theirs
         from polygraphy.constants import MARK_ALL

@@ -49,15 +49,23 @@ def can_infer_symbolic_shapes() -> bool:
 
 
 def infer_symbolic_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model with shapes from ONNX Runtime's symbolic inference.
+    """A copy of the model with what ONNX Runtime's symbolic inference finds of its shapes, complete or not.
 
     Raises:
-        InferenceError: If it fails on this model.
+        InferenceError: If it fails on this model; operator sets before 7 it does not know.
     """
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference  # noqa: TID251
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference, get_opset  # noqa: TID251
 
+    if (get_opset(model) or 0) < 7:
+        raise errors.InferenceError("Symbolic shape inference needs operator set 7 or later.")
+    # Its own entry, infer_shapes, leaves a file in the working folder when it cannot tell all shapes.
+    inference = SymbolicShapeInference(2**31 - 1, True, False, 0)
     try:
-        inferred: onnx.ModelProto = SymbolicShapeInference.infer_shapes(model, auto_merge=True)
+        inference._preprocess(model)
+        while inference.run_:
+            inference._infer_impl()
+        inference._update_output_from_vi()
     except Exception as exc:  # it fails with whatever it stumbles over
         raise errors.InferenceError(f"Symbolic shape inference failed: {exc}") from exc
+    inferred: onnx.ModelProto = inference.out_mp_
     return inferred
