@@ -213,15 +213,15 @@ class TrackerContract:
         assert {name: info.tags.get(name) for name in ODD_NAMES} == {name: str(i) for i, name in enumerate(ODD_NAMES)}
         assert not [tag for tag in info.tags if tag not in ODD_NAMES and not tag.startswith(("mlflow.", "trtops."))]
 
-    @pytest.mark.parametrize("experiment", ["a/b", "..", "日本 🚀 [x]", "'quoted\"", "e" * 500, "日" * 500])
-    def test_any_text_can_name_an_experiment(self, tracker: Tracker, experiment: str):
-        run = tracker.start(experiment, "r 🚀/'", kind="build")
-        run.log_bytes(b"x", "a.bin")
-        run.finish()
+    def test_any_text_can_name_an_experiment(self, tracker: Tracker):
+        for experiment in ("a/b", "..", "日本 🚀 [x]", "'quoted\"", "e" * 500, "日" * 500):
+            run = tracker.start(experiment, "r 🚀/'", kind="build")
+            run.log_bytes(b"x", "a.bin")
+            run.finish()
 
-        assert [info.experiment for info in tracker.find(experiment)] == [experiment]
-        assert tracker.info(run.id).name == "r 🚀/'"
-        assert tracker.load(run.id).read_bytes("a.bin") == b"x"
+            assert [info.experiment for info in tracker.find(experiment)] == [experiment]
+            assert tracker.info(run.id).name == "r 🚀/'"
+            assert tracker.load(run.id).read_bytes("a.bin") == b"x"
 
     def test_long_values_are_kept_whole_and_too_long_ones_refused(self, tracker: Tracker):
         long = "日" * 6001 + "x" * 20000
@@ -252,34 +252,34 @@ class TrackerContract:
         assert sum(tag.startswith("t") and tag[1:].isdecimal() for tag in info.tags) == 150
         assert info.metrics == {("m", str(i)): float(i) for i in range(2500)}
 
-    @pytest.mark.parametrize("value", ["x", None, 10**400])
-    def test_a_metric_that_is_no_number_is_refused(self, tracker: Tracker, value: object):
+    def test_a_metric_that_is_no_number_is_refused(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
 
-        with pytest.raises(errors.LogError, match="expected a number"):
-            run.log_metrics({("good",): 1.0, ("bad",): value})  # type: ignore[dict-item]
+        for value in ("x", None, 10**400):
+            with pytest.raises(errors.LogError, match="expected a number"):
+                run.log_metrics({("good",): 1.0, ("bad",): value})  # type: ignore[dict-item]
 
         assert tracker.info(run.id).metrics == {}
 
-    @pytest.mark.parametrize("path", ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote"])
-    def test_artifact_names_may_be_odd(self, tracker: Tracker, path: str):
+    def test_artifact_names_may_be_odd(self, tracker: Tracker):
+        paths = ["日本/ü #1?.txt", "gpu_0:1.bin", "a b/c%20d", "with'quote"]
         run = tracker.start("m", "r", kind="build")
-        run.log_bytes(b"x", path)
+        for path in paths:
+            run.log_text(path, path)
         run.finish()
 
         stored = tracker.load(run.id)
 
-        assert stored.read_bytes(path) == b"x"
-        assert stored.local_path(path).read_bytes() == b"x"
+        for path in paths:
+            assert stored.read_bytes(path).decode() == path
+            assert stored.local_path(path).read_text() == path
 
-    @pytest.mark.parametrize(
-        "path", ["", "/etc/x", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "n\0l", "x" * 300, "manifest.json"]
-    )
-    def test_artifact_paths_that_leave_the_run_or_break_it_are_refused(self, tracker: Tracker, path: str):
+    def test_artifact_paths_that_leave_the_run_or_break_it_are_refused(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
 
-        with pytest.raises(errors.LogError):
-            run.log_bytes(b"x", path)
+        for path in ("", "/x", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "n\0l", "x" * 300, "manifest.json"):
+            with pytest.raises(errors.LogError, match="Artifact path"):
+                run.log_bytes(b"x", path)
 
         run.finish()
         assert tracker.load(run.id).manifest.artifacts == ()
@@ -323,15 +323,15 @@ class TrackerContract:
         assert info.tags[Tag.ERROR] == "EngineBuildError: no kernel for 'Foo'; expected one of ..."
         assert info.end_time is not None
 
-    @pytest.mark.parametrize("message", ["", "x" * 100_000, "\ud800", "日\n" * 9000])
-    def test_any_message_can_fail_a_run(self, tracker: Tracker, message: str):
-        run = tracker.start("m", "r", kind="build")
-        run.fail(ValueError(message))
+    def test_any_message_can_fail_a_run(self, tracker: Tracker):
+        for message in ("", "x" * 100_000, "\ud800", "日\n" * 9000):
+            run = tracker.start("m", "r", kind="build")
+            run.fail(ValueError(message))
 
-        info = tracker.info(run.id)
+            info = tracker.info(run.id)
 
-        assert info.status == "failed"
-        assert info.tags[Tag.ERROR].startswith("ValueError: ")
+            assert info.status == "failed"
+            assert info.tags[Tag.ERROR].startswith("ValueError: ")
 
     @pytest.mark.parametrize("error", [errors.EngineBuildError("no"), KeyboardInterrupt(), SystemExit(0)])
     def test_tracked_fails_the_run_of_a_block_that_raises(self, tracker: Tracker, error: BaseException):
@@ -388,24 +388,15 @@ class TrackerContract:
                 stored.local_path("engine/x.plan")
             assert stored.read_bytes("fine.txt") == b"fine"
 
-    @pytest.mark.parametrize(
-        "manifest",
-        [
-            b"",
-            b"{",
-            b"[]",
-            b'{"artifacts": [{"path": "../../x", "size": 1, "sha256": "00"}]}',
-            b'{"artifacts": 3}',
-            None,
-        ],
-    )
-    def test_a_damaged_manifest_makes_a_run_incomplete(self, tracker: Tracker, tamper, manifest: bytes | None):
+    def test_a_damaged_manifest_makes_a_run_incomplete(self, tracker: Tracker, tamper):
         run = tracker.start("m", "r", kind="build")
         run.finish()
-        tamper(run.id, "manifest.json", manifest)
 
-        with pytest.raises(errors.IncompleteRunError, match=run.id):
-            tracker.load(run.id)
+        outside = b'{"artifacts": [{"path": "../../x", "size": 1, "sha256": "00"}]}'
+        for manifest in (b"", b"{", b"[]", b'{"artifacts": 3}', outside, None):
+            tamper(run.id, "manifest.json", manifest)
+            with pytest.raises(errors.IncompleteRunError, match=run.id):
+                tracker.load(run.id)
 
     def test_an_artifact_that_was_never_logged_is_not_read(self, tracker: Tracker):
         run = tracker.start("m", "r", kind="build")
@@ -419,11 +410,11 @@ class TrackerContract:
 
     # Finding
 
-    @pytest.mark.parametrize("run_id", ["nope", "0" * 32, "", "../../etc", "' or 1=1"])
-    def test_an_unknown_run_is_not_found(self, tracker: Tracker, run_id: str):
-        for ask in (tracker.info, tracker.load, lambda run_id: tracker.close(run_id, "why")):
-            with pytest.raises(errors.RunNotFoundError):
-                ask(run_id)
+    def test_an_unknown_run_is_not_found(self, tracker: Tracker):
+        for run_id in ("nope", "0" * 32, "", "../../etc", "' or 1=1"):
+            for ask in (tracker.info, tracker.load, lambda run_id: tracker.close(run_id, "why")):
+                with pytest.raises(errors.RunNotFoundError):
+                    ask(run_id)
 
     def test_runs_are_found_by_tags_parent_and_status_newest_first(self, tracker: Tracker):
         def start(name: str, experiment: str = "m", **kwargs) -> str:
@@ -460,14 +451,12 @@ class TrackerContract:
 
         assert tracker.find("m") == [tracker.info(run.id)]
 
-    @pytest.mark.parametrize(
-        "value", ["it's", 'say "x"', "'\"", "`tick`", "back\\slash", "100%", "_", "", "日本 🚀", "a\nb"]
-    )
-    def test_tags_with_odd_values_are_found_and_only_they(self, tracker: Tracker, value: str):
-        run = tracker.start("m", "r", kind="build", tags={"odd [key]'": value})
-        tracker.start("m", "other", kind="build", tags={"odd [key]'": value + "x"})
+    def test_tags_with_odd_values_are_found_and_only_they(self, tracker: Tracker):
+        values = ["it's", 'say "x"', "'\"", "`tick`", "back\\slash", "100%", "%", "_", "", "日本 🚀", "a\nb", "A", "a"]
+        runs = {value: tracker.start("m", "r", kind="build", tags={"odd [key]'": value}).id for value in values}
 
-        assert [info.id for info in tracker.find("m", tags={"odd [key]'": value})] == [run.id]
+        for value, run_id in runs.items():
+            assert [info.id for info in tracker.find("m", tags={"odd [key]'": value})] == [run_id]
 
     def test_an_unknown_kind_and_impossible_names_are_refused(self, tracker: Tracker):
         with pytest.raises(errors.ConfigError, match="Did you mean 'build'"):

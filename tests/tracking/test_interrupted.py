@@ -69,12 +69,33 @@ def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(n
         ]
         assert all(sha256(stored.read_bytes(f"engine/{i}.plan")) == sha256(PLAN) for i in range(4))
     assert set(outcomes) == {"whole", "incomplete"}
+    assert {file.stat().st_size for file in (tmp_path / "mlruns").rglob("*.plan")} == {len(PLAN)}
 
     store.reap(tracker)
     assert tracker.find(status="running") == []
     assert len(tracker.find(status="finished")) == outcomes.count("whole")
     assert len(tracker.find(status="killed")) == outcomes.count("incomplete")
     assert not list((tmp_path / "mlruns").rglob(".artifact.uploading.*"))
+
+
+def test_a_process_killed_while_it_writes_an_artifact_leaves_none(new_store, tmp_path: Path):
+    tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
+    source = tmp_path / "model.plan"
+    source.write_bytes(PLAN * 16)
+    folder = tmp_path / "mlruns" / "artifacts" / "m"
+
+    child = fork.Process(target=log_a_build, args=(tracker, source))
+    child.start()
+    while not (begun := [file for file in folder.rglob("*") if file.is_file()]):
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+
+    assert begun[0].stat().st_size < len(PLAN) * 16
+    (info,) = tracker.find("m")
+    assert tracker._client.list_artifacts(info.id, "engine") == []
+    with pytest.raises(errors.IncompleteRunError):
+        tracker.load(info.id)
 
 
 @pytest.fixture

@@ -178,11 +178,14 @@ def test_the_user_and_the_program_are_noted(embedded: MlflowTracker):
 def test_forked_children_log_through_the_tracker_they_inherited(embedded: MlflowTracker):
     embedded.start("m", "before", kind="build")
     fork = multiprocessing.get_context("fork")
+    engine = embedded._client._tracking_client.store.engine
+    connections = engine.pool
 
     def work(i: int) -> None:
         for k in range(3):
             with tracked(embedded, "m", f"{i} {k}", kind="iteration") as run:
                 run.log_metrics({("i",): float(i)})
+        assert (engine.pool is connections) == (i == 4)  # SQLite's connections must not be used by a child
 
     children = [fork.Process(target=work, args=(i,)) for i in range(4)]
     for child in children:

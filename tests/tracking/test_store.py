@@ -116,7 +116,9 @@ def test_eight_processes_opening_a_new_store_at_once_all_log_to_it(tmp_path: Pat
 
     def work(i: int) -> None:
         gate.wait()
-        log_one(MlflowTracker(places[i % 2]), str(i))
+        tracker = MlflowTracker(places[i % 2])
+        (tmp_path / f"seen by {i}").write_text(str(tracker.store.database.stat().st_ino))
+        log_one(tracker, str(i))
 
     children = [fork.Process(target=work, args=(i,)) for i in range(8)]
     for child in children:
@@ -126,6 +128,7 @@ def test_eight_processes_opening_a_new_store_at_once_all_log_to_it(tmp_path: Pat
     tracker = MlflowTracker(tmp_path / "mlruns")
 
     assert [child.exitcode for child in children] == [0] * 8
+    assert len({seen.read_text() for seen in tmp_path.glob("seen by *")}) == 1
     runs = tracker.find("m")
     assert sorted(info.name for info in runs) == [str(i) for i in range(8)]
     assert all(tracker.load(info.id).read_bytes("engine/x.plan") == b"plan" for info in runs)
