@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -14,6 +15,7 @@ from trtops.backend.base import Caches
 from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.calibration import read_ranges
 from trtops.backend.onnxrt.timing_cache import TimingCache, merge
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile
 from trtops.tactics.record import TacticRecord
@@ -336,6 +338,14 @@ def test_a_calibration_cache_of_another_model_is_refused_with_both_digests(backe
         backend.build(model, config("int8"), caches=Caches(calibration=cache))
 
 
+def test_a_calibration_cache_of_format_1_is_still_read():
+    data = (Path(__file__).parents[2] / "data" / "onnxrt_calibration_cache_1.json").read_bytes()
+
+    ranges = read_ranges(data, "ab" * 32)
+
+    assert (ranges.samples, ranges.ranges) == (8, {"image": (-1.5, 2.5), "日本:0": (0.0, 6.0)})
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_precisions_without_kernels_are_refused_with_what_to_take_instead(backend, model, precision):
     with pytest.raises(errors.UnsupportedFeatureError, match=rf"{precision}.*fp16.*TensorRT"):
@@ -403,6 +413,23 @@ def test_an_engine_is_not_optimized_again_when_it_is_loaded(backend, model, case
 
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert "Erf" in {layer.op for layer in build.layers}
+
+
+def test_a_bare_engine_file_loads_without_its_options_and_cut_short_is_refused(backend, model, case):
+    build = backend.build(model, config())
+    bare = replace(build.engine, options={})
+
+    with backend.runner(build.engine) as full, backend.runner(bare) as runner:
+        np.testing.assert_array_equal(runner.infer(case.feed)["y"], full.infer(case.feed)["y"])
+    with pytest.raises(errors.EngineLoadError, match="verification failed"):
+        backend.runner(replace(bare, plan=bare.plan[:1000])).activate()
+
+
+def test_options_of_a_newer_format_are_refused(backend, model):
+    build = backend.build(model, config(tactics=()))
+
+    with pytest.raises(errors.EngineLoadError, match="version 99"):
+        backend.runner(replace(build.engine, options={**build.engine.options, "version": 99})).activate()
 
 
 def test_back_ends_are_found_by_name_and_by_the_ending_of_their_engines():

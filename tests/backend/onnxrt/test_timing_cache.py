@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trtops import errors
@@ -80,3 +82,15 @@ def test_caches_of_different_devices_are_not_merged():
         merge([make_cache("here").to_bytes(), make_cache("there").to_bytes()])
     with pytest.raises(errors.TimingCacheError, match="at least one"):
         merge([])
+
+
+def test_a_cache_of_format_1_is_still_read():
+    data = (Path(__file__).parents[2] / "data" / "onnxrt_timing_cache_1.json").read_bytes()
+    cache = TimingCache.from_bytes(data, "some-processor_0123abcd_onnxruntime_1.31.1")
+
+    timing = cache.timing(
+        key("-MatMulAddFusion+GeluApproximation", model_sha256="ab" * 32, shapes=(("x", (2, 5, 16)),))
+    )
+
+    assert timing == Timing(median_seconds=0.000125, cost_seconds=0.25)
+    assert cache.signature(key(model_sha256="ab" * 32, shapes=None)) == "cd" * 32

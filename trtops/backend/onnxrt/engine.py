@@ -11,7 +11,7 @@ import onnxruntime as ort
 from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
-from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, why
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, find_providers, session_options, why
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.record import JSONValue, sha256
 from trtops.spec import Environment
@@ -48,6 +48,8 @@ def pack(
 @dataclass(frozen=True)
 class SessionFromEngine:
     """Loads a session from an engine, which is not optimized again.
+
+    An engine without options is a bare file: it is loaded on the CPU, and only ONNX Runtime's own check guards its bytes.
 
     Attributes:
         engine: The engine, or a callable that returns it.
@@ -109,6 +111,8 @@ def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
     if engine.backend != BACKEND:
         raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
     options: Mapping[str, Any] = engine.options
+    if not options:
+        return DEFAULT_PROVIDERS, 0
     if options.get("version") != _VERSION:
         raise errors.EngineLoadError(
             f"The engine's options have version {options.get('version')!r}; this trtops reads {_VERSION}. Build the "

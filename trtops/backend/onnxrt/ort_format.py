@@ -1,20 +1,19 @@
 """Reading ONNX Runtime's own model format: the nodes of an engine, with the execution provider that each was given to.
 
-The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository), and
-its fields keep their places for good, or old files could not be read. The onnxruntime package has a generated reader,
-but importing it sets the root logger to debug level and adds to ``sys.path``; the few fields needed here are read by
-their places instead.
+The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository; layout
+of flatbuffers: https://flatbuffers.dev/internals/), and its fields keep their places for good, or old files could not be
+read. The onnxruntime package has a generated reader, but importing it sets the root logger to debug level and adds to
+``sys.path``, and it is slow; the few fields needed here are read by their places instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
-import flatbuffers  # type: ignore[import-untyped]
 import onnx
-from flatbuffers import number_types
 
 from trtops.record import JSONValue
 
@@ -61,7 +60,7 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
     Returns:
         The nodes in the order of the file, and element types by tensor name, in lower case as ONNX names them.
     """
-    root = _Table(content, flatbuffers.encode.Get(number_types.UOffsetTFlags.packer_type, content, 0))
+    root = _Table(content, _at(_UINT32, content, 0))
     nodes: list[Node] = []
     types: dict[str, str] = {}
     model = root.table(_SESSION_MODEL)
@@ -86,60 +85,75 @@ _KIND_TENSOR = 1
 _ATTRIBUTE_IS_GRAPH = 5
 
 
+_UINT8, _UINT16, _UINT32 = Struct("<B"), Struct("<H"), Struct("<I")
+_INT32, _INT64, _FLOAT32 = Struct("<i"), Struct("<q"), Struct("<f")
+
+
+def _at(kind: Struct, content: bytes, position: int) -> Any:
+    return kind.unpack_from(content, position)[0]
+
+
 class _Table:
-    """One table of a flatbuffer, whose fields are read by place."""
+    """One table of a flatbuffer, whose fields are read by place; a field left out reads as zero or empty."""
 
-    def __init__(self, content: bytes, position: int) -> None:
+    __slots__ = ("_content", "_index", "_index_end", "_start")
+
+    def __init__(self, content: bytes, start: int) -> None:
         self._content = content
-        self._position = position
-        self._table = flatbuffers.table.Table(content, position)
+        self._start = start
+        self._index = start - _at(_INT32, content, start)
+        self._index_end = self._index + _at(_UINT16, content, self._index)
 
-    def _offset(self, place: int) -> int:
-        offset: int = self._table.Offset(4 + 2 * place)
-        return offset
+    def _field(self, place: int) -> int | None:
+        """Where a field's value is, or None if it was left out."""
+        entry = self._index + 4 + 2 * place
+        offset = _at(_UINT16, self._content, entry) if entry < self._index_end else 0
+        return self._start + offset if offset else None
+
+    def _follow(self, position: int) -> int:
+        target: int = position + _at(_UINT32, self._content, position)
+        return target
+
+    def _text_at(self, position: int) -> str:
+        start = self._follow(position)
+        return self._content[start + 4 : start + 4 + _at(_UINT32, self._content, start)].decode()
+
+    def _elements(self, place: int, size: int) -> range:
+        field = self._field(place)
+        if field is None:
+            return range(0)
+        start = self._follow(field)
+        return range(start + 4, start + 4 + size * _at(_UINT32, self._content, start), size)
 
     def text(self, place: int) -> str:
-        offset = self._offset(place)
-        return self._table.String(self._position + offset).decode() if offset else ""
+        field = self._field(place)
+        return "" if field is None else self._text_at(field)
 
-    def number(self, place: int, kind: Any) -> Any:
-        offset = self._offset(place)
-        return self._table.Get(kind, self._position + offset) if offset else 0
+    def number(self, place: int, kind: Struct) -> Any:
+        field = self._field(place)
+        return 0 if field is None else _at(kind, self._content, field)
 
     def table(self, place: int) -> _Table | None:
-        offset = self._offset(place)
-        return _Table(self._content, self._table.Indirect(self._position + offset)) if offset else None
-
-    def _elements(self, place: int, size: int) -> Iterator[int]:
-        offset = self._offset(place)
-        if offset:
-            start = self._table.Vector(offset)
-            yield from range(start, start + size * self._table.VectorLen(offset), size)
+        field = self._field(place)
+        return None if field is None else _Table(self._content, self._follow(field))
 
     def tables(self, place: int) -> list[_Table]:
-        return [_Table(self._content, self._table.Indirect(at)) for at in self._elements(place, 4)]
+        return [_Table(self._content, self._follow(position)) for position in self._elements(place, 4)]
 
     def texts(self, place: int) -> list[str]:
-        return [self._table.String(at).decode() for at in self._elements(place, 4)]
+        return [self._text_at(position) for position in self._elements(place, 4)]
 
-    def numbers(self, place: int, kind: Any) -> list[Any]:
-        return [self._table.Get(kind, at) for at in self._elements(place, kind.bytewidth)]
+    def numbers(self, place: int, kind: Struct) -> list[Any]:
+        return [_at(kind, self._content, position) for position in self._elements(place, kind.size)]
 
-
-_float32, _int32, _int64, _uint8 = (
-    number_types.Float32Flags,
-    number_types.Int32Flags,
-    number_types.Int64Flags,
-    number_types.Uint8Flags,
-)
 
 # By attribute type: how its value is read. Types that hold tensors or graphs are not among them.
 _PLAIN_ATTRIBUTES: dict[int, Callable[[_Table], JSONValue]] = {
-    1: lambda attribute: attribute.number(3, _float32),
-    2: lambda attribute: attribute.number(4, _int64),
+    1: lambda attribute: attribute.number(3, _FLOAT32),
+    2: lambda attribute: attribute.number(4, _INT64),
     3: lambda attribute: attribute.text(5),
-    6: lambda attribute: attribute.numbers(8, _float32),
-    7: lambda attribute: attribute.numbers(9, _int64),
+    6: lambda attribute: attribute.numbers(8, _FLOAT32),
+    7: lambda attribute: attribute.numbers(9, _INT64),
     8: lambda attribute: list(attribute.texts(10)),
 }
 
@@ -154,7 +168,7 @@ def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, s
             name=table.text(_NODE_NAME),
             op=table.text(_NODE_OP),
             domain=table.text(_NODE_DOMAIN),
-            since_version=table.number(_NODE_SINCE, _int32),
+            since_version=table.number(_NODE_SINCE, _INT32),
             provider=table.text(_NODE_PROVIDER),
             inputs=tuple(table.texts(_NODE_INPUTS)),
             outputs=tuple(table.texts(_NODE_OUTPUTS)),
@@ -164,24 +178,24 @@ def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, s
         nodes.append(node)
         for attribute in attributes:
             body = attribute.table(_ATTRIBUTE_GRAPH)
-            if attribute.number(_ATTRIBUTE_TYPE, _int32) == _ATTRIBUTE_IS_GRAPH and body is not None:
+            if attribute.number(_ATTRIBUTE_TYPE, _INT32) == _ATTRIBUTE_IS_GRAPH and body is not None:
                 inner = f"{scope}{node.outputs[0]}/{attribute.text(_ATTRIBUTE_NAME)}/"
                 _read_graph(body, inner, nodes, types)
 
 
 def _plain_attributes(attributes: list[_Table]) -> Iterator[tuple[str, JSONValue]]:
     for attribute in attributes:
-        read_value = _PLAIN_ATTRIBUTES.get(attribute.number(_ATTRIBUTE_TYPE, _int32))
+        read_value = _PLAIN_ATTRIBUTES.get(attribute.number(_ATTRIBUTE_TYPE, _INT32))
         if read_value is not None:
             yield attribute.text(_ATTRIBUTE_NAME), read_value(attribute)
 
 
 def _element_type(value: _Table) -> str | None:
     info = value.table(_VALUE_TYPE)
-    if info is None or info.number(_TYPE_KIND, _uint8) != _KIND_TENSOR:
+    if info is None or info.number(_TYPE_KIND, _UINT8) != _KIND_TENSOR:
         return None
     tensor = info.table(_TYPE_VALUE)
     if tensor is None:
         return None
-    name: str = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, _int32))
+    name: str = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, _INT32))
     return name.lower()

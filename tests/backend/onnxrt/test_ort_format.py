@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.optimize import Optimizer
+from trtops.backend.onnxrt.ort_format import read
+from trtops.backend.onnxrt.tactics import Candidate
+
+# Runs in a process of its own: importing the generated reader changes the root logger and sys.path.
+_ORACLE = """
+import sys
+from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import InferenceSession
+
+graph = InferenceSession.GetRootAs(open(sys.argv[1], "rb").read(), 0).Model().Graph()
+for index in range(graph.NodesLength()):
+    node = graph.Nodes(index)
+    inputs = [node.Inputs(i).decode() for i in range(node.InputsLength())]
+    outputs = [node.Outputs(i).decode() for i in range(node.OutputsLength())]
+    texts = [node.Name(), node.Domain(), node.OpType(), node.ExecutionProviderType()]
+    print([text.decode() for text in texts], node.SinceVersion(), inputs, outputs, node.AttributesLength())
+"""
+
+
+@pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.qdq_net])
+def test_nodes_are_read_as_onnx_runtimes_own_reader_reads_them(make, tmp_path):
+    path = tmp_path / "engine.ort"
+    with Optimizer(make().proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()) as optimizer:
+        path.write_bytes(optimizer(Candidate()).plan)
+
+    nodes, types = read(path.read_bytes())
+    done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
+
+    ours = [
+        f"{[n.name, n.domain, n.op, n.provider]} {n.since_version} {list(n.inputs)} {list(n.outputs)} {len(n.attributes)}"
+        for n in nodes
+    ]
+    assert ours == done.stdout.splitlines()
+    assert {"float"} <= set(types.values())
+
+
+def test_attributes_come_with_their_values():
+    proto = models.model(
+        "(float[1,3,8,8] x) => (float[1,3,4,4] y) { y = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) }"
+    )
+
+    with Optimizer(proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()) as optimizer:
+        (node,) = read(optimizer(Candidate(("NchwcTransformer",))).plan)[0]
+
+    attributes = dict(node.attributes)
+    assert attributes["kernel_shape"] == [2, 2]
+    assert attributes["ceil_mode"] == 0
+    assert attributes["auto_pad"] == "NOTSET"
+
+
+def test_bodies_of_control_flow_are_read_with_where_they_stand():
+    with Optimizer(
+        models.branch().proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()
+    ) as optimizer:
+        nodes, _ = read(optimizer(Candidate()).plan)
+
+    assert {node.scope for node in nodes} == {"", "b/then_branch/", "b/else_branch/"}
+
+
+def test_reading_an_engine_leaves_the_root_logger_and_the_import_path_alone():
+    code = (
+        "import logging, sys; paths = list(sys.path); import trtops.backend.onnxrt.builder; "
+        "assert sys.path == paths and not logging.getLogger().handlers and logging.getLogger().level == logging.WARNING"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
