@@ -41,6 +41,7 @@ _BLOCK = 1 << 15
 _SMALL = 1 << 17
 _COPIED_BYTES = 1 << 24
 _FRONTIER_POINTS = 128
+_FRONTIER_SAMPLE = 256
 _BRACKET_ELEMENTS = 2_000_000
 
 Pair = tuple[Array, Array]
@@ -492,23 +493,29 @@ class _Frontier:
     def aim(self, d: Array, r: Array) -> None:
         """Choose the point of a sample's staircase below which most elements will be, to skip them quickly."""
         steps_d, steps_r = _staircase(d, r)
-        if not steps_d.size:
-            return
         thin = np.linspace(0, steps_d.size - 1, min(steps_d.size, 16)).astype(int)
-        covered = [int(np.count_nonzero((d <= steps_d[i]) & (r <= steps_r[i]))) for i in thin]
-        best = int(thin[int(np.argmax(covered))])
+        pivots_d, pivots_r = steps_d[thin, None], steps_r[thin, None]
+        covered = ((d <= pivots_d) & (r <= pivots_r)).sum(axis=1)
+        best = thin[int(covered.argmax())]
         self._merge(steps_d, steps_r)
         self.pivot = float(steps_d[best]), float(steps_r[best])
 
     def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
-        pivot_d, pivot_r = self.pivot
-        if top_d <= pivot_d and top_r <= pivot_r:
-            return
-        outside = ~((d <= pivot_d) & (r <= pivot_r))
-        d, r = d[outside], r[outside]
         if not (top_d < math.inf and top_r < math.inf):
             d, r = np.where(np.isnan(d), np.inf, d), np.where(np.isnan(r), np.inf, r)
+            top_d, top_r = float(d.max()), float(r.max())
+        if top_d <= self.pivot[0] and top_r <= self.pivot[1]:
+            return
+        d, r = self._outside(d, r)
+        if d.size > _FRONTIER_SAMPLE:  # the pivot is no good for these
+            step = d.size // _FRONTIER_SAMPLE
+            self.aim(d[::step], r[::step])
+            d, r = self._outside(d, r)
         self._merge(d, r)
+
+    def _outside(self, d: Array, r: Array) -> Pair:
+        keep = (d > self.pivot[0]) | (r > self.pivot[1])
+        return d[keep], r[keep]
 
     def _merge(self, d: Array, r: Array) -> None:
         self.d, self.r = _staircase(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
@@ -532,13 +539,14 @@ def _staircase(d: Array, r: Array) -> Pair:
     """The points that no other one exceeds in both coordinates, by falling ``d``."""
     if not d.size:
         return d, r
-    order = np.lexsort((-r, -d))
+    order = np.argsort(-d)
     d, r = d[order], r[order]
-    best = np.maximum.accumulate(r)
     rises = np.empty(r.size, bool)
     rises[0] = True
-    np.greater(r[1:], best[:-1], out=rises[1:])
-    return d[rises], r[rises]
+    np.greater(r[1:], np.maximum.accumulate(r)[:-1], out=rises[1:])
+    d, r = d[rises], r[rises]
+    last = np.append(d[1:] != d[:-1], True)  # of equal absolute errors, the one with the largest relative error
+    return d[last], r[last]
 
 
 class _Bracket:
@@ -698,8 +706,7 @@ def _select(values: Array, levels: Sequence[float], largest: float) -> list[floa
         return [math.nan for _ in levels]
     end = values.size - 1
     ranks = [int(level * end) for level in levels]
-    wanted = sorted({*ranks, *(min(rank + 1, end) for rank in ranks)})
-    values.partition(wanted)
+    values.sort()  # for sizes that come here, faster than selecting several ranks
     return [
         _between(float(values[rank]), float(values[min(rank + 1, end)]), level * end - rank)
         for level, rank in zip(levels, ranks)
