@@ -21,7 +21,7 @@ class _Entry:
     module: str
     attribute: str
     install: str
-    suffix: str
+    suffixes: tuple[str, ...]
 
 
 _BACKENDS = {
@@ -29,13 +29,13 @@ _BACKENDS = {
         module="trtops.backend.onnxrt.builder",
         attribute="OnnxRuntimeBackend",
         install="pip install onnxruntime",
-        suffix=".ort",
+        suffixes=(".ort",),
     ),
     "tensorrt": _Entry(
         module="trtops.backend.trt.builder",
         attribute="TensorRTBackend",
         install="pip install 'trtops[trt]' --extra-index-url https://pypi.nvidia.com",
-        suffix=".plan",
+        suffixes=(".engine", ".plan"),
     ),
 }
 
@@ -69,8 +69,7 @@ def engine_backend(name: str) -> EngineBackend:
 
 def backend_of_suffix(suffix: str) -> str | None:
     """Name of the back end whose engine files have this ending (``.ort``, ``.plan`` or ``.engine``); None if none has."""
-    wanted = {".engine": ".plan"}.get(suffix.lower(), suffix.lower())
-    return next((name for name, entry in _BACKENDS.items() if entry.suffix == wanted), None)
+    return next((name for name, entry in _BACKENDS.items() if suffix.lower() in entry.suffixes), None)
 
 
 def reference_runner(model: Model, name: str | None = None) -> BaseRunner:

@@ -435,6 +435,7 @@ def test_options_of_a_newer_format_are_refused(backend, model):
 def test_back_ends_are_found_by_name_and_by_the_ending_of_their_engines():
     assert isinstance(engine_backend("onnxruntime"), OnnxRuntimeBackend)
     assert set(BACKENDS) == {"onnxruntime", "tensorrt"}
-    assert (backend_of_suffix(".ort"), backend_of_suffix(".onnx")) == ("onnxruntime", None)
+    found = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".onnx")]
+    assert found == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
