@@ -20,7 +20,7 @@ from trtops import errors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-JSONValue: TypeAlias = "None | bool | int | float | str | list[JSONValue] | dict[str, JSONValue]"
+JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
 
 def sha256(data: bytes | bytearray | memoryview) -> str:
@@ -53,7 +53,9 @@ def to_jsonable(value: object) -> JSONValue:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")}
+        return {
+            f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if not f.name.startswith("_")
+        }
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -104,9 +106,15 @@ class Record:
         import pydantic  # 30 ms, and only needed for reading
 
         try:
-            return _adapter(cls).validate_python(dict(data))
+            record: Self = _adapter(cls).validate_python(dict(data))
         except pydantic.ValidationError as exc:
             raise errors.FormatError(_describe(cls, exc)) from None
+        # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
+        changed = _first_change(to_jsonable(data), to_jsonable(record))
+        if changed is not None:
+            where, found, read = changed
+            raise errors.FormatError(f"{cls.__name__}: {where}: expected {type(read).__name__} (found {found!r:.80})")
+        return record
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -131,6 +139,23 @@ class Record:
     def digest(self) -> str:
         """SHA-256 over :meth:`deciding`, as 64 hexadecimal digits."""
         return digest(self.deciding())
+
+
+def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:
+    """The first value that reading turned into one of another kind: its place, what was given, what became of it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        pairs = ((f"{where}.{key}", value, read.get(key)) for key, value in given.items())
+    elif isinstance(given, list) and isinstance(read, list):
+        pairs = ((f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(given, read)))
+    elif _kind(given) is _kind(read):
+        return None
+    else:
+        return where.removeprefix("."), given, read
+    return next(filter(None, (_first_change(g, r, place) for place, g, r in pairs)), None)
+
+
+def _kind(value: JSONValue) -> type:
+    return float if type(value) is int else type(value)
 
 
 _adapters: dict[type, Any] = {}

@@ -1,0 +1,143 @@
+"""Data types, shapes, tensor metadata, and the check of feeds against them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.metadata import (
+    BoundedShape,
+    DataType,
+    TensorMetadata,
+    TensorSpec,
+    check_feed,
+    is_dynamic,
+    shape_accepts,
+)
+
+SIZES = {
+    "FLOAT64": 8, "FLOAT32": 4, "FLOAT16": 2, "BFLOAT16": 2, "FLOAT8E4M3FN": 1, "FLOAT8E4M3FNUZ": 1, "FLOAT8E5M2": 1,
+    "FLOAT8E5M2FNUZ": 1, "FLOAT4": 0.5, "INT64": 8, "INT32": 4, "INT16": 2, "INT8": 1, "INT4": 0.5, "UINT64": 8,
+    "UINT32": 4, "UINT16": 2, "UINT8": 1, "BOOL": 1, "STRING": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
+def test_every_data_type_knows_its_size_its_kind_and_its_numpy_dtype(dtype: DataType) -> None:
+    assert dtype.itemsize == SIZES[dtype.name]
+    assert dtype.is_floating == dtype.name.startswith(("FLOAT", "BFLOAT"))
+    assert dtype.is_integral == dtype.name.startswith(("INT", "UINT"))
+    assert DataType.of(dtype.numpy()) is dtype
+    if dtype is not DataType.STRING and dtype.itemsize >= 1:
+        assert dtype.numpy().itemsize == dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
+def test_a_data_type_is_found_by_member_name_and_value(dtype: DataType) -> None:
+    for spelling in (dtype, dtype.name, dtype.name.lower(), dtype.value):
+        assert DataType.of(spelling) is dtype
+
+
+def test_a_data_type_is_found_by_whatever_names_it() -> None:
+    for spelling in (np.float32, np.dtype("<f4"), "f4", "float32", np.zeros(1, np.float32).dtype):
+        assert DataType.of(spelling) is DataType.FLOAT32
+    assert DataType.of(bool) is DataType.BOOL
+    assert DataType.of(np.array(["a", "bc"]).dtype) is DataType.STRING
+    assert DataType.of(np.array(["a"], object).dtype) is DataType.STRING
+
+
+@pytest.mark.parametrize("unknown", ["flaot32", "complex64", np.dtype("datetime64[s]")])
+def test_an_unknown_data_type_is_refused(unknown: object) -> None:
+    with pytest.raises(errors.ConfigError, match="Unknown data type"):
+        DataType.of(unknown)
+
+
+def test_dynamic_dimensions_take_any_size_and_fixed_ones_their_own() -> None:
+    assert [is_dynamic(d) for d in (1, 0, -1, None, "batch")] == [False, False, True, True, True]
+    assert shape_accepts(("batch", 3, None, -1), (7, 3, 0, 224))
+    assert not shape_accepts(("batch", 3), (7, 4))
+    assert not shape_accepts(("batch", 3), (7, 3, 1))
+    assert shape_accepts((), ())
+
+
+def test_metadata_is_built_in_a_chain_and_shown() -> None:
+    meta = TensorMetadata().add("x", np.float32, (1, "n", None)).add("y").add("z", "int8", ())
+
+    assert list(meta) == ["x", "y", "z"]
+    assert meta["x"] == TensorSpec("x", DataType.FLOAT32, (1, "n", None))
+    assert str(meta) == "{x [dtype=float32, shape=(1, n, ?)],\n y,\n z [dtype=int8, shape=()]}"
+    assert str(TensorSpec("v", None, (4,))) == "v [shape=(4,)]"
+
+
+def test_metadata_of_a_feed() -> None:
+    meta = TensorMetadata.from_feed_dict({"x": np.zeros((2, 3), np.int64)})
+
+    assert meta["x"] == TensorSpec("x", DataType.INT64, (2, 3))
+
+
+def test_a_bounded_shape_is_a_tuple_that_knows_its_bounds() -> None:
+    shape = TensorMetadata().add("x", None, (-1, 3), min_shape=(1, 3), max_shape=(8, 3))["x"].shape
+
+    assert isinstance(shape, BoundedShape)
+    assert shape == (-1, 3) and hash(shape) == hash((-1, 3))
+    for twin in (pickle.loads(pickle.dumps(shape)), copy.deepcopy(shape)):
+        assert (twin, twin.min, twin.max) == (shape, (1, 3), (8, 3))
+
+
+specs = st.builds(
+    TensorSpec,
+    st.text(),
+    st.none() | st.sampled_from(DataType),
+    st.none() | st.lists(st.none() | st.integers(-1, 2**31) | st.text()).map(tuple),
+    st.none() | st.text(),
+)
+
+
+@given(specs)
+def test_a_tensor_spec_survives_json(spec: TensorSpec) -> None:
+    twin = TensorSpec.from_json(spec.to_json())
+
+    assert twin == spec and twin.digest == spec.digest
+    assert [type(d) for d in twin.shape or ()] == [type(d) for d in spec.shape or ()]
+
+
+INPUTS = TensorMetadata().add("image", "float32", ("batch", 3, 8)).add("length", "int64", (1,)).add("any")
+FEED = {"image": np.zeros((2, 3, 8), np.float32), "length": np.zeros(1, np.int64), "any": np.zeros((), bool)}
+
+
+def test_a_feed_that_fits_passes() -> None:
+    check_feed(INPUTS, FEED)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"image": None}, errors.MissingInputError, r"'image' is not fed; expected image \[dtype=float32"),
+        ({"imaeg": FEED["image"]}, errors.UnknownInputError, r"'imaeg', which is no input.*Did you mean 'image'"),
+        ({"image": np.zeros((2, 3, 8))}, errors.InputDtypeError, "dtype float64; expected float32.*astype"),
+        (
+            {"image": np.zeros((2, 4, 8), np.float32)},
+            errors.InputShapeError,
+            r"shape \(2, 4, 8\); expected \('batch', 3, 8\)",
+        ),
+        ({"length": np.zeros((1, 1), np.int64)}, errors.InputShapeError, r"shape \(1, 1\); expected \(1,\)\.$"),
+    ],
+)
+def test_a_feed_that_does_not_fit_is_refused_by_name(
+    change: dict[str, object], error: type[errors.InputError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_feed(INPUTS, {**FEED, **change})
+
+
+def test_missing_and_unknown_inputs_are_key_errors_too() -> None:
+    with pytest.raises(KeyError) as missing:
+        check_feed(INPUTS, {})
+
+    assert str(missing.value).startswith("Input 'image' is not fed")  # and not in quotes, as a KeyError's text would be

@@ -1,0 +1,204 @@
+"""Records: JSON both ways, strict reading, and digests that depend on values alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.record import Record, canonical_json, digest, sha256, sha256_file, to_jsonable
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Record):
+    """A record within another."""
+
+    color: Color = Color.RED
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Record):
+    """A record with a field of each kind."""
+
+    name: str
+    count: int = 1
+    ratio: float = 0.5
+    flag: bool = False
+    maybe: int | None = None
+    path: Path | None = None
+    inner: Inner = Inner()
+    many: tuple[Inner, ...] = ()
+    table: dict[str, float] = field(default_factory=dict)
+
+
+inners = st.builds(Inner, sizes=st.lists(st.integers(-(2**63), 2**64)).map(tuple))
+outers = st.builds(
+    Outer,
+    name=st.text(),
+    count=st.integers(),
+    ratio=st.floats(allow_nan=False),
+    flag=st.booleans(),
+    maybe=st.none() | st.integers(),
+    inner=inners,
+    many=st.lists(inners, max_size=3).map(tuple),
+    table=st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
+)
+
+
+@given(outers)
+def test_what_is_written_is_read_back_equal_with_the_same_digest(record: Outer) -> None:
+    copy = Outer.from_json(record.to_json())
+
+    assert copy == record and copy.digest == record.digest
+    assert Outer.from_dict(record.to_dict()) == record
+
+
+@given(outers)
+def test_written_json_is_strict(record: Outer) -> None:
+    json.loads(record.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_nan_and_infinities_are_strings_in_json_and_floats_again_after_reading() -> None:
+    for ratio, text in ((math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")):
+        record = Outer(name="x", ratio=ratio)
+
+        assert json.loads(record.to_json())["ratio"] == text
+        assert repr(Outer.from_json(record.to_json()).ratio) == text
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+    one = Outer(name="x", table={"a": 1.0, "b": 2.0})
+    other = Outer(name="x", table={"b": 2.0, "a": 1.0})
+
+    assert one.digest == other.digest
+    assert digest({"b": [1, {"d": 2, "c": 3}], "a": None}) == digest({"a": None, "b": [1, {"c": 3, "d": 2}]})
+    assert digest({3, 1, 2}) == digest({2, 3, 1})
+
+
+def test_the_digest_depends_on_every_value() -> None:
+    base = Outer(name="x")
+    others = [
+        Outer(name="y"),
+        Outer(name="x", count=2),
+        Outer(name="x", ratio=0.25),
+        Outer(name="x", flag=True),
+        Outer(name="x", maybe=0),
+        Outer(name="x", inner=Inner(sizes=(1,))),
+        Outer(name="x", many=(Inner(),)),
+        Outer(name="x", table={"a": 0.0}),
+    ]
+
+    assert len({record.digest for record in [base, *others]}) == len(others) + 1
+
+
+def test_the_digest_is_the_same_in_every_process_and_folder(tmp_path: Path) -> None:
+    code = """
+from trtops.record import digest
+from trtops.spec import *
+spec = BuildSpec(
+    model_sha256="ab" * 32,
+    config=BuildConfig(
+        precision="int8",
+        profiles=(OptimizationProfile.fixed(b=(1, 2), a=(3,)),),
+        options=TensorRTOptions(also=("fp16", "bf16"), tactic_sources=("CUBLAS", "CUDNN")),
+    ),
+)
+print(spec.digest, digest({"x", "y", "z", "日本"}))
+"""
+    outputs = set()
+    for seed, folder in (("1", tmp_path), ("77", tmp_path / "other")):
+        folder.mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC-{seed[0]}"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+        outputs.add(done.stdout)
+
+    assert len(outputs) == 1
+
+
+def test_canonical_json_is_sorted_compact_and_ascii() -> None:
+    assert canonical_json({"é": (1, 2.5), "a": Color.RED}) == '{"a":"red","\\u00e9":[1,2.5]}'
+
+
+def test_private_fields_are_left_out() -> None:
+    @dataclass(frozen=True)
+    class Hiding(Record):
+        shown: int
+        _hidden: int = 0
+
+    assert Hiding(1, 2).to_dict() == {"shown": 1}
+
+
+def test_what_has_no_json_form_is_refused() -> None:
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        to_jsonable({"x": [object()]})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "Outer: name: Field required"),
+        ({"name": "x", "cuont": 2}, r"unknown field 'cuont'\. Did you mean 'count'"),
+        ({"name": "x", "count": "2"}, "Outer: count: expected int .found '2'"),
+        ({"name": "x", "count": True}, "Outer: count: expected int .found True"),
+        ({"name": "x", "count": 2.5}, "Outer: count: "),
+        ({"name": "x", "flag": 1}, "Outer: flag: expected bool .found 1"),
+        ({"name": "x", "flag": "yes"}, "Outer: flag: expected bool .found 'yes'"),
+        ({"name": 3}, "Outer: name: "),
+        ({"name": "x", "ratio": "1e3"}, "Outer: ratio: expected float .found '1e3'"),
+        ({"name": "x", "inner": {"color": "blue"}}, "inner.color: .*found 'blue'"),
+        ({"name": "x", "inner": {"sizes": [1, "2"]}}, "inner.sizes.1: expected int .found '2'"),
+        ({"name": "x", "many": [{}, {"size": []}]}, "unknown field 'many.1.size'"),
+        ({"name": "x", "many": 3}, "Outer: many: "),
+    ],
+)
+def test_reading_is_strict_and_names_the_field(data: dict[str, object], message: str) -> None:
+    with pytest.raises(errors.FormatError, match=message):
+        Outer.from_dict(data)
+    with pytest.raises(errors.FormatError, match=message):
+        Outer.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', "\x00", "[" * 100_000, '{"name": "x"} tail'])
+def test_text_that_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(errors.FormatError, match="Outer: "):
+        Outer.from_json(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_no_json_whatsoever_raises_anything_else(data: object) -> None:
+    with contextlib.suppress(errors.FormatError):
+        Outer.from_json(json.dumps(data))
+
+
+def test_a_path_may_be_written_in_any_way() -> None:
+    assert Outer.from_dict({"name": "x", "path": "./a/../b"}).path == Path("./a/../b")
+
+
+def test_files_and_bytes_have_one_sha256(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 9000
+    (tmp_path / "f").write_bytes(data)
+
+    assert sha256_file(tmp_path / "f") == sha256(data) == sha256(memoryview(data))
+    assert sha256(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

@@ -1,0 +1,285 @@
+"""What decides an engine: the spec's digest changes when, and only when, something deciding does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops import errors
+from trtops.metadata import DataType, TensorSpec
+from trtops.spec import (
+    PRECISIONS,
+    BuildConfig,
+    BuildSpec,
+    Environment,
+    Layer,
+    ModelInfo,
+    OnnxRuntimeOptions,
+    OptimizationProfile,
+    ShapeRange,
+    TensorRTOptions,
+)
+
+RANGE = ShapeRange(name="x", min=(1,), opt=(2,), max=(4,))
+PROFILE = OptimizationProfile(shapes=(RANGE,))
+SPEC = BuildSpec(model_sha256="a" * 64, config=BuildConfig())
+
+
+def spec_of(part: Any) -> BuildSpec:
+    """A spec that differs from others only in this part."""
+    if isinstance(part, BuildSpec):
+        return part
+    if isinstance(part, ShapeRange):
+        part = OptimizationProfile(shapes=(part,))
+    if isinstance(part, OptimizationProfile):
+        part = BuildConfig(profiles=(part,))
+    if isinstance(part, (OnnxRuntimeOptions, TensorRTOptions)):
+        part = BuildConfig(options=part)
+    return dataclasses.replace(SPEC, config=part)
+
+
+INT8 = BuildConfig(precision="int8")
+
+# For each field of each class: two parts that differ in that field alone, in a way that decides the engine. A new
+# field needs a line here, and so a decision; a field that does not decide belongs in NOT_DECIDING instead.
+DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
+    ShapeRange: {
+        "name": (RANGE, dataclasses.replace(RANGE, name="y")),
+        "min": (RANGE, dataclasses.replace(RANGE, min=(2,))),
+        "opt": (RANGE, dataclasses.replace(RANGE, opt=(3,))),
+        "max": (RANGE, dataclasses.replace(RANGE, max=(5,))),
+    },
+    OptimizationProfile: {"shapes": (PROFILE, OptimizationProfile(shapes=()))},
+    OnnxRuntimeOptions: {
+        "kind": (OnnxRuntimeOptions(), TensorRTOptions()),
+        "providers": (
+            OnnxRuntimeOptions(),
+            OnnxRuntimeOptions(providers=("CUDAExecutionProvider", "CPUExecutionProvider")),
+        ),
+        "tactics": (OnnxRuntimeOptions(), OnnxRuntimeOptions(tactics=())),
+        "allow_approximation": (OnnxRuntimeOptions(), OnnxRuntimeOptions(allow_approximation=True)),
+        "timing_iterations": (OnnxRuntimeOptions(), OnnxRuntimeOptions(timing_iterations=9)),
+        "intra_op_threads": (OnnxRuntimeOptions(), OnnxRuntimeOptions(intra_op_threads=1)),
+    },
+    TensorRTOptions: {
+        "kind": (TensorRTOptions(), OnnxRuntimeOptions()),
+        "tf32": (TensorRTOptions(), TensorRTOptions(tf32=True)),
+        "also": (TensorRTOptions(), TensorRTOptions(also=("fp16",))),
+        "strongly_typed": (TensorRTOptions(), TensorRTOptions(strongly_typed=True)),
+        "precision_constraints": (TensorRTOptions(), TensorRTOptions(precision_constraints="obey")),
+        "workspace_bytes": (TensorRTOptions(), TensorRTOptions(workspace_bytes=0)),
+        "optimization_level": (TensorRTOptions(), TensorRTOptions(optimization_level=0)),
+        "tactic_sources": (TensorRTOptions(), TensorRTOptions(tactic_sources=())),
+        "sparse_weights": (TensorRTOptions(), TensorRTOptions(sparse_weights=True)),
+        "refittable": (TensorRTOptions(), TensorRTOptions(refittable=True)),
+        "version_compatible": (TensorRTOptions(), TensorRTOptions(version_compatible=True)),
+    },
+    BuildConfig: {
+        "precision": (BuildConfig(), BuildConfig(precision="fp16")),
+        "profiles": (BuildConfig(), BuildConfig(profiles=(PROFILE,))),
+        "calibration_samples": (INT8, dataclasses.replace(INT8, calibration_samples=65)),
+        "options": (BuildConfig(), BuildConfig(options=TensorRTOptions())),
+    },
+    BuildSpec: {
+        "model_sha256": (SPEC, dataclasses.replace(SPEC, model_sha256="b" * 64)),
+        "config": (SPEC, dataclasses.replace(SPEC, config=INT8)),
+        "timing_cache_sha256": (SPEC, dataclasses.replace(SPEC, timing_cache_sha256="c")),
+        "calibration_sha256": (
+            dataclasses.replace(SPEC, config=INT8),
+            dataclasses.replace(SPEC, config=INT8, calibration_sha256="d"),
+        ),
+        "replay_sha256": (SPEC, dataclasses.replace(SPEC, replay_sha256="e")),
+    },
+}
+NOT_DECIDING: dict[type, set[str]] = {}
+
+
+@pytest.mark.parametrize("cls", DECIDING, ids=lambda c: c.__name__)
+def test_every_field_is_known_to_decide_or_not(cls: type) -> None:
+    fields = {f.name for f in dataclasses.fields(cls)}
+
+    assert fields == set(DECIDING[cls]) | NOT_DECIDING.get(cls, set())
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(c, f) for c in DECIDING for f in DECIDING[c]],
+    ids=lambda v: v if isinstance(v, str) else v.__name__,
+)
+def test_the_digest_changes_with(cls: type, name: str) -> None:
+    one, other = DECIDING[cls][name]
+    if type(one) is type(other):
+        assert [f.name for f in dataclasses.fields(cls) if getattr(one, f.name) != getattr(other, f.name)] == [name]
+
+    assert spec_of(one).digest != spec_of(other).digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (BuildConfig(calibration_samples=8), BuildConfig(calibration_samples=9)),
+        (SPEC, dataclasses.replace(SPEC, calibration_sha256="unused unless INT8")),
+        (
+            OptimizationProfile(shapes=(RANGE, dataclasses.replace(RANGE, name="a"))),
+            OptimizationProfile(shapes=(dataclasses.replace(RANGE, name="a"), RANGE)),
+        ),
+        (OnnxRuntimeOptions(tactics=("b", "a", "a")), OnnxRuntimeOptions(tactics=("a", "b"))),
+        (TensorRTOptions(also=("fp16", "bf16")), TensorRTOptions(also=("bf16", "fp16"))),
+        (TensorRTOptions(tactic_sources=("B", "A")), TensorRTOptions(tactic_sources=("A", "B"))),
+    ],
+)
+def test_the_digest_does_not_change_with_what_decides_nothing(one: Any, other: Any) -> None:
+    assert one != other
+    assert spec_of(one).digest == spec_of(other).digest
+
+
+def test_the_order_of_profiles_and_providers_decides() -> None:
+    other = OptimizationProfile.fixed(x=(3,))
+    providers = ("A", "B")
+
+    assert (
+        spec_of(BuildConfig(profiles=(PROFILE, other))).digest != spec_of(BuildConfig(profiles=(other, PROFILE))).digest
+    )
+    assert (
+        spec_of(OnnxRuntimeOptions(providers=providers)).digest
+        != spec_of(OnnxRuntimeOptions(providers=providers[::-1])).digest
+    )
+
+
+ENVIRONMENT = Environment(backend="onnxruntime", backend_version="1.31", device="cpu", device_sha256="f" * 64)
+BUILD_DECIDING = {"backend", "backend_version", "device_sha256", "driver", "cuda", "os", "packages"}
+BUILD_NOT_DECIDING = {"device", "compute_capability", "python", "host", "git_commit"}
+
+
+def test_every_field_of_an_environment_is_known_to_make_builds_interchangeable_or_not() -> None:
+    assert {f.name for f in dataclasses.fields(Environment)} == BUILD_DECIDING | BUILD_NOT_DECIDING
+
+
+@pytest.mark.parametrize("name", sorted(BUILD_DECIDING | BUILD_NOT_DECIDING))
+def test_the_build_digest_changes_only_with_what_decides(name: str) -> None:
+    value: Any = (("onnx", "1.0"),) if name == "packages" else "other"
+    changed = dataclasses.replace(ENVIRONMENT, **{name: value})
+
+    assert (changed.build_digest() != ENVIRONMENT.build_digest()) == (name in BUILD_DECIDING)
+
+
+def test_the_order_of_packages_does_not_count() -> None:
+    one = dataclasses.replace(ENVIRONMENT, packages=(("a", "1"), ("b", "2")))
+    other = dataclasses.replace(ENVIRONMENT, packages=(("b", "2"), ("a", "1")))
+
+    assert one.build_digest() == other.build_digest()
+
+
+def test_a_device_key_is_fit_for_a_file_name() -> None:
+    key = dataclasses.replace(ENVIRONMENT, device="NVIDIA H200 (80/GB): α").device_key
+
+    assert "/" not in key and " " not in key and key.endswith("_ffffffff_onnxruntime_1.31")
+
+
+sizes = st.lists(st.integers(1, 9), min_size=2, max_size=2)
+ranges = st.builds(
+    lambda name, dims: ShapeRange(
+        name=name, min=tuple(d[0] for d in dims), opt=tuple(d[1] for d in dims), max=tuple(d[2] for d in dims)
+    ),
+    st.text(min_size=1),
+    st.lists(st.lists(st.integers(0, 99), min_size=3, max_size=3).map(sorted), max_size=4),
+)
+options = st.builds(
+    OnnxRuntimeOptions,
+    providers=st.lists(st.text(), max_size=2).map(tuple),
+    tactics=st.none() | st.lists(st.text(), max_size=3).map(tuple),
+    allow_approximation=st.booleans(),
+    timing_iterations=st.integers(1, 99),
+) | st.builds(
+    TensorRTOptions,
+    tf32=st.booleans(),
+    also=st.lists(st.sampled_from(PRECISIONS), max_size=3).map(tuple),
+    precision_constraints=st.sampled_from(["none", "prefer", "obey"]),
+    workspace_bytes=st.none() | st.integers(0, 2**40),
+    tactic_sources=st.none() | st.lists(st.text(), max_size=2).map(tuple),
+)
+configs = st.builds(
+    BuildConfig,
+    precision=st.sampled_from(PRECISIONS),
+    profiles=st.lists(st.builds(OptimizationProfile, shapes=st.lists(ranges, max_size=2).map(tuple)), max_size=2).map(
+        tuple
+    ),
+    calibration_samples=st.integers(1, 10**6),
+    options=options,
+)
+specs = st.builds(BuildSpec, model_sha256=st.text(), config=configs, replay_sha256=st.none() | st.text())
+
+
+@given(specs)
+def test_specs_survive_json_with_their_digest(spec: BuildSpec) -> None:
+    copy = BuildSpec.from_json(spec.to_json())
+
+    assert copy == spec and hash(copy) == hash(spec)
+    assert copy.digest == spec.digest
+    assert type(copy.config.options) is type(spec.config.options)
+
+
+@given(specs, specs)
+def test_different_digests_mean_different_specs(one: BuildSpec, other: BuildSpec) -> None:
+    if one == other:
+        assert one.digest == other.digest
+    if one.digest != other.digest:
+        assert one != other
+
+
+def test_environments_layers_and_models_survive_json() -> None:
+    tensors = (TensorSpec("x", DataType.BFLOAT16, (1, "n", None)), TensorSpec("y"))
+    for record in (
+        dataclasses.replace(ENVIRONMENT, packages=(("onnx", "1.0"),), git_commit="abc-dirty"),
+        Layer(name="l", op="Conv", inputs=("x",), onnx_nodes=("a", "b")),
+        ModelInfo(name="m", sha256="0" * 64, inputs=tensors, outputs=tensors[:1], opset=17, nodes=3),
+    ):
+        assert type(record).from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BuildConfig(precision="fp61"), r"Unknown precision 'fp61'\. Did you mean 'fp16'"),  # type: ignore[arg-type]
+        (lambda: BuildConfig(calibration_samples=0), "calibration_samples is 0; expected 1 or more"),
+        (
+            lambda: ShapeRange(name="x", min=(2,), opt=(1,), max=(3,)),
+            "'x': min .* must have one rank, and min <= opt <= max",
+        ),
+        (lambda: ShapeRange(name="x", min=(1,), opt=(1, 1), max=(3,)), "one rank"),
+    ],
+)
+def test_a_config_that_cannot_be_meant_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"precision": "fp61"}, "precision: .*found 'fp61'"),
+        (
+            {"profiles": [{"shapes": [{"name": "x", "min": [1], "opt": [1]}]}]},
+            "profiles.0.shapes.0.max: Field required",
+        ),
+        (
+            {"profiles": [{"shapes": [{"name": "x", "min": [2], "opt": [1], "max": [1]}]}]},
+            "profiles.0.shapes.0: .*min <= opt",
+        ),
+        ({"options": {"kind": "tensorrt", "tf23": True}}, "unknown field 'options.TensorRTOptions.tf23'"),
+        ({"calibration_samples": "64"}, "calibration_samples: expected int"),
+        ({"calibration_samples": 0}, "calibration_samples is 0"),
+    ],
+)
+def test_a_damaged_config_is_refused_and_the_field_named(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.FormatError, match=message):
+        BuildConfig.from_dict(data)
+
+
+def test_the_options_choose_the_back_end() -> None:
+    assert BuildConfig().backend == "onnxruntime"
+    assert BuildConfig(options=TensorRTOptions()).backend == "tensorrt"
