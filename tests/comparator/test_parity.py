@@ -1,0 +1,287 @@
+"""The field's tool beside ours: same files both ways, same inputs bit for bit, same numbers and verdicts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from trtops import json as our_json
+from trtops.comparator import (
+    AccuracyResults,
+    Comparator,
+    CompareFunc,
+    DataLoader,
+    IterationResult,
+    L2Threshold,
+    PostprocessFunc,
+    RunResults,
+    SimpleThreshold,
+    StreamingDataLoader,
+)
+from trtops.metadata import TensorMetadata
+
+pytestmark = pytest.mark.parity
+
+theirs = pytest.importorskip("polygraphy.comparator")
+their_json = pytest.importorskip("polygraphy.json")
+their_common = pytest.importorskip("polygraphy.common")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    from polygraphy.logger import G_LOGGER
+
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        yield
+
+
+ARRAYS = {
+    "scores": np.random.default_rng(0).standard_normal((2, 10)).astype(np.float32),
+    "half": np.array([[1.5, np.nan], [np.inf, -2]], np.float16),
+    "ids": np.array([-(2**62), 7], np.int64),
+    "mask": np.array([True, False]),
+    "empty": np.zeros((0, 4), np.float32),
+    "scalar": np.array(3.0),
+    "fortran": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "日本 gpu_0/softmax:1": np.arange(5, dtype=np.uint8),
+}
+
+
+def assert_same_run(a, b):
+    assert [name for name, _ in a] == [name for name, _ in b]
+    for (_, its_a), (_, its_b) in zip(a, b):
+        assert len(its_a) == len(its_b)
+        for x, y in zip(its_a, its_b):
+            assert (x.runtime, x.runner_name, list(x.keys())) == (y.runtime, y.runner_name, list(y.keys()))
+            for name, array in x.items():
+                assert array.dtype == y[name].dtype
+                np.testing.assert_array_equal(array, y[name])
+
+
+def test_results_they_wrote_are_read(tmp_path):
+    run = theirs.RunResults()
+    run.add([ARRAYS, ARRAYS], runtime=0.25, runner_name="ort")
+    run.append(("ort", [theirs.IterationResult(ARRAYS)]))
+    run.save(str(tmp_path / "run.json"))
+
+    assert_same_run(RunResults.load(tmp_path / "run.json"), run)
+
+
+def test_results_we_wrote_are_read_by_them(tmp_path):
+    run = RunResults()
+    run.add([ARRAYS, ARRAYS], runtime=0.25, runner_name="ort")
+    run.append(("ort", [IterationResult(ARRAYS)]))
+    run.save(tmp_path / "run.json")
+
+    assert_same_run(theirs.RunResults.load(str(tmp_path / "run.json")), run)
+
+
+def test_inputs_go_both_ways(tmp_path):
+    their_json.save_json([ARRAYS, ARRAYS], str(tmp_path / "theirs.json"))
+    our_json.save_json([ARRAYS, ARRAYS], tmp_path / "ours.json")
+
+    for feeds in (our_json.load_json(tmp_path / "theirs.json"), their_json.load_json(str(tmp_path / "ours.json"))):
+        assert len(feeds) == 2
+        for name, array in ARRAYS.items():
+            np.testing.assert_array_equal(feeds[1][name], array)
+            assert feeds[1][name].dtype == array.dtype
+    assert len(list(StreamingDataLoader(tmp_path / "theirs.json"))) == 2
+
+
+def test_formatted_arrays_go_both_ways(tmp_path):
+    from trtops.common import FormattedArray
+
+    their_common.FormattedArray(np.arange(8, dtype=np.uint8), [1, 2, 4]).save(str(tmp_path / "theirs.json"))
+    FormattedArray(np.arange(8, dtype=np.uint8), [1, 2, 4]).save(tmp_path / "ours.json")
+
+    ours = FormattedArray.load(tmp_path / "theirs.json")
+    back = their_common.FormattedArray.load(str(tmp_path / "ours.json"))
+    assert list(ours.shape) == list(back.shape) == [1, 2, 4]
+    np.testing.assert_array_equal(ours.array, back.array)
+
+
+def test_directories_of_iterations_go_both_ways(tmp_path):
+    ours, run = RunResults(), theirs.RunResults()
+    ours.add([{"x": np.full(3, i)} for i in range(3)], runner_name="r")
+    run.add([{"x": np.full(3, i)} for i in range(3)], runner_name="r")
+    ours.save_iterations(tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    for i, single in enumerate(run.split()):
+        single.save(str(tmp_path / "theirs" / f"{i:010d}.json"))
+
+    assert_same_run(RunResults.load(tmp_path / "theirs"), run)
+    read = theirs.RunResults.concat(theirs.RunResults.load_streaming(str(tmp_path / "ours")))
+    assert_same_run(read, ours)
+
+
+def results_of(comparator, functions):
+    random = np.random.default_rng(5)
+    golden = [{"x": random.standard_normal((3, 50)).astype(np.float32), "y": random.random((2, 8))} for _ in range(4)]
+    run = comparator.RunResults()
+    run.add(
+        [{k: v + 1e-3 * random.standard_normal(v.shape).astype(v.dtype) for k, v in g.items()} for g in golden],
+        runner_name="a",
+    )
+    run.add(golden, runner_name="b")
+    return comparator.Comparator.compare_accuracy(run, compare_func=functions)
+
+
+def functions_of(comparator):
+    return [
+        comparator.SimpleCompareFunc(atol=1e-3, rtol=1e-2),
+        comparator.SimpleCompareFunc(check_error_stat="quantile", error_quantile=0.9, atol=2e-3),
+        comparator.SimpleCompareFunc(check_error_stat={"x": "mean", "": "max"}, atol={"x": 1e-3, "": 1e-2}),
+        comparator.L2CompareFunc(l2_threshold=0.02),
+        comparator.CosineSimilarityCompareFunc(),
+        comparator.PsnrCompareFunc(psnr_threshold=60.0),
+        comparator.SnrCompareFunc(snr_threshold=58.0),
+        comparator.IndicesCompareFunc(index_tolerance=1),
+    ]
+
+
+def test_numbers_and_verdicts_are_theirs():
+    mine, other = (results_of(c, functions_of(c)) for c in (__import__("trtops.comparator", fromlist="x"), theirs))
+
+    assert len(mine) == len(other) == 8
+    for ours, reference in zip(mine, other):
+        assert bool(ours) == bool(reference)
+        assert ours.stats() == reference.stats()
+        for mine_it, their_it in zip(ours["a", "b"], reference["a", "b"]):
+            assert list(mine_it) == list(their_it)
+            for name, match in their_it.items():
+                assert bool(mine_it[name]) == bool(match)
+                for field, value in {} if isinstance(match, bool) else match.metric_values().items():
+                    if value is not None:
+                        assert getattr(mine_it[name], field) == pytest.approx(value, rel=2e-4), field
+
+
+def test_accuracy_results_go_both_ways_and_are_judged_again_alike(tmp_path):
+    import trtops.comparator
+
+    mine = results_of(trtops.comparator, functions_of(trtops.comparator))
+    other = results_of(theirs, functions_of(theirs))
+    mine.save(tmp_path / "ours.json")
+    other.save(str(tmp_path / "theirs.json"))
+
+    read, back = (
+        AccuracyResults.load(tmp_path / "theirs.json"),
+        theirs.AccuracyResults.load(str(tmp_path / "ours.json")),
+    )
+
+    assert [bool(r) for r in read] == [bool(r) for r in other] == [bool(r) for r in back] == [bool(r) for r in mine]
+    read.reevaluate([L2Threshold(1e-9), SimpleThreshold("max", 1.0, 1.0)])
+    back.reevaluate([theirs.L2Threshold(1e-9), theirs.SimpleThreshold("max", 1.0, 1.0)])
+    assert [bool(r) for r in read] == [bool(r) for r in back] == [False, True]
+
+
+def test_averages_are_theirs():
+    import trtops.comparator
+
+    for comparator in (trtops.comparator, theirs):
+        random = np.random.default_rng(2)
+        run = comparator.RunResults()
+        run.add([{"x": np.full(4, e)} for e in (0.0, 3e-3)], runner_name="a")
+        run.add([{"x": np.zeros(4)} for _ in range(2)], runner_name="b")
+        del random
+        functions = [comparator.SimpleCompareFunc(check_error_stat="max", atol=2e-3), comparator.L2CompareFunc(2e-3)]
+        found = comparator.Comparator.compare_accuracy(run, compare_func=functions, check_average=True)
+        assert [bool(r) for r in found] == [True, False]
+        assert found[0].stats(("a", "b")) == (1, 1, 2)
+        assert found[1].average_results(("a", "b"))["x"].l2_norm == pytest.approx(3e-3)
+
+
+LOADER_CASES = {
+    "floats": ({}, [("x", np.float32, (2, 3)), ("y", np.float64, (4,)), ("z", np.float16, ())]),
+    "integers and booleans": (
+        {"seed": 7, "iterations": 3, "val_range": (-5, 9)},
+        [("a", np.int32, (3, 3)), ("b", np.int64, (7,)), ("c", bool, (9,)), ("d", np.int8, (2, 2))],
+    ),
+    "unsigned": ({"val_range": (0, 200)}, [("u", np.uint8, (50,)), ("v", np.uint64, (5,))]),
+    "range by input": (
+        {"val_range": {"x": (2.0, 3.0), "": (-1.0, 1.0)}, "seed": 3},
+        [("x", np.float32, (5,)), ("y", np.float32, (5,))],
+    ),
+    "infinite range": ({"val_range": (0, math.inf)}, [("x", np.float32, (8,))]),
+    "dynamic shapes": ({}, [("x", np.float32, ("batch", -1, 3)), ("n", np.int64, (None, 2))]),
+}
+
+
+@pytest.mark.parametrize("case", LOADER_CASES)
+def test_random_inputs_are_theirs_bit_for_bit(case):
+    options, inputs = LOADER_CASES[case]
+    loaders = []
+    for kind, metadata in [(DataLoader, TensorMetadata()), (theirs.DataLoader, their_common.TensorMetadata())]:
+        for name, dtype, shape in inputs:
+            metadata.add(name, dtype, shape)
+        loader = kind(**options)
+        loader.input_metadata = metadata
+        loaders.append(loader)
+    assert_same_feeds(*loaders)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [[("x", np.float64, (4, 3))], [("*", np.float32, (7, 3))], [("n", np.int64, (4, 5))], [("x", None, (2, 2, 2))]],
+)
+def test_shapes_that_were_asked_for_are_used_as_theirs_are(wanted):
+    loaders = []
+    for kind, metadata in [(DataLoader, TensorMetadata), (theirs.DataLoader, their_common.TensorMetadata)]:
+        asked, model = metadata(), metadata()
+        for name, dtype, shape in wanted:
+            asked.add(name, dtype, shape)
+        model.add("x", np.float32, (-1, 3))
+        model.add("n", np.int64, (2,))  # a shape tensor: what is asked for is its value
+        loader = kind(input_metadata=asked, seed=11)
+        loader.input_metadata = model
+        loaders.append(loader)
+    assert_same_feeds(*loaders)
+
+
+def assert_same_feeds(ours, reference):
+    for mine, other in zip(list(ours), list(reference)):
+        assert list(mine) == list(other)
+        for name, array in other.items():
+            assert (mine[name].dtype, mine[name].shape) == (array.dtype, array.shape)
+            assert mine[name].tobytes() == array.tobytes()
+    assert len(list(ours)) == len(list(reference))
+
+
+@pytest.mark.parametrize("k", [3, (2, 0), {"x": (4, 1), "": 1}, {"y": 100}])
+def test_top_k_is_theirs(k):
+    random = np.random.default_rng(0)
+    outputs = {"x": random.integers(-3, 3, (4, 6)), "y": random.standard_normal(9).astype(np.float32)}
+    outputs["y"][3] = np.nan
+    mine = PostprocessFunc.top_k(k)(IterationResult(outputs))
+    other = theirs.TopKPostprocessFunc(k)(theirs.IterationResult(outputs))
+    for name, indices in other.items():
+        np.testing.assert_array_equal(mine[name], indices)
+
+
+def test_index_comparison_agrees_with_theirs():
+    random = np.random.default_rng(1)
+    for tolerance in (0, 1, 3):
+        for _ in range(60):
+            a = np.stack([random.permutation(6) for _ in range(3)])
+            b = a.copy()
+            b[:, [2, 3]] = b[:, [3, 2]] if random.random() < 0.5 else b[:, [2, 3]]
+            b[0, 0], b[0, 5] = (b[0, 5], b[0, 0]) if random.random() < 0.3 else (b[0, 0], b[0, 5])
+            mine = CompareFunc.indices(tolerance)(IterationResult({"i": a}), IterationResult({"i": b}))
+            other = theirs.IndicesCompareFunc(tolerance)(
+                theirs.IterationResult({"i": a}), theirs.IterationResult({"i": b})
+            )
+            assert bool(mine["i"]) == bool(other["i"])
+
+
+def test_validation_agrees_with_theirs():
+    for values, options in [
+        ([1.0, np.nan], {}),
+        ([1.0, np.inf], {}),
+        ([1.0, np.inf], {"check_inf": True}),
+        ([1.0], {}),
+    ]:
+        mine, other = RunResults(), theirs.RunResults()
+        mine.add([{"x": np.array(values)}])
+        other.add([{"x": np.array(values)}])
+        assert Comparator.validate(mine, **options) == theirs.Comparator.validate(other, **options)
