@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trtops import errors
+from trtops.comparator import AccuracyResults, RunResults
+from trtops.json import from_json, load_json, save_json, to_json
+
+DATA = Path(__file__).parent / "data"
+
+DTYPES = [np.float16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64, bool, "U5"]
+arrays = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_dims=3))
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | arrays,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(a, b):
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or a != a)
+
+
+@settings(max_examples=150, deadline=None)
+@given(values)
+def test_what_is_saved_is_what_is_loaded_in_both_formats(tmp_path_factory, value):
+    folder = tmp_path_factory.mktemp("saved", numbered=True)
+    for name in ("x.json", "x.npz"):
+        save_json(value, folder / name)
+        assert same(value, load_json(folder / name))
+    assert same(value, from_json(to_json(value)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.sampled_from('ab"\\\u20ac\n\x00日'), max_size=40), st.integers(0, 60))
+def test_long_strings_survive_wherever_the_blocks_end(text, padding):
+    import trtops.json as module
+
+    block, limit = module._BLOCK, module._LONG_STRING
+    module._BLOCK, module._LONG_STRING = 12, 8
+    try:
+        value = {"k" * padding: [text * 3, {text: text}], "x": np.arange(4)}
+        assert same(
+            value, from_json(json.dumps({**value, "x": None}, ensure_ascii=False).replace("null", to_json(value["x"])))
+        )
+    finally:
+        module._BLOCK, module._LONG_STRING = block, limit
+
+
+@pytest.mark.parametrize("ending", ["json", "npz"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_types_that_numpy_files_do_not_know_keep_their_dtype_and_bits(tmp_path, dtype, ending):
+    array = np.array([1, -2, 3, 0]).astype(getattr(ml_dtypes, dtype)).reshape(2, 2)
+    save_json({"x": array}, tmp_path / f"x.{ending}")
+    back = load_json(tmp_path / f"x.{ending}")["x"]
+    assert back.dtype == array.dtype and back.tobytes() == array.tobytes()
+
+
+def test_numpy_scalars_string_objects_and_odd_memory_orders_are_saved():
+    base = np.arange(24).reshape(2, 3, 4)
+    value = {
+        "s": np.float32(1.5),
+        "t": np.array(["a", "日本"], object),
+        "f": np.asfortranarray(base),
+        "v": base[::-1, :, ::2],
+    }
+
+    back = from_json(to_json(value))
+
+    assert back["s"] == 1.5
+    assert back["t"].tolist() == ["a", "日本"]
+    np.testing.assert_array_equal(back["f"], base)
+    np.testing.assert_array_equal(back["v"], base[::-1, :, ::2])
+
+
+def test_archives_are_opened_by_numpy_too(tmp_path):
+    save_json([{"x": np.arange(3)}, {"x": np.ones(2)}], tmp_path / "feeds.npz")
+    with np.load(tmp_path / "feeds.npz", allow_pickle=False) as archive:
+        assert archive["000000"].tolist() == [0, 1, 2]
+
+
+def test_the_format_shows_in_the_content_not_in_the_name(tmp_path):
+    save_json({"x": np.arange(3)}, tmp_path / "x.npz")
+    (tmp_path / "x.json").write_bytes((tmp_path / "x.npz").read_bytes())
+    assert load_json(tmp_path / "x.json")["x"].tolist() == [0, 1, 2]
+
+
+def test_open_files_are_read_and_written():
+    text, binary = io.StringIO(), io.BytesIO()
+    save_json({"x": np.arange(3)}, text)
+    save_json({"x": np.arange(3)}, binary)
+    assert text.getvalue() == binary.getvalue().decode()
+    text.seek(0), binary.seek(0)
+    assert load_json(text)["x"].tolist() == load_json(binary)["x"].tolist() == [0, 1, 2]
+
+
+# --- old files ---------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_field_s_tool_are_read_for_ever():
+    run = RunResults.load(DATA / "polygraphy-0.53.6-run-results.json")
+    assert list(run.keys()) == ["onnxrt-runner", "onnxrt-runner"]
+    outputs = run[0][1][0]
+    assert (run[0][1][0].runtime, outputs["y"].dtype, outputs["y"].tolist()) == (0.001, np.float32, [[0.5, 1.5]])
+    assert np.isnan(outputs["half"][0]) and outputs["half"].dtype == np.float16
+
+    accuracy = AccuracyResults.load(DATA / "polygraphy-0.53.6-accuracy-results.json")
+    assert [bool(result) for result in accuracy] == [False, True, True]
+    assert accuracy[2]["a", "b"][0]["y"].psnr == float("inf")
+
+    [feed] = load_json(DATA / "polygraphy-0.53.6-inputs.json")
+    assert feed["x"].tolist() == [[1, 2]]
+
+
+def test_our_own_first_archive_version_is_read_for_ever():
+    run = RunResults.load(DATA / "trtops-1-run-results.npz")
+    assert run["runner"][0]["y"].tolist() == [[0.5, 1.5]]
+    assert run["runner"][0]["b"].dtype == np.dtype(ml_dtypes.bfloat16)
+
+
+def npy(array, **options):
+    out = io.BytesIO()
+    np.save(out, array, **options)
+    return out.getvalue()
+
+
+def npz(array):
+    out = io.BytesIO()
+    np.savez_compressed(out, array)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("data", [npy(np.arange(3.0)), npz(np.arange(3.0))], ids=["npy", "npz"])
+@pytest.mark.parametrize("size", [3, 4000])
+def test_the_old_spelling_with_latin_1_arrays_is_read(data, size):
+    array = np.arange(float(size))
+    text = (npy(array) if data[:2] != b"PK" else npz(array)).decode("latin-1")
+    old = json.dumps(
+        {
+            "lst": [
+                [
+                    "runner",
+                    [
+                        {
+                            "outputs": {
+                                "y": {
+                                    "values": {
+                                        "array": text,
+                                        "__polygraphy_encoded_ndarray": "polygraphy_serialized_json_type",
+                                    },
+                                    "__polygraphy_encoded_LazyNumpyArray": "polygraphy_serialized_json_type",
+                                }
+                            },
+                            "runtime": None,
+                            "runner_name": "runner",
+                            "__polygraphy_encoded_IterationResult": "polygraphy_serialized_json_type",
+                        }
+                    ],
+                ]
+            ],
+            "__polygraphy_encoded_RunResults": "polygraphy_serialized_json_type",
+        }
+    )
+    np.testing.assert_array_equal(RunResults.from_json(old)["runner"][0]["y"], array)
+
+
+# --- bad files ---------------------------------------------------------------------------------------------------------
+
+
+def b64(data):
+    return base64.b64encode(data).decode()
+
+
+def array_text(data):
+    return json.dumps({"array": b64(data), "polygraphy_class": "ndarray"})
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path("/tmp/trtops-bomb").touch, ())
+
+
+def header(text, data=b""):
+    padded = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode() + data
+
+
+BAD = {
+    "not JSON": ("{", "cut short"),
+    "ends in a string": ('{"array": "abc', "cut short"),
+    "empty": ("", "not valid JSON"),
+    "nested too deep": ("[" * 200_000, "not valid JSON"),
+    "a number too long": ("1" * 50_000, "not valid JSON|integer string conversion|null"),
+    "unknown type": ('{"polygraphy_class": "RunResult"}', "unknown type 'RunResult'. Did you mean"),
+    "type is no name": ('{"polygraphy_class": [1]}', "polygraphy_class"),
+    "member missing": ('{"lst": [["r", [{"outputs": {}, "polygraphy_class": "IterationResult"}]]], "polygraphy_class": "RunResults"}', "lacks its member 'runtime'"),
+    "pickled objects": (array_text(npy(np.array([Bomb()], object), allow_pickle=True)), "Python objects"),
+    "a bare pickle": (array_text(pickle.dumps(Bomb())), "does not start like a .npy file"),
+    "array cut short": (array_text(npy(np.arange(100))[:-9]), "791 are there"),
+    "array too long": (array_text(npy(np.arange(100)) + b"12345678"), "needs 800 bytes; 808 are there"),
+    "claims an exabyte": (array_text(header("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<57,)}".replace("1<<57", str(1 << 57)))), "0 are there"),
+    "negative size": (array_text(header("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}")), "damaged|needs -8"),
+    "header runs code": (array_text(header("__import__('os').system('touch /tmp/trtops-bomb')")), "damaged header"),
+    "structured dtype": (array_text(npy(np.zeros(2, "i4,f4"))), "only numbers"),
+    "newer npy": (array_text(b"\x93NUMPY\x09\x00" + b"\0" * 100), "version 9"),
+    "array is a number": ('{"array": 3, "polygraphy_class": "ndarray"}', "expected"),
+    "archive in array is empty": (array_text(b"PK\x05\x06" + b"\0" * 18), "nothing in it"),
+    "wrong runtime": ('{"outputs": {}, "runtime": "x", "runner_name": "r", "polygraphy_class": "IterationResult"}', "expected seconds"),
+    "outputs are no arrays": ('{"outputs": {"y": 3}, "runtime": 1, "runner_name": "r", "polygraphy_class": "IterationResult"}', "no arrays"),
+    "verdict of text": ('{"max_absdiff": "x", "max_reldiff": 1, "mean_absdiff": 1, "mean_reldiff": 1, "median_absdiff": 1, "median_reldiff": 1, "quantile_absdiff": 1, "quantile_reldiff": 1, "thresholds": null, "passed": null, "polygraphy_class": "OutputCompareResult"}', "expected a number"),
+    "a tensor without torch": ('{"tensor": "", "polygraphy_class": "Tensor"}', "torch|damaged"),
+    "unknown extended dtype": (json.dumps({"bits": None, "dtype": "bfloat16", "polygraphy_class": "ExtendedArray"}), "unknown dtype"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_refused_with_a_reason(tmp_path, case):
+    text, said = BAD[case]
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(errors.FormatError, match=said) as caught:
+        load_json(path)
+    assert str(path) in str(caught.value)
+    assert not Path("/tmp/trtops-bomb").exists()
+
+
+def rewritten(path, **changes):
+    """The archive with members replaced (or, for None, left out)."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members.update({name.replace("_json", ".json").replace("_npy", ".npy"): data for name, data in changes.items()})
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            if data is not None:
+                archive.writestr(name, data)
+
+
+INDEX = b'{"format": "trtops.npz", "version": %s, "content": %s}'
+ENTRY = b'{"array": "%s", "polygraphy_class": "ndarray"}'
+
+BAD_ARCHIVES = {
+    "no index": ({"index_json": None}, "no index.json"),
+    "foreign index": ({"index_json": b"{}"}, "none that trtops wrote"),
+    "newer version": ({"index_json": INDEX % (b"2", b"1")}, "version 2; this release reads version 1. Update trtops"),
+    "array not there": ({"index_json": INDEX % (b"1", ENTRY % b"7.npy")}, "'7.npy', which is not in it"),
+    "array used twice": ({"index_json": INDEX % (b"1", b"[%s, %s]" % (ENTRY % b"000000.npy", ENTRY % b"000000.npy"))}, "used before"),
+    "pickled objects": ({"000000_npy": npy(np.array([Bomb()], object), allow_pickle=True)}, "Python objects"),
+    "array cut short": ({"000000_npy": npy(np.arange(100))[:-9]}, "791 are there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ARCHIVES)
+def test_a_bad_archive_is_refused_with_a_reason(tmp_path, case):
+    changes, said = BAD_ARCHIVES[case]
+    path = tmp_path / "x.npz"
+    save_json({"x": np.arange(100)}, path)
+    rewritten(path, **changes)
+    with pytest.raises(errors.FormatError, match=said):
+        load_json(path)
+    assert not Path("/tmp/trtops-bomb").exists()
+
+
+def test_a_compressed_bomb_is_not_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("000000.npy", bytes(50_000_000))
+        archive.writestr("index.json", INDEX % (b"1", ENTRY % b"000000.npy"))
+    tracemalloc.start()
+    with pytest.raises(errors.FormatError, match="larger than the whole archive"):
+        load_json(tmp_path / "x.npz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
+@pytest.mark.parametrize("ending", ["json", "npz"])
+def test_a_file_cut_short_anywhere_is_refused(tmp_path, ending):
+    run = RunResults()
+    run.add([{"x": np.arange(2000.0), "y": np.ones((2, 2), np.float32)}], runner_name="r")
+    run.save(tmp_path / f"whole.{ending}")
+    data = (tmp_path / f"whole.{ending}").read_bytes()
+    for end in [*range(0, 300, 7), *range(300, len(data) - 1, len(data) // 60)]:
+        (tmp_path / "cut").write_bytes(data[:end])
+        with pytest.raises(errors.FormatError):
+            RunResults.load(tmp_path / "cut")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_flipped_bytes_give_results_or_our_error_and_nothing_else(tmp_path_factory, data):
+    run = RunResults()
+    run.add([{"x": np.arange(20.0)}], runner_name="r")
+    out = tmp_path_factory.getbasetemp() / f"flip.{data.draw(st.sampled_from(['json', 'npz']))}"
+    run.save(out)
+    content = bytearray(out.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    out.write_bytes(content)
+    try:
+        RunResults.load(out)
+    except errors.FormatError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.array([object()]), "Python objects"),
+        (object(), "cannot be saved"),
+        ({(1, 2): 3}, "must be strings"),
+        ({1, 2}, "set cannot be saved"),
+    ],
+)
+def test_what_cannot_be_saved_leaves_the_old_file_alone(tmp_path, value, said):
+    for ending in ("json", "npz"):
+        path = tmp_path / f"x.{ending}"
+        save_json([1], path)
+        with pytest.raises(errors.FormatError, match=said):
+            save_json({"big": np.zeros(10), "bad": value}, path)
+        assert load_json(path) == [1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.npz"]
+
+
+def test_a_thing_that_contains_itself_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(errors.FormatError, match="contains itself"):
+        to_json(loop)
+
+
+def test_killed_while_saving_leaves_the_old_file(tmp_path):
+    save_json([1], tmp_path / "x.json")
+    code = f"""
+import os, numpy as np
+from trtops import json
+blocks = json._body_blocks
+def die(array):
+    for block in blocks(array):
+        yield block
+        os.kill(os.getpid(), 9)
+json._body_blocks = die
+json.save_json(np.zeros(10_000_000), {str(tmp_path / "x.json")!r})
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert load_json(tmp_path / "x.json") == [1]
+
+
+@pytest.mark.parametrize("ending", ["json", "npz"])
+def test_saving_and_loading_need_little_memory_beside_the_arrays(tmp_path, ending):
+    array = np.random.default_rng(0).standard_normal(2_500_000)
+    run = RunResults()
+    run.add([{"x": array}], runner_name="r")
+    path = tmp_path / f"x.{ending}"
+
+    tracemalloc.start()
+    run.save(path)
+    _, saving = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    loaded = RunResults.load(path)
+    _, loading = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert saving < 12e6
+    assert loading < array.nbytes + 12e6
+    np.testing.assert_array_equal(loaded["r"][0]["x"], array)
