@@ -66,7 +66,8 @@ def _classifier(images: NDArray[np.float32], digits: NDArray[Any]) -> onnx.Model
 
     rng = np.random.default_rng(1)
     filters = [_filters(rng, 1, FILTERS[0]), _filters(rng, FILTERS[0], FILTERS[1])]
-    features = ReferenceEvaluator(_network(filters)).run(None, {"image": images})[0]
+    outputs: Any = ReferenceEvaluator(_network(filters)).run(None, {"image": images})
+    features: NDArray[np.float32] = outputs[0]
     scale = float(np.std(features))
     head = LogisticRegression(max_iter=300).fit(features / scale, digits)
     return _network(filters, (head.coef_ / scale).astype(np.float32), head.intercept_.astype(np.float32))
@@ -74,9 +75,10 @@ def _classifier(images: NDArray[np.float32], digits: NDArray[Any]) -> onnx.Model
 
 def _filters(rng: np.random.Generator, channels: int, count: int) -> NDArray[np.float32]:
     """3 by 3 filters of zero mean and unit norm."""
-    weights = rng.standard_normal((count, channels, 3, 3))
+    weights: NDArray[np.float64] = rng.standard_normal((count, channels, 3, 3))
     weights -= weights.mean(axis=(1, 2, 3), keepdims=True)
-    return (weights / np.sqrt(np.square(weights).sum(axis=(1, 2, 3), keepdims=True))).astype(np.float32)
+    weights /= np.sqrt(np.square(weights).sum(axis=(1, 2, 3), keepdims=True))
+    return weights.astype(np.float32)
 
 
 def _network(

@@ -6,12 +6,10 @@ Several processes that start on an empty ``PREFECT_HOME`` at the same moment rac
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
 
@@ -26,7 +24,7 @@ def ensure_prefect_home() -> None:
     """
     if PREFECT_API_URL.value():
         return
-    home = Path(os.environ["PREFECT_HOME"])
+    home = PREFECT_HOME.value()
     marker = home / _READY
     if marker.exists():
         return

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import prefect.context
 from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.home import ensure_prefect_home
@@ -25,7 +26,7 @@ class CalledFlow(Flow[P, R]):
     their heartbeats, by which a server finds runs whose process died.
     """
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process and return its result."""
         if prefect.context.FlowRunContext.get() is None:
             ensure_prefect_home()
@@ -56,10 +57,10 @@ def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Ta
             function,
             name=name,
             retries=retries,
-            retry_delay_seconds=[1, 5, 15][:retries],
+            retry_delay_seconds=[1.0, 5.0, 15.0][:retries],
             retry_condition_fn=worth_a_retry,
             persist_result=False,
-            cache_policy=None,
+            cache_policy=NO_CACHE,
         )
 
     return declare

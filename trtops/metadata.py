@@ -73,11 +73,12 @@ class DataType(Enum):
         if self is DataType.STRING:
             return np.dtype(np.str_)
         try:
-            return np.dtype(self.value)
+            dtype: np.dtype[Any] = np.dtype(self.value)
         except TypeError:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, self.value))
+            dtype = np.dtype(getattr(ml_dtypes, self.value))
+        return dtype
 
     @classmethod
     def of(cls, dtype: object) -> DataType:

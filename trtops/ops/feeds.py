@@ -7,7 +7,6 @@ memory together.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -135,8 +134,8 @@ _KINDS = "a .json file of saved inputs, an .npz or .npy file, a folder of these,
 
 
 def _call_script(path: Path, function: str) -> Iterable[Feed]:
-    loaded = invoke_from_script(str(path), function)
-    if not isinstance(loaded, Iterable) and not inspect.isgenerator(loaded):
+    loaded: Any = invoke_from_script(str(path), function)
+    if not isinstance(loaded, Iterable):
         raise errors.InputError(f"{path}:{function} returned a {type(loaded).__name__}; expected an iterable of feeds.")
     return loaded
 
