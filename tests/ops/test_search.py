@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
@@ -81,7 +82,9 @@ def test_first_failing_asks_nothing_more_once_a_lazy_answer_was_yes():
     assert oracle.asked == sets[:3]
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=6))))
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=6)))
+)
 def test_ddmin_finds_exactly_the_items_that_fail_only_together(case: tuple[int, set[int]]):
     count, culprit = case
 
@@ -116,9 +119,7 @@ def test_find_all_finds_every_smallest_failing_set_and_nothing_else(culprits: li
     oracle = Oracle(*culprits)
     smallest = {c for c in oracle.culprits if not any(other < c for other in oracle.culprits)}
 
-    found = list(
-        search.find_all(oracle, range(9), lambda items: frozenset(search.ddmin(oracle, sorted(items))))
-    )
+    found = list(search.find_all(oracle, range(9), lambda items: frozenset(search.ddmin(oracle, sorted(items)))))
 
     assert len(found) == len(set(found))
     assert set(found) == smallest

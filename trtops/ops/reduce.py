@@ -4,9 +4,11 @@ Sub-models are cut out of the model and checked, in this process unless the chec
 inputs what really flows there in the whole model, observed once at the beginning, so that a part is judged by what it
 meets in the whole.
 
-The search goes in stages. *Outputs*: nodes in execution order, the shortest beginning that fails; its last node is needed.
-*Inputs*: of what is left, the shortest end that fails. *Nodes*: delta debugging over whatever is between, so that in the
-end no single node can be left out. Answers are kept by node set, in memory and in a journal, and no question is put twice.
+The search goes in stages. *Halves*: a stretch of nodes, in execution order, that fails by itself while neither of its
+halves does; a single wrong node is found here. *Outputs*: in that stretch the shortest beginning that fails; its last node
+is needed. *Inputs*: of what is left, the shortest end that fails. *Nodes*: delta debugging over whatever is between, so that
+in the end no single node can be left out. Answers are kept by node set, in memory and in a journal, and no question is put
+twice.
 """
 
 from __future__ import annotations
@@ -50,13 +52,14 @@ class ReduceConfig(Record):
     """How a model is reduced.
 
     Attributes:
-        mode: How the stages over outputs and inputs search: ``bisect`` asks about ``log2(nodes)`` sub-models; ``linear``
-            about one after the other from the smallest, which also finds what a failure that comes and goes hides.
+        mode: How the stages before the last search: ``bisect`` asks about ``log2(nodes)`` sub-models each; ``linear`` about
+            one after the other from the smallest, which also finds what a failure that comes and goes hides.
         find: Stop at the first culprit, or find every one, also where they share nodes.
         max_culprits: Where ``find="all"`` stops.
         max_checks: Where the search stops with the smallest failing sub-model so far; None never does.
-        reduce_outputs: Whether nodes may be cut off at the end; without it the model's outputs stay.
-        reduce_inputs: Whether nodes may be cut off at the beginning; without it the model's inputs stay.
+        reduce_outputs: Whether nodes may be cut off at the end. Without it the model's outputs stay, nodes are cut off at
+            the beginning only, and only the *inputs* stage is gone through.
+        reduce_inputs: Whether nodes may be cut off at the beginning; likewise.
         inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers.
         data: Where the whole model's inputs come from (:func:`trtops.ops.feeds.open_feeds`); random unless given.
         iterations: How many random feeds.
@@ -140,7 +143,7 @@ class Culprit(Record):
     detail: str = ""
     path: str | None = None
     inputs_path: str | None = None
-    _proto: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    _proto: Any = field(default=None, repr=False, compare=False)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -153,7 +156,8 @@ class Culprit(Record):
             raise errors.ConfigError(
                 f"This culprit was read from a file, without its model. Its path was {self.path!r}."
             )
-        return self._proto
+        proto: onnx.ModelProto = self._proto
+        return proto
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -365,14 +369,18 @@ class _Hunt:
     def smallest(self, within: Parts) -> Parts:
         """One smallest failing set within a set that fails."""
         parts = sorted(within)
-        if self._config.reduce_outputs:
-            parts = self._end_early(parts)
-        if self._config.reduce_inputs and len(parts) > 1:
-            parts = self._start_late(parts)
-        self._stage = "nodes"
-        if self._config.reduce_outputs and self._config.reduce_inputs:
-            return frozenset(search.ddmin(self.ask, parts, self._config.width))
-        return self._without_ends(frozenset(parts))
+        if not self._config.reduce_inputs:
+            return self._without_ends(frozenset(self._end_early(parts)))
+        if not self._config.reduce_outputs:
+            return self._without_ends(frozenset(self._start_late(parts)))
+        low, high = self._stretch(parts)
+        found = self._smallest_spanning(parts[low:high])
+        if len(found) == 1:
+            return found
+        # A long part can fail for reasons that add up along it (rounding, say) and hide a smaller one beside it.
+        beside = (frozenset(side) for side in (parts[:low], parts[high:]))
+        others = [self.smallest(side) for side in beside if self._fails(side)]
+        return min([found, *others], key=len)
 
     def ask(self, candidates: Sequence[Parts]) -> Iterator[bool]:
         """Whether each set of parts fails; checks those whose answer is not known."""
@@ -398,8 +406,29 @@ class _Hunt:
         self._stage = "all"
         return self.ask(candidates)
 
+    def _stretch(self, parts: list[int]) -> search.Interval:
+        """Where a stretch of parts begins and ends that fails by itself, as short as quickly found."""
+        self._stage = "halves"
+
+        def ask(stretches: Sequence[search.Interval]) -> Iterator[bool]:
+            return self.ask([frozenset(parts[low:high]) for low, high in stretches])
+
+        whole = (0, len(parts))
+        if self._config.mode == "bisect":
+            return search.halve(ask, whole, self._config.width)
+        return search.first_failing(ask, [(n, n + 1) for n in range(len(parts))], self._config.width) or whole
+
+    def _smallest_spanning(self, parts: list[int]) -> Parts:
+        """The smallest failing set within a stretch, of which no half may fail alone."""
+        parts = self._end_early(parts)
+        parts = self._start_late(parts)
+        self._stage = "nodes"
+        return frozenset(search.ddmin(self.ask, parts, self._config.width))
+
     def _end_early(self, parts: list[int]) -> list[int]:
-        """The shortest beginning that fails, or less: its last part alone, or that with what it needs."""
+        """The shortest beginning that fails, or what its last part needs, or that part alone."""
+        if len(parts) == 1:
+            return parts
         self._stage = "outputs"
         end = self._find(lambda lengths: self.ask([frozenset(parts[:n]) for n in lengths]), 0, len(parts))
         beginning, last = parts[:end], parts[end - 1]
@@ -410,6 +439,8 @@ class _Hunt:
 
     def _start_late(self, parts: list[int]) -> list[int]:
         """The shortest end that fails, or only its first and last part."""
+        if len(parts) == 1:
+            return parts
         self._stage = "inputs"
         count = len(parts)
         length = self._find(lambda lengths: self.ask([frozenset(parts[count - n :]) for n in lengths]), 0, count)
@@ -419,6 +450,7 @@ class _Hunt:
 
     def _without_ends(self, parts: Parts) -> Parts:
         """Leave out parts one by one at the end that may be reduced, until none can be left out."""
+        self._stage = "nodes"
         while True:
             shorter = [parts - {end} for end in self._ends(parts)]
             found = search.first_failing(self.ask, shorter, self._config.width)

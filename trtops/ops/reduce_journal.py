@@ -28,7 +28,7 @@ class Step(Record):
 
     Attributes:
         number: Counts answers from 1, those of earlier runs included.
-        stage: Which search asked: ``whole``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
+        stage: Which search asked: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
         nodes: Which nodes the sub-model holds, as ranges of indices into the model's ``graph.node``: ``0-4,9``.
         nodes_left: How many that are.
         verdict: What the check said.

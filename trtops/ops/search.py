@@ -21,6 +21,8 @@ Ask: TypeAlias = "Callable[[Sequence[T]], Iterable[bool]]"
 """Whether each candidate fails, in order."""
 
 Items: TypeAlias = frozenset[int]
+Interval: TypeAlias = tuple[int, int]
+"""From a number up to, not including, another."""
 
 
 def first_failing(ask: Ask[T], candidates: Iterable[T], width: int = 1) -> T | None:
@@ -77,6 +79,38 @@ def _between(low: int, high: int, count: int) -> list[int]:
     """At most ``count`` numbers that part the open interval as evenly as they can, ascending."""
     parts = min(count + 1, high - low)
     return [low + (high - low) * i // parts for i in range(1, parts)]
+
+
+def halve(ask: Ask[Interval], whole: Interval, width: int = 1) -> Interval:
+    """An interval that fails while neither of its halves does, or of length one.
+
+    A single failing number is found by ``log2`` of the length questions, and one more. For that, where a first half does
+    not fail, the second is taken to fail until the end, and only looked at if nothing is found there.
+
+    Args:
+        ask: Tells which intervals fail.
+        whole: Taken to fail; not asked about.
+        width: How many to ask about at a time.
+    """
+    path = [whole]  # the first fails, the others are taken to: each is the second half of the one before
+    while path[-1][1] - path[-1][0] > 1:
+        ahead = list(islice(_second_halves(path[-1]), width))
+        firsts = [(low, middle) for (low, _), (middle, _) in zip([path[-1], *ahead], ahead)]
+        failing = next((first for first, fails in zip(firsts, ask(firsts)) if fails), None)
+        path = [*path, *ahead] if failing is None else [failing]
+    if len(path) == 1 or next(iter(ask(path[-1:]))):
+        return path[-1]
+    # Counted from the end: the last does not fail, the first does.
+    last = len(path) - 1
+    return path[last - bisect(lambda numbers: ask([path[last - n] for n in numbers]), 0, last, width)]
+
+
+def _second_halves(interval: Interval) -> Iterator[Interval]:
+    """The second half of an interval, the second half of that, and so on down to length one."""
+    low, high = interval
+    while high - low > 1:
+        low = (low + high) // 2
+        yield low, high
 
 
 def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
