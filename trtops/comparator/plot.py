@@ -117,7 +117,8 @@ def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
             axes.set_title(_slice_name(a, int(index)), fontsize=8)
     figure.colorbar(drawn, ax=grid.ravel().tolist(), shrink=0.8, label=f"{kind} error")
     some = f", the {len(panels)} of {total} slices with the largest errors" if len(panels) < total else ""
-    figure.suptitle(f"{name} {list(a.shape)}: {kind} error{some}", fontsize=10)
+    rows_of = f", in rows of {images_a.shape[2]}" if a.ndim == 1 else ""
+    figure.suptitle(f"{name} {list(a.shape)}: {kind} error{some}{rows_of}", fontsize=10)
     return figure
 
 
@@ -147,13 +148,13 @@ def error_plot(a: Array, b: Array, name: str) -> Figure:
 
 
 def _images(array: Array) -> Array:
-    """The array as ``(images, height, width)``; a vector in as square a shape as it goes, padded by its last element."""
+    """The array as ``(images, height, width)``; a vector in rows, the last one filled up with zeros."""
     if array.ndim >= 2:
         return array.reshape(-1, *array.shape[-2:])
     flat = array.reshape(-1)
     width = min(flat.size, max(16, math.ceil(math.sqrt(flat.size))))
     height = math.ceil(flat.size / width)
-    return np.pad(flat, (0, width * height - flat.size), mode="edge").reshape(1, height, width)
+    return np.pad(flat, (0, width * height - flat.size)).reshape(1, height, width)
 
 
 def _worst_images(a: Array, b: Array, kind: Kind) -> Array:
@@ -190,6 +191,7 @@ def _norm(panels: list[Array]) -> Any:
 
 def _draw_image(axes: Axes, panel: Array, norm: Any, shape: tuple[int, ...]) -> Any:
     from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
 
     colors = colormaps["viridis"].with_extremes(bad="#d62728", under="#000000")
     shown = np.where(np.isinf(panel), np.nan, panel)
@@ -203,6 +205,8 @@ def _draw_image(axes: Axes, panel: Array, norm: Any, shape: tuple[int, ...]) -> 
     )
     axes.set_axis_on()
     axes.tick_params(labelsize=7)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     return drawn
 
 

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.comparator import (
+    AccuracyResults,
+    Comparator,
+    CompareFunc,
+    IterationResult,
+    L2Threshold,
+    OutputCompareResult,
+    PerceptualMetricsResult,
+    RunResults,
+    SimpleCompareFunc,
+    SimpleThreshold,
+)
+from trtops.comparator import metrics as metrics_module
+from trtops.comparator.judgements import LpipsThreshold
+
+
+def pair(a, b):
+    return IterationResult(a, runner_name="a"), IterationResult(b, runner_name="b")
+
+
+def run_of(*runners):
+    results = RunResults()
+    for name, iterations in runners:
+        results.append((name, [IterationResult(outputs, runner_name=name) for outputs in iterations]))
+    return results
+
+
+X = np.array([1.0, 2.0, 4.0])
+
+
+def test_defaults_are_the_field_s():
+    simple = SimpleCompareFunc()
+    assert (simple.atol, simple.rtol, simple.check_error_stat, simple.error_quantile) == (1e-5, 1e-5, "elemwise", 0.99)
+    assert CompareFunc.l2().l2_threshold == 1e-5
+    assert CompareFunc.cosine_similarity().cosine_similarity_threshold == 0.997
+    assert (CompareFunc.psnr().psnr_threshold, CompareFunc.snr().snr_threshold) == (30.0, 20.0)
+    assert CompareFunc.perceptual_metrics().lpips_threshold == 0.1
+
+
+def test_none_stands_for_a_default():
+    assert SimpleCompareFunc(atol=None, check_shapes=None) == SimpleCompareFunc()
+
+
+def test_tolerances_by_output_with_a_default_for_the_rest():
+    function = CompareFunc.simple(atol={"x": 1.0, "": 0.1}, rtol=0, check_error_stat={"y": "max"})
+    matches = function(*pair({"x": X + 0.5, "y": X + 0.5}, {"x": X, "y": X}))
+    assert {name: bool(match) for name, match in matches.items()} == {"x": True, "y": False}
+    assert matches["y"].thresholds == SimpleThreshold("max", 0.1, 0)
+
+
+@pytest.mark.parametrize("stat", ["elemwise", "max", "mean", "median", "quantile"])
+def test_each_error_statistic_fails_only_beyond_both_tolerances(stat):
+    outputs = pair({"x": X * 1.01}, {"x": X})
+    assert not CompareFunc.simple(check_error_stat=stat, atol=1e-3, rtol=1e-3)(*outputs)["x"]
+    assert CompareFunc.simple(check_error_stat=stat, atol=1.0, rtol=1e-3)(*outputs)["x"]
+    assert CompareFunc.simple(check_error_stat=stat, atol=1e-3, rtol=0.5)(*outputs)["x"]
+
+
+def test_an_unknown_statistic_or_shape_of_k_is_told():
+    with pytest.raises(errors.ConfigError, match="Did you mean 'median'"):
+        CompareFunc.simple(check_error_stat="meddian")(*pair({"x": X}, {"x": X}))
+
+
+def test_quantile_and_elementwise_results_can_be_judged_again():
+    result = CompareFunc.simple(check_error_stat="quantile", error_quantile=0.75)(*pair({"x": X + 1}, {"x": X}))["x"]
+    assert isinstance(result, OutputCompareResult) and result.quantile_absdiff == 1.0
+    result.set_thresholds(SimpleThreshold("elemwise", 2.0, 0.0))
+    assert result
+    result.set_thresholds(SimpleThreshold("elemwise", 0.5, 0.3))
+    assert not result
+
+
+def test_different_shapes_do_not_match_and_are_named_in_the_log(caplog):
+    matches = CompareFunc.simple()(*pair({"x": np.ones((2, 3))}, {"x": np.ones((3, 2))}))
+    assert matches == {"x": False}
+    assert "(2, 3)" in caplog.text and "(3, 2)" in caplog.text
+
+
+def test_shapes_are_permuted_or_reshaped_if_that_is_asked():
+    a = np.arange(6.0).reshape(2, 3)
+    function = CompareFunc.simple(check_shapes=False)
+    assert function(*pair({"x": a}, {"x": a.T}))["x"]
+    assert function(*pair({"x": a}, {"x": a.reshape(1, 6)}))["x"]
+    assert not function(*pair({"x": a}, {"x": np.arange(5.0)}))["x"]
+
+
+def test_infinities_are_equal_only_if_asked():
+    outputs = pair({"x": np.array([np.inf, 1.0])}, {"x": np.array([np.inf, 1.0])})
+    assert not CompareFunc.simple()(*outputs)["x"]
+    assert CompareFunc.simple(infinities_compare_equal=True)(*outputs)["x"]
+
+
+def test_counterparts_are_found_by_name_then_by_a_part_of_it_and_can_be_named():
+    assert list(CompareFunc.simple()(*pair({"X_out": X}, {"x": X}))) == ["X_out"]
+    assert list(CompareFunc.simple()(*pair({"p": X, "q": X}, {"q": X, "r": X + 9}))) == ["q"]
+    swapped = CompareFunc.simple(find_output_func=lambda name, index, other: ["b" if name == "a" else "a"])
+    assert all(swapped(*pair({"a": X, "b": X + 1}, {"a": X + 1, "b": X})).values())
+
+
+def test_of_several_counterparts_one_that_differs_decides():
+    function = CompareFunc.simple(find_output_func=lambda name, index, other: list(other))
+    assert not function(*pair({"a": X}, {"p": X + 1, "q": X}))["a"]
+
+
+def test_outputs_without_any_counterpart_are_an_error():
+    with pytest.raises(errors.ComparisonError, match="has a counterpart"):
+        CompareFunc.simple(find_output_func=lambda *_: [])(*pair({"a": X}, {"b": X}))
+
+
+def test_fail_fast_stops_at_the_first_output():
+    outputs = pair({"a": X + 1, "b": X}, {"a": X, "b": X})
+    assert list(CompareFunc.simple(fail_fast=True)(*outputs)) == ["a"]
+    assert list(CompareFunc.simple()(*outputs)) == ["a", "b"]
+
+
+def test_metrics_of_equal_zero_and_bad_arrays():
+    zero = np.zeros(3)
+    cosine = CompareFunc.cosine_similarity()
+    assert cosine(*pair({"x": zero}, {"x": zero}))["x"].cosine_similarity == 1.0
+    assert cosine(*pair({"x": X}, {"x": zero}))["x"].cosine_similarity == 0.0
+    assert not cosine(*pair({"x": X * np.nan}, {"x": X}))["x"]
+    assert CompareFunc.psnr()(*pair({"x": X}, {"x": X}))["x"].psnr == math.inf
+    assert CompareFunc.snr()(*pair({"x": zero}, {"x": X}))["x"].snr == -math.inf
+    assert not CompareFunc.l2()(*pair({"x": X + 1e-5}, {"x": X}))["x"]
+    assert CompareFunc.l2({"x": 1.0})(*pair({"x": X + 1e-5}, {"x": X}))["x"]
+
+
+def test_older_spellings_judge_both_numbers_and_survive_saving(tmp_path):
+    run = run_of(("a", [{"x": X + 1e-6}]), ("b", [{"x": X}]))
+    functions = [CompareFunc.distance_metrics(l2_tolerance=1e-3), CompareFunc.quality_metrics(psnr_tolerance=500.0)]
+    found = Comparator.compare_accuracy(run, compare_func=functions)
+    found.save(tmp_path / "accuracy.json")
+    again = AccuracyResults.load(tmp_path / "accuracy.json")
+    assert [bool(result) for result in again] == [bool(result) for result in found] == [True, False]
+    assert again[0]["a", "b"][0]["x"].l2_norm == pytest.approx(1e-6 * math.sqrt(3))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lpips") is not None, reason="lpips is installed")
+def test_a_perceptual_metric_that_cannot_be_computed_is_an_error_and_never_a_pass():
+    image = np.zeros((1, 3, 64, 64), np.float32)
+    with pytest.raises(errors.MetricUnavailableError, match="torch and lpips"):
+        CompareFunc.perceptual_metrics()(*pair({"x": image}, {"x": image}))
+    assert not PerceptualMetricsResult(None, thresholds=LpipsThreshold(0.1))
+
+
+def test_several_functions_share_one_computation(monkeypatch):
+    calls = []
+    real = metrics_module.statistics
+    monkeypatch.setattr(metrics_module, "statistics", lambda *a, **k: calls.append(1) or real(*a, **k))
+    run = run_of(("a", [{"x": X}, {"x": X}]), ("b", [{"x": X}, {"x": X}]))
+    functions = [CompareFunc.simple(), CompareFunc.l2(), CompareFunc.psnr(), CompareFunc.snr()]
+
+    assert Comparator.compare_accuracy(run, compare_func=functions)
+
+    assert len(calls) == 2
+
+
+def test_custom_functions_are_called_with_both_iterations():
+    def function(first, second):
+        return {"x": bool(first["x"][0] == second["x"][0])}
+
+    run = run_of(("a", [{"x": X}, {"x": X}]), ("b", [{"x": X}, {"x": X + 1}]))
+    found = Comparator.compare_accuracy(run, compare_func=function)
+    assert found.stats() == (1, 1, 2) and found.percentage() == 0.5 and not found
+
+
+def test_accuracy_is_asked_by_pair_and_function():
+    run = run_of(("a", [{"x": X}]), ("b", [{"x": X}]), ("c", [{"x": X + 1}]))
+    found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2(10.0)])
+    assert list(found[0]) == [("a", "b"), ("b", "c")]
+    assert [bool(result) for result in found] == [False, True]
+    assert found.output_names() == ["x"]
+    with pytest.raises(errors.ComparisonError, match="say which"):
+        found.stats()
+    crossed = Comparator.compare_accuracy(run, comparisons=[(0, 2)])
+    assert list(crossed.keys()) == [("a", "c")] and not crossed
+
+
+def test_runs_of_different_lengths_are_an_error_and_not_compared_in_part():
+    run = run_of(("a", [{"x": X}]), ("b", [{"x": X}, {"x": X}]))
+    with pytest.raises(errors.IterationMismatchError, match="number 0 .* end after 1"):
+        Comparator.compare_accuracy(run)
+
+
+def test_fail_fast_skips_the_iterations_that_follow():
+    run = run_of(("a", [{"x": X + 1}] * 3), ("b", [{"x": X}] * 3))
+    assert Comparator.compare_accuracy(run, fail_fast=True).stats() == (0, 1, 1)
+
+
+def test_averages_let_one_bad_iteration_pass_and_need_a_number():
+    run = run_of(("a", [{"x": X + e} for e in (0.0, 3e-3)]), ("b", [{"x": X}] * 2))
+    mean = CompareFunc.simple(check_error_stat="max", atol=2e-3, rtol=0)
+    found = Comparator.compare_accuracy(run, compare_func=mean, check_average=True)
+    assert found and found.stats() == (1, 1, 2)
+    assert not Comparator.compare_accuracy(run, compare_func=mean)
+    for bad in (CompareFunc.simple(), CompareFunc.indices(), lambda a, b: {}):
+        with pytest.raises(errors.ConfigError, match="check_average"):
+            Comparator.compare_accuracy(run, compare_func=bad, check_average=True)
+    with pytest.raises(errors.ConfigError, match="exclude each other"):
+        Comparator.compare_accuracy(run, compare_func=mean, check_average=True, fail_fast=True)
+
+
+def test_averages_over_a_mismatch_of_shapes_are_an_error():
+    run = run_of(("a", [{"x": X}, {"x": X[:2]}]), ("b", [{"x": X}] * 2))
+    found = Comparator.compare_accuracy(run, compare_func=CompareFunc.l2(), check_average=True)
+    with pytest.raises(errors.ComparisonError, match="'x' cannot be averaged"):
+        bool(found)
+
+
+def test_judging_again_changes_all_or_nothing():
+    run = run_of(("a", [{"x": X + 1e-3}]), ("b", [{"x": X}]))
+    found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2()])
+    with pytest.raises(errors.ComparisonError, match="No result has psnr"):
+        from trtops.comparator import PsnrThreshold
+
+        found.reevaluate([L2Threshold(1.0), PsnrThreshold(1.0)])
+    assert [bool(r) for r in found] == [False, False] and len(found) == 2
+    found.reevaluate([{"x": L2Threshold(1.0)}])
+    assert found and len(found) == 1
+    with pytest.raises(errors.ComparisonError, match="no threshold for output 'x'"):
+        found.reevaluate({"y": L2Threshold(1.0)})
+
+
+def test_index_comparison_looks_near_each_place():
+    def match(a, b, tolerance):
+        return CompareFunc.indices(tolerance)(*pair({"i": np.array(a)}, {"i": np.array(b)}))["i"]
+
+    assert match([0, 1, 2], [0, 1, 2], 0)
+    assert not match([0, 1, 2], [1, 0, 2], 0)
+    assert match([0, 1, 2], [1, 0, 2], 1)
+    assert not match([0, 1, 2, 3], [1, 2, 0, 3], 1)
+    assert match([[0, 1, 2]], [[0, 1, 9]], 1)
+    assert not match([[0, 1, 2]], [[0, 1, 9]], 0)
+    assert match(np.zeros((2, 0)), np.zeros((2, 0)), 0)
+
+
+def test_bool_ints_strings_and_bfloat16_go_through_compare_functions():
+    import ml_dtypes
+
+    for a, b in [
+        (np.array([True, False]), np.array([True, True])),
+        (np.array([1, 2], np.uint8), np.array([2, 1], np.uint8)),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object)),
+        (np.array([1, 2], ml_dtypes.bfloat16), np.array([1, 3], ml_dtypes.bfloat16)),
+        (np.array(1.0), np.array(2.0)),
+    ]:
+        assert not CompareFunc.simple()(*pair({"x": a}, {"x": b}))["x"]
+        assert CompareFunc.simple()(*pair({"x": a}, {"x": a.copy()}))["x"]
+    with pytest.raises(errors.ComparisonError, match="holds strings"):
+        CompareFunc.l2()(*pair({"x": np.array(["a"])}, {"x": np.array(["a"])}))

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.comparator import (
+    ComparisonReport,
+    IterationResult,
+    OutputTolerances,
+    RunResults,
+    Tolerances,
+    compare_outputs,
+)
+
+GOLDEN = {"scores": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), "boxes": np.arange(12.0).reshape(3, 4)}
+
+
+def changed(**outputs):
+    return {**GOLDEN, **outputs}
+
+
+def test_equal_runs_are_good():
+    report = compare_outputs(GOLDEN, GOLDEN)
+    assert report and report.verdict == "good" and report.reasons == ()
+    assert [output.name for output in report.outputs] == ["scores", "boxes"]
+    assert report.output("boxes").statistics.elements == 12
+
+
+@pytest.mark.parametrize(
+    ("actual", "reason"),
+    [
+        ({"scores": GOLDEN["scores"]}, "boxes: missing output: the golden run has it as float64[3, 4]"),
+        (changed(extra=np.ones(2)), "extra: extra output: the golden run does not have it"),
+        (changed(boxes=np.ones((4, 3))), "boxes: shape is (4, 3), the golden one (3, 4)"),
+        (changed(boxes=GOLDEN["boxes"].astype(np.float32)), "boxes: dtype is float32, the golden one float64"),
+        (changed(boxes=GOLDEN["boxes"] + 1), "boxes: 12 of 12 elements exceed atol 1e-05 and rtol 1e-05"),
+        (changed(boxes=np.full((3, 4), np.nan)), "boxes: 12 of 12 elements are NaN (golden: 0)"),
+        (changed(boxes=np.full((3, 4), "x")), "boxes: Strings cannot be compared with numbers"),
+        (changed(boxes=np.full((3, 4), {}, object)), "boxes: The output is an array of Python objects"),
+    ],
+)
+def test_whatever_is_wrong_is_judged_in_words_and_never_raised(actual, reason):
+    report = compare_outputs(actual, GOLDEN)
+    assert not report and report.verdict == "bad"
+    assert len(report.reasons) == 1 or "NaN" in reason
+    assert report.reasons[0].startswith(reason)
+
+
+def test_a_report_is_judged_again_without_arrays_and_survives_json():
+    report = compare_outputs(changed(boxes=GOLDEN["boxes"] + 1e-3), GOLDEN)
+    again = ComparisonReport.from_json(report.to_json())
+
+    assert again == report and not report
+    assert again.judge(Tolerances(atol=2e-3))
+    assert not again.judge(Tolerances(atol=5e-4, rtol=0))
+    assert again.judge(Tolerances(check_error_stat="max", atol=1.1e-3))
+    assert again.judge(Tolerances(per_output={"boxes": OutputTolerances(atol=1e-2)}))
+    assert not again.judge(Tolerances(per_output={"scores": OutputTolerances(atol=1e-2)}))
+
+
+def test_every_elementwise_verdict_can_be_had_from_the_numbers_alone():
+    random = np.random.default_rng(0)
+    golden = {"x": random.standard_normal((20, 20))}
+    actual = {"x": golden["x"] + 1e-3 * random.standard_normal((20, 20))}
+    kept = compare_outputs(actual, golden)
+    for atol in (0.0, 1e-5, 1e-3, 2e-3, 1e-2):
+        for rtol in (0.0, 1e-3, 1e-2, 0.5):
+            tolerances = Tolerances(atol=atol, rtol=rtol)
+            assert kept.judge(tolerances).verdict == compare_outputs(actual, golden, tolerances).verdict
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "said"),
+    [
+        ({"min_cosine": 0.9999}, "cosine similarity is"),
+        ({"min_psnr": 60.0}, "PSNR is"),
+        ({"min_snr": 60.0}, "SNR is"),
+        ({"min_top1_agreement": 0.9}, "top-1 agreement is 0.5, at least 0.9 is required"),
+        ({"max_l2": 1e-3}, "L2 distance is"),
+        ({"check_error_stat": "mean", "atol": 1e-3, "rtol": 1e-3}, "mean error is"),
+        (
+            {"check_error_stat": "quantile", "error_quantile": 0.75, "atol": 1e-3, "rtol": 1e-3},
+            "0.75 quantile of the error is",
+        ),
+    ],
+)
+def test_each_limit_is_judged_and_named(tolerances, said):
+    actual = changed(scores=np.array([[0.55, 0.45], [0.8, 0.2]], np.float32))
+    settings = Tolerances(**{"atol": 1.0, **tolerances})
+    [reason] = compare_outputs(actual, GOLDEN, settings).reasons
+    assert reason.startswith(f"scores: {said}")
+
+
+def test_nan_fails_under_any_tolerance_unless_both_have_it_and_that_is_allowed():
+    golden = {"x": np.array([1.0, np.nan, np.inf])}
+    wide = {"atol": 1e30, "rtol": 1e30}
+    assert not compare_outputs(golden, golden, Tolerances(**wide))
+    assert not compare_outputs(golden, golden, Tolerances(**wide, nans_equal=True))
+    assert compare_outputs(golden, golden, Tolerances(**wide, nans_equal=True, infinities_equal=True))
+    assert not compare_outputs({"x": np.array([np.nan, 1.0, 2.0])}, golden, Tolerances(**wide, nans_equal=True))
+
+
+def test_another_treatment_of_nan_needs_the_arrays_again():
+    golden = {"x": np.array([1.0, np.nan])}
+    with pytest.raises(errors.ComparisonError, match=r"nans_equal=False.*Compare the arrays again"):
+        compare_outputs(golden, golden).judge(Tolerances(nans_equal=True))
+
+
+def test_iterations_are_judged_together_and_must_be_as_many():
+    report = compare_outputs([GOLDEN, changed(boxes=GOLDEN["boxes"] + 1)], [GOLDEN, GOLDEN])
+    assert report.iterations == 2
+    assert report.output("boxes").statistics.violations == 12
+    assert report.output("boxes").statistics.elements == 24
+    with pytest.raises(errors.IterationMismatchError, match="2 iterations, the golden run 1"):
+        compare_outputs([GOLDEN, GOLDEN], GOLDEN)
+
+
+def test_a_mismatch_in_one_iteration_names_it():
+    report = compare_outputs([GOLDEN, changed(boxes=np.ones(3))], [GOLDEN, GOLDEN])
+    assert report.reasons == ("boxes: shape is (3,) in iteration 1, the golden one (3, 4)",)
+
+
+def test_results_of_one_runner_are_taken_and_of_two_refused():
+    results = RunResults([("ort", [IterationResult(GOLDEN)])])
+    assert compare_outputs(results, GOLDEN) and compare_outputs(results["ort"], results)
+    results.append(("trt", [IterationResult(GOLDEN)]))
+    with pytest.raises(errors.ComparisonError, match="'ort', 'trt'"):
+        compare_outputs(results, GOLDEN)
+
+
+def test_extra_outputs_and_other_dtypes_can_be_let_pass():
+    actual = changed(extra=np.ones(2), boxes=GOLDEN["boxes"].astype(np.float32))
+    report = compare_outputs(actual, GOLDEN, Tolerances(allow_extra_outputs=True, check_dtypes=False))
+    assert report and report.reasons == ()
+
+
+def test_tolerances_that_cannot_be_meant_are_refused():
+    with pytest.raises(errors.ConfigError, match="atol is -1"):
+        Tolerances(atol=-1)
+    with pytest.raises(errors.ConfigError, match="rtol is nan"):
+        Tolerances(rtol=float("nan"))
+    with pytest.raises(errors.ConfigError, match="error_quantile"):
+        Tolerances(error_quantile=2)
+    with pytest.raises(errors.FormatError, match="atoll"):
+        Tolerances.from_dict({"atoll": 1})
