@@ -70,31 +70,31 @@ class TensorRTBackend:
         return TrtRunner(lambda: _load(engine() if callable(engine) else engine), name)
 
 
-def _load(engine: Engine) -> Any:
+def _load(built: Engine) -> Any:
     """Load an engine, after making sure that its bytes are whole and that it belongs here.
 
     Raises:
         EngineLoadError: If not. TensorRT itself runs engines with altered weights without a word.
     """
-    expected = engine.options.get("sha256")
-    found = sha256(engine.plan)
+    expected = built.options.get("sha256")
+    found = sha256(built.plan)
     if expected is not None and expected != found:
         raise errors.EngineLoadError(
-            f"The engine's {len(engine.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
+            f"The engine's {len(built.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
             "damaged. Fetch the engine again, or build it anew."
         )
-    here, there = device.environment(), engine.environment
+    here, there = device.environment(), built.environment
     if here.device_sha256 != there.device_sha256:
         raise errors.EngineLoadError(
             f"The engine was built for {there.device}; this is {here.device}. TensorRT engines run on the kind of GPU "
             "that they were built on: build it anew here."
         )
-    if here.backend_version != there.backend_version and not engine.options.get("version_compatible"):
+    if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
         raise errors.EngineLoadError(
             f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Build it anew, or "
             "build with version_compatible=True."
         )
-    return engine_from_bytes(engine.plan)
+    return engine_from_bytes(built.plan)
 
 
 class _Building:
@@ -104,18 +104,18 @@ class _Building:
         self,
         backend: TensorRTBackend,
         model: Model,
-        config: BuildConfig,
+        build_config: BuildConfig,
         caches: Caches,
         calibration_data: Iterable[Feed] | None,
     ) -> None:
-        if not isinstance(config.options, TensorRTOptions):
+        if not isinstance(build_config.options, TensorRTOptions):
             raise errors.ConfigError(
-                f"The build config is for {config.backend!r}; expected BuildConfig(options=TensorRTOptions(...))."
+                f"The build config is for {build_config.backend!r}; expected BuildConfig(options=TensorRTOptions(...))."
             )
         self.backend = backend
         self.model = model
-        self.config = config
-        self.options = config.options
+        self.build_config = build_config
+        self.options = build_config.options
         self.caches = caches
         self.calibration_data = calibration_data
         self.line = library.line()
@@ -176,7 +176,7 @@ class _Building:
 
     @property
     def _precisions(self) -> tuple[str, ...]:
-        wanted = {self.config.precision, *self.options.also} - {"fp32"}
+        wanted = {self.build_config.precision, *self.options.also} - {"fp32"}
         return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
 
     def _check_replay_fits(self) -> None:
@@ -209,7 +209,7 @@ class _Building:
         return CreateConfig(
             tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
-            profiles=[Profile.of(profile) for profile in self.config.profiles] or None,
+            profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
             # A replay leaves nothing to time: the selector offers one tactic per layer.
             load_timing_cache=None if selector is not None and self.caches.replay is not None else self._timing_data(),
             algorithm_selector=selector,
@@ -254,7 +254,9 @@ class _Building:
         if self.caches.calibration is not None:
             with open(path, "wb") as file:
                 file.write(self.caches.calibration)
-        feeds = [] if self.calibration_data is None else _take(self.calibration_data, self.config.calibration_samples)
+        feeds = (
+            [] if self.calibration_data is None else _take(self.calibration_data, self.build_config.calibration_samples)
+        )
         self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(self.backend.calibration_algorithm))
         return self.calibrator
 
@@ -280,7 +282,7 @@ class _Building:
         """The engine's layers; none where there is no GPU to load it on."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        layers = tuple(layer.to_layer() for layer in inspector.read_layers(engine_from_bytes(plan)))
+        layers = tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan)))
         if self.backend.require_precision:
             inspector.audit_precision(layers, self._precisions).check()
         return layers
@@ -302,7 +304,7 @@ class _Building:
             calibration = self.calibrator.data_digest()
         return BuildSpec(
             model_sha256=self.model.info.sha256,
-            config=self.config,
+            config=self.build_config,
             timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
             calibration_sha256=calibration,
             replay_sha256=None if caches.replay is None else caches.replay.digest,

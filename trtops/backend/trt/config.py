@@ -12,7 +12,7 @@ from trtops import errors
 from trtops.backend.trt import library, precision, timing_cache
 from trtops.backend.trt.calibrator import prepare_calibrator
 from trtops.backend.trt.lines import Feature
-from trtops.backend.trt.profile import Profile
+from trtops.backend.trt.profile import Profile, ShapeTuple
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +110,9 @@ class _Common:
         self._set_values(config)
         self._set_optional(config)
         if network is not None:
-            for profile in self._filled_profiles(network):
-                config.add_optimization_profile(profile.to_trt(builder, network))
+            for ranges in self._filled_profiles(network):
+                if config.add_optimization_profile(ranges.to_trt(builder, network)) < 0:
+                    raise errors.ConfigError(f"TensorRT refuses the profile {ranges!r}; its log says why.")
         self._set_timing_cache(config)
         self._configure(builder, network, config)
         return config
@@ -245,10 +246,8 @@ class CreateConfig(_Common):
         if not self.int8:
             log.warning("A calibrator was given, but int8 was not asked for; it will not be used.")
         elif network is not None and not _is_quantized(network):
-            profile = self._filled_profiles(network)[-1]
-            fixed = Profile(
-                {name: type(shapes)(shapes.opt, shapes.opt, shapes.opt) for name, shapes in profile.items()}
-            )
+            ranges = self._filled_profiles(network)[-1]
+            fixed = Profile({name: ShapeTuple(s.opt, s.opt, s.opt) for name, s in ranges.items()})
             library.line().set_calibrator(config, self.calibrator, fixed.to_trt(builder, network))
             prepare_calibrator(self.calibrator, network, fixed)
 

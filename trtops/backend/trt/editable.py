@@ -76,14 +76,14 @@ def to_record(
     for key, (tactic_hash, _) in entries.items():
         keys_by_hash.setdefault(tactic_hash, []).append(key)
     choices = []
-    for layer in layers:
-        keys = keys_by_hash.get(_hash_of(layer) or -1, [])
+    for found in layers:
+        tactic_id = _hash_of(found)
+        keys = [] if tactic_id is None else keys_by_hash.get(tactic_id, [])
         if not keys:
-            choices.append(tactics.unreplayable(layer))
+            choices.append(tactics.unreplayable(found))
             continue
-        tactic_id = _hash_of(layer)
         choices.append(
-            TacticChoice(layer=layer.name, op=layer.op, tactic=layer.tactic, tactic_id=tactic_id, key=keys.pop(0))
+            TacticChoice(layer=found.name, op=found.op, tactic=found.tactic, tactic_id=tactic_id, key=keys.pop(0))
         )
     rest = sorted((f"{_ENTRY}{key}", hex(tactic_hash)) for tactic_hash, keys in keys_by_hash.items() for key in keys)
     return TacticRecord(

@@ -200,7 +200,7 @@ class NetworkDescription(Record):
             *_section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
             *_section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
         ]
-        shown = [line for i, layer in enumerate(self.layers) for line in layer.lines(i, show)]
+        shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
         lines += _section(f"{len(self.layers)} Layer(s)", shown if show else [])
         return "\n".join(lines).rstrip() + "\n"
 
@@ -235,7 +235,7 @@ def describe_engine(engine: Any) -> EngineDescription:
             for index in range(engine.num_optimization_profiles)
         ),
         device_memory_bytes=line.device_memory_bytes(engine),
-        weights_bytes=sum(_WIDTHS.get(kind, 0) * count for layer in layers for kind, count in layer.weights),
+        weights_bytes=sum(_WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
         refittable=bool(engine.refittable),
         layers=layers,
     )
@@ -493,8 +493,8 @@ def audit_precision(layers: Iterable[Layer], requested: Iterable[str]) -> Precis
         layers: An engine's layers.
         requested: Precisions of the build config.
     """
-    computing = [layer for layer in layers if not any(word in layer.op.lower() for word in _NOT_COMPUTING)]
-    counts = Counter(layer.precision for layer in computing)
+    computing = [found for found in layers if not any(word in found.op.lower() for word in _NOT_COMPUTING)]
+    counts = Counter(found.precision for found in computing)
     unknown = counts.pop("", 0)
     # Fused regions name one type for many operators; their inside cannot be told.
     return PrecisionAudit(

@@ -46,11 +46,11 @@ def call(function: str, *args: Any) -> Any:
     Raises:
         InferenceError: If CUDA reports an error; the message has its name and text.
     """
-    runtime = cudart()
-    status, *values = getattr(runtime, function)(*args)
+    cuda = cudart()
+    status, *values = getattr(cuda, function)(*args)
     if int(status) != 0:
-        name = runtime.cudaGetErrorName(status)[1]
-        text = runtime.cudaGetErrorString(status)[1]
+        name = cuda.cudaGetErrorName(status)[1]
+        text = cuda.cudaGetErrorString(status)[1]
         raise errors.InferenceError(f"CUDA: {function} failed with {_text(name)} ({_text(text)}).")
     if not values:
         return None

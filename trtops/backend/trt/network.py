@@ -113,11 +113,11 @@ class _ParserOptions:
         return builder, network, parser
 
     def _flags(self, line: ReleaseLine) -> list[Any]:
-        flags = list(self.flags or ())
+        chosen = list(self.flags or ())
         # Up to 8.6 the plugin was the parser's default; from 10 on the flag is, and the plugin has to be asked for.
         if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
-            flags.append(line.native_instancenorm_flag())
-        return flags
+            chosen.append(line.native_instancenorm_flag())
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -233,13 +233,13 @@ def _parser_errors(parser: Any) -> str:
     return "; ".join(f"node {error.node()}: {error.desc()}" for error in found)
 
 
-def precisions_of(config: Any) -> tuple[str, ...]:
+def precisions_of(loader: Any) -> tuple[str, ...]:
     """The precisions below FP32 that a builder config's loader asks for; none if it does not say."""
     from trtops.backend.trt.config import CreateConfig, PostprocessConfig
 
-    if isinstance(config, PostprocessConfig):
-        return precisions_of(config.config)
-    return config.precisions if isinstance(config, CreateConfig) else ()
+    if isinstance(loader, PostprocessConfig):
+        return precisions_of(loader.config)
+    return loader.precisions if isinstance(loader, CreateConfig) else ()
 
 
 @dataclass(frozen=True)
@@ -513,23 +513,23 @@ def mark_debug(network: ValueOrCallable[NetworkParts], mark_debug: Sequence[str]
     return MarkDebug(network, mark_debug)()
 
 
-def with_config(network: Any, config: Any) -> Any:
+def with_config(loader: Any, config: Any) -> Any:
     """The same network loader, told which builder config it is for; other callables and networks as they are."""
-    if isinstance(network, _ParserOptions):
-        return network if network.config is not None else dataclasses.replace(network, config=config)
-    if isinstance(network, _Postprocess):
-        return dataclasses.replace(network, network=with_config(network.network, config))
-    return network
+    if isinstance(loader, _ParserOptions):
+        return loader if loader.config is not None else dataclasses.replace(loader, config=config)
+    if isinstance(loader, _Postprocess):
+        return dataclasses.replace(loader, network=with_config(loader.network, config))
+    return loader
 
 
-def with_layer_precisions(network: Any, layer_precisions: Mapping[str, object]) -> Any:
+def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -> Any:
     """The same network loader with these precisions to be written into its ONNX model; None if it has none."""
-    if isinstance(network, _ParserOptions):
-        merged = {**(network.layer_precisions or {}), **layer_precisions}
-        return dataclasses.replace(network, layer_precisions=merged)
-    if isinstance(network, _Postprocess):
-        inner = with_layer_precisions(network.network, layer_precisions)
-        return None if inner is None else dataclasses.replace(network, network=inner)
+    if isinstance(loader, _ParserOptions):
+        merged = {**(loader.layer_precisions or {}), **layer_precisions}
+        return dataclasses.replace(loader, layer_precisions=merged)
+    if isinstance(loader, _Postprocess):
+        inner = with_layer_precisions(loader.network, layer_precisions)
+        return None if inner is None else dataclasses.replace(loader, network=inner)
     return None
 
 

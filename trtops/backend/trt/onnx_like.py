@@ -56,8 +56,8 @@ def _attributes(layer: Any) -> dict[str, Any]:
             found[name] = value
         elif hasattr(value, "name"):
             found[name] = value.name
-        elif hasattr(value, "__iter__") and (values := list(value)):
-            found[name] = values
+        elif hasattr(value, "__len__") and len(value):
+            found[name] = list(value)
     return found
 
 

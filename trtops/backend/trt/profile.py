@@ -42,10 +42,10 @@ class Profile(dict[str, ShapeTuple]):
     """Shapes by input name or pattern; built by chained :meth:`add` calls."""
 
     @classmethod
-    def of(cls, profile: OptimizationProfile) -> Self:
+    def of(cls, wanted: OptimizationProfile) -> Self:
         """The profile of a build config."""
         filled = cls()
-        for shape in profile.shapes:
+        for shape in wanted.shapes:
             filled.add(shape.name, shape.min, shape.opt, shape.max)
         return filled
 
@@ -136,6 +136,10 @@ def _set(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
             f"Input {name!r} is {declared} in the network; the profile has min {shapes.min}, opt {shapes.opt}, max "
             f"{shapes.max}. Only dimensions that are -1 may have another size."
         )
+    if not all(lo <= mid <= hi for lo, mid, hi in zip(*shapes)):
+        raise errors.ConfigError(
+            f"Input {name!r}: min {shapes.min}, opt {shapes.opt}, max {shapes.max}; expected min <= opt <= max throughout."
+        )
     try:
         if tensor.is_shape_tensor:
             profile.set_shape_input(name, list(shapes.min), list(shapes.opt), list(shapes.max))
@@ -144,7 +148,7 @@ def _set(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
     except (RuntimeError, ValueError) as exc:
         raise errors.ConfigError(
             f"Input {name!r} {tuple(tensor.shape)} cannot have min {shapes.min}, opt {shapes.opt}, max {shapes.max}: "
-            f"{exc}. Expected min <= opt <= max, and the network's own sizes where they are fixed."
+            f"{exc}."
         ) from exc
 
 

@@ -650,6 +650,7 @@ def _make_output_allocator(slot: _Output) -> Any:
 
 
 def _make_debug_listener() -> Any:
+    library.line().require(Feature.DEBUG_TENSORS)
     trt = library.load()
     base: Any = trt.IDebugListener
 

@@ -45,6 +45,7 @@ class TensorInfo:
     @classmethod
     def from_trt(cls, io_info: Any) -> TensorInfo:
         """From a ``trt.IAlgorithmIOInfo``."""
+        library.line().require(Feature.ALGORITHM_SELECTOR)
         return cls(
             str(io_info.dtype), tuple(io_info.strides), int(io_info.vectorized_dim), int(io_info.components_per_element)
         )
@@ -73,6 +74,7 @@ class Algorithm:
     @classmethod
     def from_trt(cls, context: Any, algorithm: Any) -> Algorithm:
         """From a ``trt.IAlgorithm`` and the ``trt.IAlgorithmContext`` it is for."""
+        library.line().require(Feature.ALGORITHM_SELECTOR)
         infos = [
             TensorInfo.from_trt(algorithm.get_algorithm_io_info(index))
             for index in range(context.num_inputs + context.num_outputs)
@@ -322,25 +324,25 @@ def to_record(
         device_sha256: The kind of device.
         layers: The engine's layers; those that the replay does not name are kept as not replayable.
     """
-    by_name = {layer.name: layer for layer in layers}
+    by_name = {found.name: found for found in layers}
     choices = [
         TacticChoice(
             layer=name,
             op=by_name[name].op if name in by_name else "",
-            tactic=f"{algorithm.implementation:#x}:{algorithm.tactic:#x} {_formats(algorithm)}",
-            implementation=algorithm.implementation,
-            tactic_id=algorithm.tactic,
-            inputs=tuple(_to_format(info) for info in algorithm.inputs),
-            outputs=tuple(_to_format(info) for info in algorithm.outputs),
+            tactic=f"{chosen.implementation:#x}:{chosen.tactic:#x} {_formats(chosen)}",
+            implementation=chosen.implementation,
+            tactic_id=chosen.tactic,
+            inputs=tuple(_to_format(info) for info in chosen.inputs),
+            outputs=tuple(_to_format(info) for info in chosen.outputs),
         )
-        for name, algorithm in replay.items()
+        for name, chosen in replay.items()
     ]
-    rest = (layer for layer in layers if layer.name not in replay)
+    rest = (found for found in layers if found.name not in replay)
     return TacticRecord(
         mechanism="algorithm_selector",
         backend_version=backend_version,
         device_sha256=device_sha256,
-        choices=(*choices, *(unreplayable(layer) for layer in rest)),
+        choices=(*choices, *(unreplayable(found) for found in rest)),
     )
 
 

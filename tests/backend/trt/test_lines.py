@@ -1,0 +1,263 @@
+"""Release lines: chosen by what is there, honest about what is not; and every name the back end touches exists."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import trtops.backend.trt as package
+from tests.backend.trt import api
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.lines import LINES, Feature, ReleaseLine, release_line
+
+FOLDER = Path(package.__file__).parent
+LINE_OF = {
+    "8.6.0": "TensorRT8",
+    "10.8.0": "TensorRT10",
+    "10.16.1": "TensorRT10",
+    "11.4.0": "TensorRT11",
+    "rtx-1.7.1": "TensorRTRTX",
+}
+
+
+def line_of(release: str) -> ReleaseLine:
+    return release_line(api.stand_in(release))
+
+
+def version_of(release: str) -> tuple[int, int]:
+    major, minor, _ = release.removeprefix("rtx-").split(".")
+    return int(major), int(minor)
+
+
+@pytest.mark.parametrize("release", api.RELEASES)
+def test_each_release_gets_its_line(release):
+    assert type(line_of(release)).__name__ == LINE_OF[release]
+
+
+def test_every_line_is_reached_by_some_release():
+    assert {type(line_of(release)) for release in api.RELEASES} == set(LINES)
+
+
+@pytest.mark.parametrize("release", api.RELEASES)
+@pytest.mark.parametrize("feature", Feature)
+def test_what_is_written_of_a_feature_is_what_probing_finds(feature, release):
+    written = feature.is_in(version_of(release), rtx=release.startswith("rtx"))
+
+    assert line_of(release).supports(feature) == written
+
+
+@pytest.mark.parametrize("feature", [f for f in Feature if f.instead])
+def test_a_missing_feature_is_refused_with_the_releases_that_have_it_and_what_to_do(feature):
+    lacking = [release for release in api.RELEASES if not line_of(release).supports(feature)]
+    assert lacking
+
+    for release in lacking:
+        with pytest.raises(errors.UnsupportedFeatureError) as caught:
+            line_of(release).require(feature)
+        message = str(caught.value)
+        assert line_of(release).name in message
+        assert feature.title in message
+        assert feature.releases in message
+        assert feature.instead in message
+
+
+def test_an_unknown_release_is_refused_by_name():
+    import copy
+
+    old = copy.deepcopy(api.stand_in("8.6.0"))
+    old.__version__ = "8.2.1"
+    del old.IBuilderConfig.hardware_compatibility_level
+
+    with pytest.raises(errors.BackendUnavailableError, match=r"8\.2\.1"):
+        release_line(old)
+
+
+# --- every name that the back end touches ---------------------------------------------------------------------------
+
+# By convention a variable of one of these names holds that kind of object, everywhere in the package.
+KINDS = {
+    "builder": ("Builder",),
+    "network": ("INetworkDefinition",),
+    "config": ("IBuilderConfig",),
+    "builder_config": ("IBuilderConfig",),
+    "engine": ("ICudaEngine",),
+    "context": ("IExecutionContext", "IAlgorithmContext"),
+    "runtime": ("Runtime",),
+    "parser": ("OnnxParser",),
+    "profile": ("IOptimizationProfile",),
+    "timing_cache": ("ITimingCache",),
+    "merged": ("ITimingCache",),
+    "inspector": ("EngineInspector",),
+    "refitter": ("Refitter",),
+    "onnx_refitter": ("OnnxParserRefitter",),
+    "layer": ("ILayer", "IAttentionInputLayer"),
+    "tensor": ("ITensor",),
+    "error": ("ParserError",),
+    "variant": ("IAlgorithmVariant",),
+    "io_info": ("IAlgorithmIOInfo",),
+    "algorithm": ("IAlgorithm",),
+}
+PYTHONS_OWN = {"__class__", "__members__", "__init__", "__version__"}
+
+
+class Touches(ast.NodeVisitor):
+    """Dotted TensorRT names in one file, each with the class and function it stands in."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        self.ours = {alias.asname or alias.name for node in imports for alias in node.names}
+        self.stack: list[ast.AST] = []
+        self.found: list[tuple[tuple[str, ...], list[ast.AST], int]] = []
+
+    def generic_visit(self, node: ast.AST) -> None:
+        scope = isinstance(node, (ast.ClassDef, ast.FunctionDef))
+        if scope:
+            self.stack.append(node)
+        super().generic_visit(node)
+        if scope:
+            self.stack.pop()
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        for candidates in self._names(node):
+            self.found.append((candidates, list(self.stack), node.lineno))
+        self.generic_visit(node)
+
+    def _names(self, node: ast.Attribute) -> list[tuple[str, ...]]:
+        owner = _dotted(node.value)
+        if owner is None or node.attr in PYTHONS_OWN:
+            return []
+        if owner in ("trt", "self.trt", "library.load()"):
+            return [(node.attr,)]
+        for root in ("trt.", "self.trt.", "library.load()."):
+            if owner.startswith(root) and "." not in owner.removeprefix(root):
+                return [(f"{owner.removeprefix(root)}.{node.attr}",)]
+        if owner in ("flags",):
+            return [(f"BuilderFlag.{node.attr}",)]
+        variable = owner.removeprefix("self.")
+        if variable in KINDS and variable not in self.ours and not self._is_typed(variable):
+            return [tuple(f"{kind}.{node.attr}" for kind in KINDS[variable])]
+        return []
+
+    def _is_typed(self, variable: str) -> bool:
+        """Whether it is a parameter with a type of ours; TensorRT's objects are ``Any``."""
+        for scope in reversed(self.stack):
+            if isinstance(scope, ast.FunctionDef):
+                arguments = (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)
+                annotations = [a.annotation for a in arguments if a.arg == variable]
+                if annotations:
+                    return annotations[0] is not None and ast.unparse(annotations[0]) != "Any"
+        return False
+
+
+def _dotted(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return None if inner is None else f"{inner}.{node.attr}"
+    if isinstance(node, ast.Call) and not node.args:
+        inner = _dotted(node.func)
+        return None if inner is None else f"{inner}()"
+    return None
+
+
+def required_features(function: ast.AST) -> set[Feature]:
+    """Features that a function makes sure of: ``self.require(Feature.X)``, or ``if ... supports(Feature.X)``."""
+    found = set()
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("require", "supports")
+        ):
+            found.update(Feature[arg.attr] for arg in node.args if isinstance(arg, ast.Attribute))
+    return found
+
+
+def claimed_releases(file: Path, stack: list[ast.AST]) -> list[str]:
+    """Releases that the code at a place may run on."""
+    releases = list(api.RELEASES)
+    if file.parent.name == "lines" and stack and isinstance(stack[0], ast.ClassDef):
+        module = importlib.import_module(f"trtops.backend.trt.lines.{file.stem}")
+        owner = getattr(module, stack[0].name)
+        method = stack[1].name if len(stack) > 1 and isinstance(stack[1], ast.FunctionDef) else None
+        releases = [
+            release
+            for release in releases
+            if isinstance(line_of(release), owner)
+            and (
+                method is None
+                or getattr(type(line_of(release)), method) is vars(owner).get(method)
+                or method == "__init__"
+            )
+        ]
+    needed: set[Feature] = set()
+    for scope in stack:
+        if isinstance(scope, ast.FunctionDef):
+            needed |= required_features(scope)
+    return [release for release in releases if all(line_of(release).supports(feature) for feature in needed)]
+
+
+def touched() -> list[tuple[Path, int, tuple[str, ...], list[str]]]:
+    result = []
+    for file in sorted(FOLDER.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        visitor = Touches(tree)
+        visitor.visit(tree)
+        for candidates, stack, line in visitor.found:
+            result.append((file, line, candidates, claimed_releases(file, stack)))
+    return result
+
+
+def test_every_tensorrt_name_that_is_touched_exists_in_every_release_that_may_come_there():
+    missing = []
+    for file, line, candidates, releases in touched():
+        for release in releases:
+            if not any(name in api.names(release) for name in candidates):
+                missing.append(f"{file.relative_to(FOLDER)}:{line}: {' or '.join(candidates)} is not in {release}")
+
+    assert not missing, "\n".join(missing)
+
+
+def test_the_check_of_names_sees_the_names_that_matter():
+    seen = {name for _, _, candidates, _ in touched() for name in candidates}
+
+    assert {
+        "BuilderFlag.FP16", "IBuilderConfig.set_timing_cache", "ICudaEngine.get_tensor_dtype", "ITimingCache.queryKeys",
+        "IExecutionContext.execute_async_v3", "OnnxParser.parse_from_file", "Refitter.set_named_weights",
+        "IAlgorithmVariant.tactic", "INetworkDefinition.mark_output", "EngineInspector.get_engine_information",
+    } <= seen  # fmt: skip
+    assert len(seen) > 120
+
+
+def test_no_release_is_read_outside_the_lines():
+    for file in FOLDER.rglob("*.py"):
+        if file.parent.name != "lines":
+            text = file.read_text()
+            assert "except AttributeError" not in text
+            for expression in (".__version__ <", ".__version__ >", ".__version__.s", "version_info", "Version("):
+                assert expression not in text, file
+
+
+# --- the door -------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_come_back_as_zeros_are_refused_with_what_to_install():
+    class Weights:
+        def __init__(self, array):
+            self.size = array.size
+
+        def numpy(self):
+            import numpy as np
+
+            return np.zeros(self.size, np.float32)
+
+    module = api.stand_in("8.6.0")
+    broken = type("Broken", (), {"__version__": module.__version__, "Weights": Weights})
+
+    with pytest.raises(errors.BackendUnavailableError, match=r"numpy<2"):
+        library.check_numpy(broken)

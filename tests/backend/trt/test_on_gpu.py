@@ -1,0 +1,877 @@
+"""The TensorRT back end on the real library and a real GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import runpy
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from tests import models
+from tests.contracts.engine_backend import EngineBackendContract
+from tests.contracts.runner import RunnerContract
+from trtops import errors, func
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.spec import BuildConfig, Layer, OptimizationProfile, TensorRTOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+QUICK = {"builder_optimization_level": 1}
+
+
+def onnx_runtime(proto, feed):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(feed))))
+
+
+def profile_for(proto, *, low=1, opt=4, high=16):
+    from trtops.backend.trt import Profile
+
+    profile = Profile()
+    for value in proto.graph.input:
+        dims = [d.dim_value if d.dim_value > 0 else None for d in value.type.tensor_type.shape.dim]
+        if value.name == "shape":
+            profile.add("shape", (4, 6), (4, 6), (4, 6))
+        else:
+            profile.add(value.name, *([size if d is None else d for d in dims] for size in (low, opt, high)))
+    return profile
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(data: bytes, options: tuple) -> bytes:
+    import onnx
+
+    from trtops.backend.trt import CreateConfig, engine_bytes_from_network, network_from_onnx_bytes
+
+    proto = onnx.ModelProto.FromString(data)
+    config = CreateConfig(profiles=[profile_for(proto)], **{**QUICK, **dict(options)})
+    return bytes(engine_bytes_from_network(network_from_onnx_bytes(data), config))
+
+
+def plan_of(proto, **options) -> bytes:
+    return _plan(proto.SerializeToString(), tuple(options.items()))
+
+
+def load(proto, **options):
+    from trtops.backend.trt import EngineFromBytes
+
+    return EngineFromBytes(functools.partial(plan_of, proto, **options))
+
+
+@functools.lru_cache(maxsize=1)
+def wide_net() -> models.Case:
+    """Three convolutions that are large enough for tensor cores to pay."""
+    weights = {f"w{i}": models.random(64, 64, 3, 3, seed=i, scale=0.06) for i in range(3)}
+    proto = models.model(
+        """(float[8,64,28,28] x) => (float[8,64,28,28] y) {
+            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+            [relu0] b = Relu(a)
+            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
+            [relu1] d = Relu(c)
+            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
+        }""",
+        weights,
+        name="wide_net",
+    )
+    return models.Case(proto, {"x": models.random(8, 64, 28, 28, seed=9)}, name="wide_net")
+
+
+def relative_error(found, golden):
+    return float(np.abs(found.astype(np.float64) - golden).max() / np.abs(golden).max())
+
+
+# --- precisions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.branch], ids=lambda m: m.__name__)
+def test_fp32_engine_agrees_with_onnx_runtime(make):
+    from trtops.backend.trt import TrtRunner
+
+    case = make()
+    golden = onnx_runtime(case.proto, case.feed)
+
+    with TrtRunner(load(case.proto)) as runner:
+        outputs = runner.infer(case.feed)
+
+        for name, array in golden.items():
+            np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
+    from trtops.backend.trt import TrtRunner, audit_precision
+    from trtops.backend.trt.inspector import read_layers
+
+    case = wide_net()
+    golden = onnx_runtime(case.proto, case.feed)["y"]
+
+    with TrtRunner(load(case.proto, fp16=True)) as runner:
+        found = runner.infer(case.feed)["y"]
+        audit = audit_precision([layer.to_layer() for layer in read_layers(runner.engine)], ["fp16"])
+
+    assert 1e-6 < relative_error(found, golden) < 2e-2
+    assert dict(audit.layers).get("fp16", 0) >= 1
+    assert audit.unrealised == ()
+
+
+def test_a_precision_that_was_asked_for_in_vain_is_told_and_can_fail_the_build():
+    from trtops.backend.trt import TensorRTBackend
+
+    model = Model.from_proto(models.identity().proto, "identity")
+    config = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=1))
+
+    TensorRTBackend().build(model, config)
+    with pytest.raises(errors.EngineBuildError, match="asked for fp16"):
+        TensorRTBackend(require_precision=True).build(model, config)
+
+
+def test_obeyed_layer_precisions_are_what_the_layers_get():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
+    from trtops.backend.trt.inspector import read_layers
+
+    data = wide_net().proto.SerializeToString()
+    network = SetLayerPrecisions(NetworkFromOnnxBytes(data), {"conv0": "float16", "conv[12]": np.float32})
+    config = CreateConfig(fp16=True, precision_constraints="obey", **QUICK)
+
+    layers = read_layers(engine_from_network(network, config))
+
+    found = {
+        word: layer.precision for layer in layers for word in ("conv0", "conv1", "conv2") if layer.name.startswith(word)
+    }
+    assert found == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+
+def batches(count=4):
+    return [{"x": models.random(8, 64, 28, 28, seed=100 + i)} for i in range(count)]
+
+
+@pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
+def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
+    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
+    from trtops.backend.trt.calibrator import calibrator_class
+    from trtops.backend.trt.inspector import read_layers
+
+    case = wide_net()
+    golden = onnx_runtime(case.proto, case.feed)["y"]
+    network = NetworkFromOnnxBytes(case.proto.SerializeToString())
+    cache = tmp_path / "calibration.cache"
+    base = calibrator_class(algorithm)
+    # The legacy algorithm takes a quantile as the range; the largest value serves normally distributed data.
+    options = {"quantile": 0.9999, "regression_cutoff": 1.0} if algorithm == "legacy" else {}
+    first = Calibrator(batches(), cache=cache, BaseClass=base, **options)
+
+    engine = engine_from_network(network, CreateConfig(int8=True, calibrator=first, **QUICK))
+    with TrtRunner(engine) as runner:
+        error = relative_error(runner.infer(case.feed)["y"], golden)
+
+    assert first.num_batches == 4
+    assert len(first.data_digest()) == 64
+    assert "int8" in {layer.precision for layer in read_layers(engine)}
+    assert 1e-4 < error < 0.25
+    assert cache.read_bytes().startswith(b"TRT-")
+    assert first.cache_contents() == cache.read_bytes()
+
+    again = Calibrator([], cache=cache, BaseClass=base, **options)
+    engine_from_network(network, CreateConfig(int8=True, calibrator=again, **QUICK))
+    assert again.num_batches == 0
+
+
+def test_calibration_data_may_lie_on_the_device():
+    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, engine_bytes_from_network
+    from trtops.cuda import DeviceArray
+
+    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
+    host = batches(2)
+    with DeviceArray() as first, DeviceArray() as second:
+        for array, feed in zip((first, second), host):
+            array.copy_from(feed["x"])
+        contents = []
+        for data in (host, [{"x": first}, {"x": second}], [{"x": first.ptr}, {"x": second.ptr}]):
+            calibrator = Calibrator(data)
+            engine_bytes_from_network(network, CreateConfig(int8=True, calibrator=calibrator, **QUICK))
+            contents.append(calibrator.cache_contents())
+
+    assert contents[0] == contents[1] == contents[2]
+
+
+def failing_loader():
+    yield batches(1)[0]
+    raise RuntimeError("the disk is gone")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (lambda: [], "gave no batch"),
+        (failing_loader, "the disk is gone"),
+        (lambda: [{"x": np.zeros((1, 64, 28, 28), np.float32)}], r"\(1, 64, 28, 28\)"),
+        (lambda: [{"y": np.zeros((8, 64, 28, 28), np.float32)}], "'y'"),
+    ],
+    ids=["no data", "data loader raises", "wrong shape", "wrong name"],
+)
+def test_calibration_that_fails_says_why(data, words):
+    from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, engine_bytes_from_network
+
+    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
+    config = CreateConfig(int8=True, calibrator=Calibrator(data()), **QUICK)
+
+    with pytest.raises(errors.CalibrationError, match=words):
+        engine_bytes_from_network(network, config)
+
+
+# --- shapes, formats, outputs ---------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def three_profiles():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, engine_from_network
+
+    shapes = [((1, 3, 8, 8),) * 3, ((1, 3, 8, 8), (4, 3, 8, 8), (32, 3, 8, 8)), ((128, 3, 8, 8),) * 3]
+    profiles = [Profile().add("image", *shape) for shape in shapes]
+    network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
+    return engine_from_network(network, CreateConfig(profiles=profiles, **QUICK))
+
+
+def test_three_profiles_serve_their_shapes_and_refuse_others():
+    from trtops.backend.trt import TrtRunner
+
+    case = models.conv_net()
+    engine = three_profiles()
+
+    with TrtRunner(engine) as runner:
+        for profile, batch in ((0, 1), (1, 1), (1, 32), (1, 7), (2, 128), (0, 1)):
+            runner.set_profile(profile)
+            feed = {"image": models.random(batch, 3, 8, 8, seed=batch)}
+            found = runner.infer(feed)["scores"]
+            np.testing.assert_allclose(found, onnx_runtime(case.proto, feed)["scores"], rtol=1e-4, atol=1e-5)
+
+        with pytest.raises(errors.InputShapeError, match=r"profile 0 expects min \(1, 3, 8, 8\).*set_profile\(1\)"):
+            runner.infer({"image": np.zeros((5, 3, 8, 8), np.float32)})
+        with pytest.raises(errors.InputShapeError, match="No profile takes it"):
+            runner.infer({"image": np.zeros((64, 3, 8, 8), np.float32)})
+        np.testing.assert_allclose(
+            runner.infer({"image": np.zeros((1, 3, 8, 8), np.float32)})["scores"].sum(), 1, rtol=1e-4
+        )
+        with pytest.raises(errors.ConfigError, match="0 to 2"):
+            runner.set_profile(3)
+
+
+def test_the_description_of_an_engine_shows_its_profiles_as_the_field_does():
+    from trtops.backend.trt import describe_engine
+
+    text = describe_engine(three_profiles()).text()
+
+    assert "==== TensorRT Engine ====" in text
+    assert "---- 3 Profile(s) (2 Tensor(s) Each) ----" in text
+    assert "min=(1, 3, 8, 8), opt=(4, 3, 8, 8), max=(32, 3, 8, 8)" in text
+    assert "Layer(s) Per Profile ----" in text
+
+
+def test_a_context_that_is_given_keeps_its_profile_and_stays_the_callers():
+    from trtops.backend.trt import TrtRunner
+
+    context = three_profiles().create_execution_context()
+    runner = TrtRunner(context, optimization_profile=2)
+    feed = {"image": models.random(128, 3, 8, 8)}
+
+    with runner:
+        first = runner.infer(feed)["scores"].copy()
+    with TrtRunner(context) as again:
+        np.testing.assert_array_equal(again.infer(feed)["scores"], first)
+    assert context.active_optimization_profile == 2
+
+
+def test_outputs_whose_shape_depends_on_values_have_the_right_shape():
+    from trtops.backend.trt import TrtRunner
+
+    case = models.data_dependent()
+    with TrtRunner(load(case.proto)) as runner:
+        for seed in range(4):
+            x = (models.random(3, 4, seed=seed) > 0).astype(np.float32)
+            np.testing.assert_array_equal(runner.infer({"x": x})["where"], np.array(np.nonzero(x)))
+        nothing = runner.infer({"x": np.zeros((3, 4), np.float32)})["where"]
+        assert nothing.shape == (2, 0)
+
+
+def test_values_of_shape_tensors_decide_the_outputs_shape():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, TrtRunner, engine_from_network
+
+    proto = models.model("(float[1,4] x, int64[2] shape) => (float[a,b] y) { y = Expand(x, shape) }")
+    profile = Profile().add("x", (1, 4), (1, 4), (1, 4)).add("shape", (1, 4), (3, 4), (9, 4))
+    network = NetworkFromOnnxBytes(proto.SerializeToString())
+    engine = engine_from_network(network, CreateConfig(profiles=[profile], **QUICK))
+    x = models.random(1, 4)
+
+    with TrtRunner(engine) as runner:
+        for rows in (3, 9, 1, 3):
+            found = runner.infer({"x": x, "shape": np.array([rows, 4])})["y"]
+            np.testing.assert_array_equal(found, np.broadcast_to(x, (rows, 4)))
+
+
+@pytest.mark.parametrize("name", ["CHW2", "HWC8", "CHW32"])
+def test_vectorized_formats_are_packed_and_unpacked(name):
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        SetTensorDatatypes,
+        SetTensorFormats,
+        TrtRunner,
+        engine_from_network,
+    )
+
+    proto = models.model("(float[2,5,4,6] x) => (float[2,5,4,6] y) { y = Relu(x) }")
+    network = SetTensorDatatypes(NetworkFromOnnxBytes(proto.SerializeToString()), {"x": "float16", "y": "float16"})
+    engine = engine_from_network(SetTensorFormats(network, {"*": [name]}), CreateConfig(fp16=True, **QUICK))
+    x = models.random(2, 5, 4, 6).astype(np.float16)
+
+    with TrtRunner(engine) as runner:
+        plain = runner.infer({"x": x})["y"]
+        np.testing.assert_array_equal(plain.linear(), np.maximum(x, 0))
+        raw = runner.infer({"x": plain})["y"]  # what came out may go in again as it is
+        np.testing.assert_array_equal(raw.linear(), np.maximum(x, 0))
+
+
+def test_a_network_with_other_outputs_gives_those():
+    from trtops.backend.trt import (
+        CreateConfig,
+        ModifyNetworkOutputs,
+        NetworkFromOnnxBytes,
+        TrtRunner,
+        engine_from_network,
+    )
+
+    case = models.conv_net()
+    network = NetworkFromOnnxBytes(case.proto.SerializeToString())
+    config = CreateConfig(profiles=[profile_for(case.proto)], **QUICK)
+
+    with TrtRunner(engine_from_network(ModifyNetworkOutputs(network, outputs=["r0", "scores"]), config)) as runner:
+        outputs = runner.infer(case.feed)
+        assert set(outputs) == {"r0", "scores"}
+        assert outputs["r0"].min() == 0
+    with TrtRunner(engine_from_network(ModifyNetworkOutputs(network, outputs="mark-all"), config)) as runner:
+        assert {"c0", "n0", "r0", "c1", "scores"} <= set(runner.infer(case.feed))
+
+
+def test_a_network_made_with_the_api_adds_one():
+    import tensorrt as trt
+
+    from trtops.backend.trt import CreateNetwork, EngineFromNetwork, TrtRunner
+
+    @func.extend(CreateNetwork())
+    def create(builder, network):
+        given = network.add_input(name="input", shape=(64, 64), dtype=trt.float32)
+        ones = network.add_constant((64, 64), np.ones((64, 64), np.float32)).get_output(0)
+        total = network.add_elementwise(given, ones, trt.ElementWiseOperation.SUM).get_output(0)
+        total.name = "output"
+        network.mark_output(total)
+
+    x = models.random(64, 64)
+    with TrtRunner(EngineFromNetwork(create)) as runner:
+        np.testing.assert_array_equal(runner.infer({"input": x})["output"], x + 1)
+
+
+def test_a_network_is_described_with_attributes_and_weights():
+    from trtops.backend.trt import describe_network, network_from_onnx_bytes, onnx_like_from_network
+
+    parts = network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
+
+    text = describe_network(parts[1]).text(show=("layers", "attrs", "weights"))
+    drawn = onnx_like_from_network(parts)
+
+    assert "conv0.stride_nd = (1, 1)" in text
+    assert re.search(r"conv0\.kernel = float32 .*min=-0\.8", text)
+    assert drawn.graph.node[0].op_type == "Convolution"
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer():
+    from trtops.backend.trt import TrtRunner, describe_engine
+    from trtops.backend.trt.inspector import EngineDescription
+
+    with TrtRunner(load(wide_net().proto)) as runner:
+        described = describe_engine(runner.engine)
+
+    convolutions = [layer for layer in described.layers if layer.name.startswith("conv")]
+    assert len(convolutions) == 3
+    for layer in convolutions:
+        assert layer.tactic and layer.tactic_value and layer.precision == "fp32"
+        assert layer.inputs[0].shape == (8, 64, 28, 28) and layer.inputs[0].format
+        assert layer.weights == (("fp32", 64 * 64 * 9),)
+    assert described.weights_bytes >= 3 * 64 * 64 * 9 * 4
+    assert described.inputs[0].name == "x" and described.outputs[0].name == "y"
+    assert EngineDescription.from_json(described.to_json()) == described
+    assert convolutions[0].tactic in described.text(show=("layers", "attrs", "weights"))
+
+
+def test_refitted_weights_are_used():
+    from trtops.backend.trt import TrtRunner, refit_engine
+
+    case = wide_net()
+    changed = models.random(64, 64, 3, 3, seed=77, scale=0.06)
+    proto = type(case.proto)()
+    proto.CopyFrom(case.proto)
+    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(changed, "w1"))
+    golden = onnx_runtime(proto, case.feed)["y"]
+    engine = load(case.proto, refittable=True)()
+
+    assert refit_engine(engine, {"w1": changed}) == ("w1",)
+    with TrtRunner(engine) as runner:
+        assert relative_error(runner.infer(case.feed)["y"], golden) < 1e-4
+    assert set(refit_engine(engine, case.proto)) == {"w0", "w1", "w2"}
+    with TrtRunner(engine) as runner:
+        assert relative_error(runner.infer(case.feed)["y"], onnx_runtime(case.proto, case.feed)["y"]) < 1e-4
+    with pytest.raises(errors.ConfigError, match="Did you mean"):
+        refit_engine(engine, {"w11": changed})
+    with pytest.raises(errors.ConfigError, match="refittable"):
+        refit_engine(load(case.proto)(), {"w1": changed})
+
+
+def test_engines_go_to_files_and_bytes_and_back(tmp_path):
+    from trtops.backend.trt import (
+        EngineFromPath,
+        SaveEngine,
+        TrtRunner,
+        buffer_from_engine,
+        bytes_from_engine,
+        engine_from_bytes,
+    )
+
+    case = models.identity()
+    path = tmp_path / "identity.engine"
+    engine = SaveEngine(load(case.proto), path)()
+
+    loaders = [
+        EngineFromPath(path),
+        lambda: engine_from_bytes(bytes_from_engine(engine)),
+        lambda: engine_from_bytes(buffer_from_engine(engine)),
+    ]
+    for loader in loaders:
+        with TrtRunner(loader) as runner:
+            case.check(runner.infer)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "junk", "empty"])
+def test_damaged_plans_are_refused_or_take_only_a_child_down(damage, worker):
+    from trtops.backend.trt import engine_from_bytes
+
+    plan = plan_of(models.identity().proto)
+    damaged = {"truncated": plan[: len(plan) // 2], "junk": b"\x07" * 4096, "empty": b""}[damage]
+
+    with pytest.raises((errors.EngineLoadError, errors.WorkerError)):
+        worker.run(engine_from_bytes, damaged, timeout=60)
+
+
+def test_a_model_that_cannot_be_built_says_what_tensorrt_said():
+    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
+
+    with pytest.raises(errors.EngineBuildError, match=r"(?s)[Ff]rob"):
+        engine_bytes_from_network(network_from_onnx_bytes(models.no_kernel().proto.SerializeToString()))
+
+
+def test_what_this_release_lacks_is_refused_with_what_to_do():
+    from trtops.backend.trt import CreateConfig, TrtRunner, create_network
+    from trtops.backend.trt.library import line
+    from trtops.backend.trt.lines import Feature
+
+    if line().supports(Feature.STRONG_TYPING):
+        pytest.skip("this release has what 8.6 lacks")
+    with pytest.raises(errors.UnsupportedFeatureError, match=r"10\.0"):
+        create_network(strongly_typed=True)
+    with pytest.raises(errors.UnsupportedFeatureError, match="static"):
+        TrtRunner(load(models.identity().proto), allocation_strategy="runtime").activate()
+    with pytest.raises(errors.UnsupportedFeatureError, match="weight streaming"):
+        CreateConfig(weight_streaming=True)(*create_network())
+
+
+# --- tactics and timing caches --------------------------------------------------------------------------------------
+
+
+def test_a_replay_repeats_every_tactic(tmp_path):
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        TacticRecorder,
+        TacticReplayData,
+        TacticReplayer,
+        engine_from_network,
+    )
+    from trtops.backend.trt.inspector import read_layers
+
+    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
+    path = tmp_path / "replay.json"
+    engine = engine_from_network(network, CreateConfig(fp16=True, algorithm_selector=TacticRecorder(path), **QUICK))
+    recorded = TacticReplayData.load(path)
+    replayer = TacticReplayer(path)
+
+    again = engine_from_network(network, CreateConfig(fp16=True, algorithm_selector=replayer, **QUICK))
+
+    assert len(recorded) >= 3
+    assert replayer.chosen == recorded
+    assert replayer.mismatches == {}
+    assert [(x.name, x.tactic, x.tactic_value) for x in read_layers(again)] == [
+        (x.name, x.tactic, x.tactic_value) for x in read_layers(engine)
+    ]
+
+
+def test_a_replay_that_cannot_be_followed_lists_the_layers():
+    from trtops.backend.trt import (
+        Algorithm,
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        TacticRecorder,
+        TacticReplayData,
+        TacticReplayer,
+        engine_bytes_from_network,
+    )
+
+    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
+    recorded = TacticReplayData()
+    engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **QUICK))
+    name = next(name for name in recorded if name.startswith("conv1"))
+    old = recorded[name]
+    recorded[name] = Algorithm(old.implementation, old.tactic ^ 0x55, old.inputs, old.outputs)
+
+    with pytest.raises(errors.TacticMismatchError, match="conv1") as caught:
+        engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticReplayer(recorded), **QUICK))
+    assert caught.value.layers == (name,)
+
+
+@pytest.mark.parity
+def test_replays_are_read_and_written_as_the_field_does(tmp_path):
+    field = pytest.importorskip("polygraphy.backend.trt")
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        TacticRecorder,
+        TacticReplayData,
+        engine_bytes_from_network,
+    )
+
+    network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
+    ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
+    engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(ours), **QUICK))
+
+    read_there = field.TacticReplayData.load(str(ours))
+    read_there.save(str(theirs))
+
+    assert list(read_there) == list(TacticReplayData.load(ours))
+    assert TacticReplayData.load(theirs) == TacticReplayData.load(ours)
+
+
+@pytest.fixture(scope="module")
+def backend():
+    from trtops.backend.trt import TensorRTBackend
+
+    return TensorRTBackend()
+
+
+@functools.lru_cache(maxsize=1)
+def wide_build():
+    from trtops.backend.trt import TensorRTBackend
+
+    return TensorRTBackend().build(Model.from_proto(wide_net().proto, "wide_net"), FP16)
+
+
+FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=2))
+
+
+def test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing(backend):
+    model = Model.from_proto(wide_net().proto, "wide_net")
+    first = wide_build()
+
+    again = backend.build(model, FP16, caches=Caches(timing=first.timing_cache))
+
+    assert again.layers == first.layers
+    assert again.tactics == first.tactics
+    assert again.timing_cache_use.misses == 0
+    assert again.timing_cache_use.hits > 0
+    assert again.timing_cache_use.saved_seconds > 0
+    assert again.seconds < first.seconds
+
+
+def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
+    build = wide_build()
+
+    assert "[INFO]" in build.log
+    assert 0 < build.tactics.coverage <= 1
+    assert build.tactics.mechanism in ("algorithm_selector", "editable_timing_cache")
+    assert build.engine.environment.compute_capability
+    assert build.engine.environment.driver
+
+
+def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(backend, tmp_path):
+    from dataclasses import replace
+
+    from trtops.backend.trt import CreateConfig, create_network
+    from trtops.backend.trt.timing_cache import TimingCache, path_for
+
+    build = wide_build()
+    cache = TimingCache.from_bytes(build.timing_cache)
+    elsewhere = replace(cache, key="nvidia-a2_12345678_tensorrt_8.6.0")
+    model = Model.from_proto(wide_net().proto, "wide_net")
+
+    with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
+        backend.build(model, FP16, caches=Caches(timing=elsewhere.to_bytes()))
+
+    damaged = cache.data[:40] + bytes(8) + cache.data[48:]
+    with pytest.raises(errors.TimingCacheError, match="refuses"):
+        CreateConfig(load_timing_cache=damaged[:60])(*create_network())
+
+    path = path_for(tmp_path, build.engine.environment)
+    path.write_bytes(elsewhere.to_bytes())
+    with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
+        CreateConfig(load_timing_cache=path)(*create_network())
+
+
+def test_timing_caches_of_one_key_are_merged_and_two_writers_lose_nothing(tmp_path):
+    from trtops.backend.trt import CreateConfig, create_network, engine_bytes_from_network, network_from_onnx_bytes
+    from trtops.backend.trt import timing_cache as caches
+
+    path = tmp_path / "both.cache"
+    nets = [models.conv_net().proto, models.transformer().proto]
+
+    def build(proto):
+        config = CreateConfig(profiles=[profile_for(proto)], load_timing_cache=path, **QUICK)
+        engine_bytes_from_network(network_from_onnx_bytes(proto.SerializeToString()), config, save_timing_cache=path)
+
+    threads = [threading.Thread(target=build, args=(proto,)) for proto in nets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    size = path.stat().st_size
+    for proto in nets:
+        build(proto)
+
+    assert path.stat().st_size == size  # both builds found all that they needed
+    config = CreateConfig()(*create_network())
+    with pytest.raises(errors.TimingCacheError, match="different devices"):
+        caches.merge(
+            config, [caches.TimingCache(data=path.read_bytes(), key="a"), caches.TimingCache(data=b"", key="b")]
+        )
+
+
+# --- the runner's own ways ------------------------------------------------------------------------------------------
+
+
+def test_inputs_and_outputs_may_stay_on_the_device():
+    from trtops.backend.trt import TrtRunner
+    from trtops.cuda import DeviceArray, DeviceView
+
+    case = models.identity()
+    with TrtRunner(load(case.proto)) as runner, DeviceArray() as x:
+        x.copy_from(case.feed["x"])
+        found = runner.infer({"x": x}, copy_outputs_to_host=False)["y"]
+
+        assert isinstance(found, DeviceView)
+        np.testing.assert_array_equal(found.numpy(), case.feed["x"])
+        other = models.random(1, 1, 2, 2, seed=5)
+        np.testing.assert_array_equal(runner.infer({"x": other})["y"], other)
+        np.testing.assert_array_equal(runner.infer({"x": x})["y"], case.feed["x"])
+
+
+def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
+    from trtops.backend.trt import TrtRunner
+
+    proto = models.model("(float[16,1024,1024] x) => (float[16,1024,1024] y) { y = Relu(x) }")
+    with TrtRunner(load(proto)) as runner:
+        for seed in range(3):
+            x = models.random(16, 1024, 1024, seed=seed)
+            np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
+        timing = runner.last_timing()
+
+    assert timing.copy_in > 1e-4 and timing.copy_out > 1e-4
+    assert 0 < timing.compute < timing.copy_in + timing.copy_out
+
+
+def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are_lost():
+    from trtops.backend.trt import TrtRunner
+
+    proto = models.model("(float[8,4] x, int64[3] rows) => (float[3,4] y) { y = Gather(x, rows) }")
+    x, rows = models.random(8, 4), np.array([7, 0, 2])
+    with TrtRunner(load(proto)) as runner:
+        np.testing.assert_array_equal(runner.infer({"x": x, "rows": rows})["y"], x[rows])
+        if runner.get_input_metadata()["rows"].dtype.value == "int32":
+            with pytest.raises(errors.InputDtypeError, match="int32"):
+                runner.infer({"x": x, "rows": np.array([2**40, 0, 0])})
+
+
+def test_outputs_belong_to_the_runner_and_are_overwritten():
+    from trtops.backend.trt import TrtRunner
+
+    with TrtRunner(load(models.identity().proto)) as runner:
+        first = runner.infer({"x": np.zeros((1, 1, 2, 2), np.float32)})["y"]
+        runner.infer({"x": np.ones((1, 1, 2, 2), np.float32)})
+
+        assert first.min() == 1
+
+
+def test_something_that_is_no_engine_is_refused():
+    from trtops.backend.trt import TrtRunner
+
+    runner = TrtRunner(lambda: b"plan")
+    with pytest.raises(errors.ConfigError, match="EngineFromBytes"):
+        runner.activate()
+    assert not runner.is_active
+
+
+def test_the_gpu_is_named_with_its_state():
+    from trtops.backend.trt import current_gpu
+
+    gpu = current_gpu()
+
+    assert gpu.name and re.fullmatch(r"\d+\.\d+", gpu.compute_capability)
+    assert gpu.memory_bytes > 1 << 30 and len(gpu.uuid_sha256) == 16
+    assert gpu.driver is None or gpu.sm_clock_mhz
+
+
+# --- the child process ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as worker:
+        yield worker
+
+
+def test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works(worker):
+    isolated = IsolatedBackend("tensorrt", worker=worker)
+    model = Model.from_proto(wide_net().proto, "wide_net")
+    slow = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=5))
+    environment = isolated.environment()  # the child is warm now
+    starts = worker.starts
+    raised: list[BaseException] = []
+
+    def build() -> None:
+        try:
+            isolated.build(model, slow)
+        except errors.WorkerError as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    time.sleep(1.0)
+    os.kill(worker.pid, signal.SIGSEGV)
+    thread.join(30)
+
+    assert "SIGSEGV" in str(raised[0])
+    small = Model.from_proto(models.identity().proto, "identity")
+    build_ = isolated.build(small, BuildConfig(options=TensorRTOptions(optimization_level=1)))
+    assert worker.starts == starts + 1
+    assert build_.engine.environment.device_sha256 == environment.device_sha256
+    outputs = isolated.first_inference(build_.engine, models.identity().feed)
+    np.testing.assert_array_equal(outputs["y"], models.identity().feed["x"])
+
+
+def test_a_build_that_hangs_is_killed(worker):
+    isolated = IsolatedBackend("tensorrt", timeout=0.5, worker=worker)
+    slow = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=5))
+
+    with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.5 s"):
+        isolated.build(Model.from_proto(wide_net().proto, "wide_net"), slow)
+
+
+# --- contracts ------------------------------------------------------------------------------------------------------
+
+
+class TestTrtRunner(RunnerContract):
+    @pytest.fixture
+    def make_runner(self):
+        from trtops.backend.trt import TrtRunner
+
+        return lambda proto, name=None: TrtRunner(load(proto), name)
+
+
+@functools.lru_cache(maxsize=4)
+def _contract_build(data: bytes):
+    import onnx
+
+    from trtops.backend.trt import TensorRTBackend
+
+    return TensorRTBackend().build(Model.from_proto(onnx.ModelProto.FromString(data), "contract"), CONTRACT)
+
+
+CONTRACT = BuildConfig(
+    profiles=(OptimizationProfile.fixed(x=models.transformer().feed["x"].shape),),
+    options=TensorRTOptions(optimization_level=1),
+)
+
+
+class TestTensorRTBackend(EngineBackendContract):
+    rtol = 1e-3
+    atol = 1e-4
+
+    @pytest.fixture
+    def backend(self):
+        from trtops.backend.trt import TensorRTBackend
+
+        return TensorRTBackend()
+
+    @pytest.fixture
+    def config(self):
+        return CONTRACT
+
+    @pytest.fixture
+    def build(self, model):
+        return _contract_build(model.proto().SerializeToString())
+
+    def test_layers_are_told_as_all_back_ends_tell_them(self, build):
+        assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
+
+
+# --- the field's scripts --------------------------------------------------------------------------------------------
+
+
+def seed_scripts() -> list[tuple[str, str]]:
+    """The TensorRT scripts in the documents that the project came from, with only their imports renamed."""
+    folder = Path(os.environ.get("TRTOPS_SEEDS") or Path(__file__).parents[4] / "shared" / "seeds")
+    scripts = []
+    for path in sorted(folder.glob("00[01]*.txt")):
+        for number, block in enumerate(
+            re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+        ):
+            if "trtops" not in block and "backend.trt" in block and "def main" in block:
+                renamed = re.sub(r"^(\s*(?:from|import) )polygraphy\b", r"\1trtops", block, flags=re.MULTILINE)
+                scripts.append((f"{path.name[:3]}-{number}", renamed))
+    return scripts
+
+
+@pytest.fixture(scope="module")
+def seeds_folder(tmp_path_factory):
+    import onnx
+
+    folder = tmp_path_factory.mktemp("seeds")
+    onnx.save(models.identity().proto, folder / "identity.onnx")
+    proto = models.model(
+        "(float[n,3,28,28] X) => (float[n,3,28,28] Y) { Y = Identity(X) }", opset=8, name="g", ir_version=3
+    )
+    onnx.save(proto, folder / "dynamic_identity.onnx")
+    return folder
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("script", [pytest.param(text, id=name) for name, text in seed_scripts()])
+def test_the_fields_scripts_run_with_only_the_import_renamed(script, seeds_folder, monkeypatch):
+    monkeypatch.chdir(seeds_folder)
+    path = seeds_folder / "script.py"
+    path.write_text(script)
+
+    runpy.run_path(str(path), run_name="__main__")
