@@ -47,36 +47,19 @@ def server_root(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def server(server_root: Path) -> Iterator[str]:
     """The address of an MLflow server of its own process group, which ends with the tests."""
-    root, folder = server_root, server_root.parent
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (folder / "cwd").mkdir()
-    with open(folder / "log.txt", "wb") as log:
+    log_file = server_root.parent / "log.txt"
+    with open(log_file, "wb") as log:
         process = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "mlflow",
-                    "server",
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(port),
-                    "--workers",
-                    "1",
-                ),
-                *("--backend-store-uri", f"sqlite:///{root}/mlflow.db", "--artifacts-destination", f"{root}/artifacts"),
-            ],
-            cwd=folder / "cwd",
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+            [sys.executable, "-m", "trtops.tracking.store", "ui", "--root", str(server_root), "--port", str(port)],
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
     try:
-        _await_health(f"http://127.0.0.1:{port}", process, folder / "log.txt")
+        _await_health(f"http://127.0.0.1:{port}", process, log_file)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)

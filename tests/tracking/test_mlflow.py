@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ class TestMlflowTrackerOverAServer(TrackerContract):
         assert run.url == f"{server}/#/experiments/{tracker._known_experiment('m')[0]}/runs/{run.id}"
 
 
+def test_the_ui_shows_what_was_logged_without_it(server: str, server_root: Path):
+    with tracked(MlflowTracker(server_root), "direct", "r", kind="build") as run:
+        run.log_text("plan", "engine/x.plan")
+
+    with urllib.request.urlopen(f"{server}/get-artifact?path=engine/x.plan&run_uuid={run.id}") as answer:
+        assert answer.read() == b"plan"
+    assert MlflowTracker(server).info(run.id).name == "r"
+
+
 def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     tracker = MlflowTracker("http://127.0.0.1:9")
@@ -128,6 +138,25 @@ def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTrack
 
     release.join()
     assert embedded.info(run.id).params == {"a": "1"}
+
+
+def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: MlflowTracker, monkeypatch):
+    run = embedded.start("m", "r", kind="build")
+    end, lost = embedded.end, []
+
+    def lose_the_first(run_id: str, status: str) -> None:
+        if not lost:
+            lost.append(status)
+            raise errors.TrackingUnavailableError("gone for a moment")
+        end(run_id, status)
+
+    monkeypatch.setattr(embedded, "end", lose_the_first)
+    with pytest.raises(errors.TrackingUnavailableError):
+        run.finish("good")
+    run.fail("the store was lost")
+
+    info = embedded.load(run.id).info
+    assert (info.status, info.verdict) == ("finished", "good")
 
 
 def test_a_deleted_experiment_is_named_with_the_way_back(embedded: MlflowTracker):

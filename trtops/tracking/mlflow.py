@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -61,17 +62,18 @@ _STATUS: dict[str, RunStatus] = {
     "KILLED": "killed",
 }
 _PARENT = "mlflow.parentRunId"
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
+}
 
 
 @functools.cache
 def _mlflow() -> Any:
     """MLflow, imported so that it is quiet and calls nobody, and gives up on a lost server in half a minute."""
-    for name, value in (
-        ("MLFLOW_DISABLE_TELEMETRY", "true"),
-        ("DO_NOT_TRACK", "true"),
-        ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
-        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"),
-    ):
+    for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import mlflow
     import mlflow.tracking.context.registry
@@ -116,6 +118,15 @@ def upgrade_database(file: Path) -> None:
         _upgrade_db(engine)  # type: ignore[no-untyped-call]
     finally:
         engine.dispose()
+
+
+def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command that serves an embedded store and its UI on this machine, and the environment it needs."""
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+        *("--backend-store-uri", store.uri, "--artifacts-destination", str(store.artifacts)),
+    ]
+    return command, {**_QUIET, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 class MlflowTracker:

@@ -13,7 +13,7 @@ The embedded store is a folder, ``./mlruns`` unless ``TRTOPS_HOME`` names anothe
 MLflow makes a database wherever it finds none, with no lock, upgrades an old one without asking, and writes absolute
 artifact addresses into it. So the database is made here under a lock and appears whole, is looked at before MLflow opens
 it, and a folder that was moved is noticed. Everything here is plain ``sqlite3``; making and upgrading call
-:mod:`trtops.tracking.mlflow`. The verbs also run as ``python -m trtops.tracking.store relocate|reap|upgrade``.
+:mod:`trtops.tracking.mlflow`. The verbs also run as ``python -m trtops.tracking.store relocate|reap|upgrade|ui``.
 """
 
 from __future__ import annotations
@@ -397,6 +397,24 @@ def _owner(info: RunInfo) -> owner.Owner | None:
         return None  # not a run of ours
 
 
+def serve(location: str | Path | None = None, *, port: int = 5000) -> None:
+    """Show an embedded store in MLflow's UI, and serve it to this machine, in place of the calling process.
+
+    Raises:
+        StoreError: If the store cannot be used as it is.
+    """
+    from trtops.tracking.mlflow import server_command
+
+    store = ensure_store(_embedded(location))
+    command, environment = server_command(store, port)
+    print(
+        f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning shows {store.root}; Ctrl+C ends it.",
+        flush=True,
+    )
+    os.chdir(store.root)  # the server imports what lies in its working folder
+    os.execve(command[0], command, environment)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m trtops.tracking.store``: one of the verbs above, said in a line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trtops.tracking.store", description="Keep a store of runs usable.")
@@ -405,6 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("relocate", "rewrite the artifact addresses of a store that was moved"),
         ("reap", "close the runs of processes that are gone"),
         ("upgrade", "bring an older store to the installed MLflow's schema, after a backup"),
+        ("ui", "show the store in MLflow's UI"),
     ):
         command = verbs.add_parser(verb, help=does)
         command.add_argument("--root", help="the store's folder (default: TRTOPS_HOME or ./mlruns)")
@@ -412,6 +431,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument(
                 "--from", dest="former", type=Path, help="where the store was, if it does not say so itself"
             )
+        if verb == "ui":
+            command.add_argument("--port", type=int, default=5000)
     given = parser.parse_args(arguments)
     try:
         if given.verb == "relocate":
@@ -419,6 +440,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.verb == "upgrade":
             backup = upgrade(given.root)
             print(f"Upgraded; the backup is {backup}." if backup else "Nothing to upgrade.")
+        elif given.verb == "ui":
+            serve(given.root, port=given.port)
         else:
             closed = reap(open_tracker(given.root))
             print(

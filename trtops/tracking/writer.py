@@ -23,7 +23,7 @@ from trtops.tracking.schema import Artifact, Tag
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 
 
 class RunWriter(ABC):
@@ -35,6 +35,7 @@ class RunWriter(ABC):
         self._lock = threading.RLock()
         self._artifacts: dict[str, ArtifactEntry] = {}
         self._names: set[MetricName] = set()
+        self._whole = False
         self._ended: RunStatus | None = None
 
     def log_params(self, params: Mapping[str, object]) -> None:
@@ -93,6 +94,7 @@ class RunWriter(ABC):
                 self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             self._put_artifact(Manifest(artifacts=entries).to_json().encode("utf-8"), Artifact.MANIFEST)
+            self._whole = True
             self._end("finished")
             self._ended = "finished"
 
@@ -101,11 +103,14 @@ class RunWriter(ABC):
         with self._lock:
             if self._ended:
                 return
-            self._ended = "failed"
+            self._ended = "finished" if self._whole else "failed"
             try:
-                self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
+                if self._whole:  # only the last word of finish() was lost
+                    self._end("finished")
+                else:
+                    self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
             except Exception as exc:  # the error being handled matters more than this one
-                logger.warning("Run %s could not be marked as failed: %s", self.id, exc)
+                logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         self._put_tags(tags)
@@ -299,9 +304,7 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
             temporary.unlink(missing_ok=True)
             raise
     except OSError as exc:
-        raise errors.LogError(
-            f"Artifact {path!r} could not be written to {target.parent}: {exc.strerror or exc}."
-        ) from exc
+        raise errors.LogError(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
     return entry
 
 
