@@ -82,6 +82,8 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "precision": (BuildConfig(), BuildConfig(precision="fp16")),
         "profiles": (BuildConfig(), BuildConfig(profiles=(PROFILE,))),
         "calibration_samples": (INT8, dataclasses.replace(INT8, calibration_samples=65)),
+        "calibration_fit": (INT8, dataclasses.replace(INT8, calibration_fit="partial")),
+        "keep": (INT8, dataclasses.replace(INT8, keep=("head",))),
         "options": (BuildConfig(), BuildConfig(options=TensorRTOptions())),
     },
     BuildSpec: {

@@ -138,12 +138,18 @@ class BuildConfig(Record):
         profiles: Optimization profiles, in the order the engine will number them; empty takes the model's own
             shapes, with 1 for each dynamic dimension.
         calibration_samples: Feeds used to calibrate INT8; ignored by other precisions.
+        calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as it goes,
+            with the layers that need the others left in higher precision.
+        keep: Layers that INT8 leaves in higher precision: names of nodes or of their outputs, shell patterns of such names
+            (``block0/*``), or op types.
         options: What only one back end knows; its type chooses the back end.
     """
 
     precision: Precision = "fp32"
     profiles: tuple[OptimizationProfile, ...] = ()
     calibration_samples: int = 64
+    calibration_fit: Literal["refuse", "partial"] = "refuse"
+    keep: tuple[str, ...] = ()
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
@@ -158,11 +164,14 @@ class BuildConfig(Record):
         return self.options.kind
 
     def deciding(self) -> JSONValue:
-        """What decides the engine: calibration counts only for INT8."""
+        """What decides the engine: calibration, and what it spares, count only for INT8."""
+        int8 = self.precision == "int8"
         return {
             "precision": self.precision,
             "profiles": [profile.deciding() for profile in self.profiles],
-            "calibration_samples": self.calibration_samples if self.precision == "int8" else None,
+            "calibration_samples": self.calibration_samples if int8 else None,
+            "calibration_fit": self.calibration_fit if int8 else None,
+            "keep": [*sorted(set(self.keep))] if int8 else None,
             "options": self.options.deciding(),
         }
 

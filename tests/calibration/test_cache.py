@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -174,3 +175,15 @@ def test_a_calibration_error_keeps_what_was_collected_across_processes() -> None
     copy = pickle.loads(pickle.dumps(error))
 
     assert (str(copy), copy.partial, copy.missing) == ("half-way", error.partial, ("b",))
+
+
+def test_a_cache_of_format_1_is_still_read() -> None:
+    read = CalibrationCache.from_bytes((Path(__file__).parents[1] / "data" / "calibration_cache_1.json").read_bytes())
+
+    assert (read.algorithm, read.percentile, read.samples, read.excluded) == ("percentile", 99.9, 8, ("masked",))
+    assert read.by_name()["日本:0"] == TensorRange(name="日本:0", amax=2.5, low=-4.0, high=2.0, clipped=0.001)
+    assert read.to_tensorrt().decode().splitlines()[1:] == [
+        "image: 3c010204",
+        "日本:0: 3ca14285",
+        "known by scale: 3cc18306",
+    ]

@@ -279,7 +279,17 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
         )
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
-            f"quantized: {shown}. {errors.near(missing[0], known)} {advice}",
+            f"quantized: {shown}. {_why(missing, cache) or errors.near(missing[0], known)} {advice}",
             missing=missing,
         )
     return missing
+
+
+def _why(missing: Iterable[str], cache: CalibrationCache) -> str:
+    """Why tensors of a calibrated model have no range, if it is known."""
+    spoilt = [name for name in missing if name in cache.excluded]
+    if not spoilt:
+        return ""
+    return (
+        f"On the calibration data NaN or infinity occurred in {', '.join(map(repr, spoilt[:8]))}: the model overflows."
+    )

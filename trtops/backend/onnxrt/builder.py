@@ -211,36 +211,39 @@ def _rewrite(
         proto = convert_to_fp16(proto, keep_io=True)
         return _Rewritten(proto, model_digest(proto))
     if config.precision == "int8":
-        return _rewrite_int8(model, proto, config.calibration_samples, caches.calibration, data, log)
+        return _rewrite_int8(model, proto, config, caches.calibration, data, log)
     return _Rewritten(proto, model.info.sha256)
 
 
 def _rewrite_int8(
     model: Model,
     proto: onnx.ModelProto,
-    samples: int,
-    cache: bytes | None,
+    config: BuildConfig,
+    given: bytes | None,
     data: Iterable[Feed] | None,
     log: SessionLog,
 ) -> _Rewritten:
-    if cache is None and data is None:
+    if given is not None:
+        cache = calibration.read_cache(given)
+    elif data is not None:
+        cache = calibration.collect(
+            proto,
+            data,
+            inputs=TensorMetadata.of(model.info.inputs),
+            max_feeds=config.calibration_samples,
+            model_sha256=model.info.sha256,
+        ).cache
+    else:
         raise errors.CalibrationError(
             "Precision int8 needs calibration data (feeds of real inputs) or a calibration cache; neither is given."
         )
-    folded = calibration.fold(proto, log)
-    if cache is not None:
-        ranges = calibration.read_ranges(cache, model.info.sha256)
-    else:
-        assert data is not None
-        ranges = calibration.calibrate(
-            folded,
-            data,
-            inputs=TensorMetadata.of(model.info.inputs),
-            samples=samples,
-            model_sha256=model.info.sha256,
+    if cache.model_sha256 not in (None, model.info.sha256):
+        log.add(
+            f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
+            f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
         )
-    quantized = calibration.quantize(folded, ranges, log)
-    return _Rewritten(quantized, model_digest(quantized), cache or ranges.to_bytes(), ranges.data_sha256)
+    quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
+    return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
 def _spec(model: Model, config: BuildConfig, caches: Caches, rewritten: _Rewritten) -> BuildSpec:

@@ -1,22 +1,18 @@
-"""INT8 by ranges: the smallest and largest value that each tensor takes on calibration data, written in as Q/DQ nodes.
+"""INT8 on ONNX Runtime: the ranges of all tensors collected over data, and written into a model as Q/DQ nodes.
 
-The work is that of ``onnxruntime.quantization``: MinMax calibration, QDQ format. What is ours is that feeds are checked
-and streamed, that the ranges are kept as a calibration cache, and that the model is folded before it is quantized.
+The collecting is ours, not that of ``onnxruntime.quantization``: one feed and its tensors are in memory at a time, whatever
+the algorithm, and what was collected survives data that fails half-way. See :mod:`trtops.calibration.histogram`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -24,75 +20,267 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
+from trtops.backend.onnx import edit
+from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names, layer_name
+from trtops.backend.onnxrt.loader import create_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
+from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
+from trtops.calibration.data import FeedDigest, samples_in
+from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.record import Record, canonical_json
 
-_FORMAT = "trtops onnxruntime calibration cache"
-_VERSION = 1
+log = logging.getLogger(__name__)
+
+INT8_OP_TYPES = ("Conv", "Gemm", "MatMul")
+"""Layers to quantize for ONNX Runtime: where the time goes, and where it has integer kernels."""
+
+MIN_SAMPLES = 2
+
+_FLOATING = frozenset({"tensor(float)", "tensor(float16)", "tensor(double)"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranges(Record):
-    """The calibration cache: what calibration found.
+class Progress:
+    """How far a calibration is.
 
     Attributes:
-        model_sha256: Digest of the model that was calibrated (:attr:`trtops.spec.ModelInfo.sha256`).
-        data_sha256: Digest of the feeds: names, dtypes, shapes and contents, in order.
-        samples: How many feeds there were.
-        ranges: Smallest and largest value of each tensor, by name.
-        format: What kind of file this is.
-        version: Version of the format.
+        feeds: Feeds done.
+        samples: Samples in them.
+        seconds: Wall time since it began.
     """
 
-    model_sha256: str
-    data_sha256: str
+    feeds: int
     samples: int
-    ranges: dict[str, tuple[float, float]]
-    format: str = _FORMAT
-    version: int = _VERSION
-
-    def to_bytes(self) -> bytes:
-        """The cache as JSON; equal caches give equal bytes."""
-        return canonical_json(self).encode() + b"\n"
+    seconds: float
 
 
-def read_ranges(data: bytes, model_sha256: str) -> Ranges:
-    """Read a calibration cache.
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What a calibration collected.
+
+    Attributes:
+        cache: The ranges.
+        histograms: What they were chosen from, by tensor name.
+    """
+
+    cache: CalibrationCache
+    histograms: Mapping[str, Histogram]
+
+
+class RangeCollector:
+    """Runs a model on feeds and sums up each of its floating-point tensors, 32 KiB per tensor.
+
+    Attributes:
+        histograms: By tensor name: inputs first, then what the nodes make, in the graph's order.
+        feeds: Feeds added.
+        samples: Samples in them.
+    """
+
+    def __init__(self, model: onnx.ModelProto, inputs: TensorMetadata) -> None:
+        """Make ready to run.
+
+        Args:
+            model: The model, with all its weights inside; not changed. It runs on the CPU, without optimizations that
+                would merge tensors away.
+            inputs: Its inputs, to check feeds against.
+
+        Raises:
+            InvalidModelError: If ONNX Runtime refuses the model.
+            UnsupportedFeatureError: If it has no kernel for an op.
+        """
+        self._session = _watching_session(model)
+        self._inputs = inputs
+        self._watched = [node.name for node in self._session.get_outputs() if node.type in _FLOATING]
+        names = [name for name, spec in inputs.items() if spec.dtype is not None and spec.dtype.is_floating]
+        self.histograms: dict[str, Histogram] = {name: Histogram() for name in [*names, *self._watched]}
+        self.feeds = 0
+        self.samples = 0
+        self._digest = FeedDigest()
+
+    def add(self, feed: Feed) -> None:
+        """Run the model on one feed and count what its tensors hold; nothing of the feed is kept.
+
+        Raises:
+            CalibrationError: If the feed does not fit the model, holds NaN or infinity, or the model fails on it. Nothing
+                of it is counted then.
+        """
+        number = self.feeds + 1
+        try:
+            check_feed(self._inputs, feed)
+        except errors.InputError as exc:
+            raise errors.CalibrationError(f"Calibration feed {number}: {exc}") from exc
+        arrays = {name: np.asarray(feed[name]) for name in self._inputs}
+        for name, array in arrays.items():
+            _check_finite(number, name, array)
+        try:
+            found = self._session.run(self._watched, arrays)
+        except ORT_ERRORS as exc:
+            raise errors.CalibrationError(f"Calibration feed {number}: the model fails on it: {why(exc)}") from exc
+        for name, array in (*arrays.items(), *zip(self._watched, found)):
+            if name in self.histograms and array.size:
+                self.histograms[name].add(array)
+        self._digest.add(feed)
+        self.feeds = number
+        self.samples += samples_in(arrays)
+
+    def cache(
+        self,
+        algorithm: Algorithm = "minmax",
+        *,
+        percentile: float = DEFAULT_PERCENTILE,
+        model_sha256: str | None = None,
+        complete: bool = True,
+    ) -> CalibrationCache:
+        """The ranges of what was added so far; choosing costs a few milliseconds per tensor.
+
+        Args:
+            algorithm: How to choose them (:meth:`trtops.calibration.histogram.Histogram.choose`).
+            percentile: For the algorithm of that name.
+            model_sha256: Digest of the model, to be kept with them.
+            complete: Whether this is all the data there was.
+        """
+        seen = {name: histogram for name, histogram in self.histograms.items() if histogram.size}
+        return CalibrationCache(
+            algorithm=algorithm,
+            percentile=percentile if algorithm == "percentile" else None,
+            ranges=tuple(
+                _range(name, histogram, algorithm, percentile)
+                for name, histogram in seen.items()
+                if not histogram.not_finite
+            ),
+            excluded=tuple(name for name, histogram in self.histograms.items() if histogram.not_finite),
+            samples=self.samples,
+            feeds=self.feeds,
+            data_sha256=self._digest.hexdigest(),
+            model_sha256=model_sha256,
+            complete=complete,
+        )
+
+
+def _watching_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session with every tensor as an output."""
+    outputs = model.graph.output
+    count = len(outputs)
+    present = {value.name for value in outputs}
+    try:
+        for name in edit.tensor_names(model.graph):
+            if name not in present:
+                outputs.append(onnx.helper.make_empty_tensor_value_info(name))
+        options = session_options()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return create_session(model, options, DEFAULT_PROVIDERS)
+    finally:
+        del outputs[count:]
+
+
+def _check_finite(number: int, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return
+    bad = ~np.isfinite(array)
+    where = tuple(int(i) for i in np.argwhere(bad)[0])
+    raise errors.CalibrationError(
+        f"Calibration feed {number}: input {name!r} holds {int(bad.sum())} values that are NaN or infinite, the first "
+        f"({array[where]}) at {where}; no range can be made of them. Mend this feed, or leave it out."
+    )
+
+
+def _range(name: str, histogram: Histogram, algorithm: Algorithm, percentile: float) -> TensorRange:
+    amax = histogram.choose(algorithm, percentile)
+    return TensorRange(name=name, amax=amax, low=histogram.low, high=histogram.high, clipped=histogram.beyond(amax))
+
+
+def collect(
+    model: onnx.ModelProto,
+    feeds: Iterable[Feed],
+    *,
+    inputs: TensorMetadata,
+    algorithm: Algorithm = "minmax",
+    percentile: float = DEFAULT_PERCENTILE,
+    max_feeds: int | None = None,
+    min_samples: int = MIN_SAMPLES,
+    model_sha256: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Collected:
+    """Collect the ranges of all of a model's tensors over feeds, one of which is in memory at a time.
 
     Args:
-        data: What :meth:`Ranges.to_bytes` wrote.
-        model_sha256: Digest of the model that it must be of.
+        model: The model, with all its weights inside; not changed.
+        feeds: Real inputs, in host memory.
+        inputs: The model's inputs, to check feeds against.
+        algorithm: How ranges are chosen.
+        percentile: For the algorithm of that name.
+        max_feeds: Take no more feeds than this.
+        min_samples: Fewer samples than this are refused: their ranges say little about others.
+        model_sha256: Digest of the model, to be kept in the cache.
+        on_progress: Called after every feed.
 
     Raises:
-        CalibrationError: If the bytes are no calibration cache of ONNX Runtime's, damaged, too new, or of another model.
+        CalibrationError: If there are no feeds or too few samples, a feed does not fit the model or holds NaN or infinity,
+            the model fails on one, or the source of the feeds raises. What was collected up to there is the error's
+            ``partial``.
+        ConfigError: If the algorithm or percentile cannot be meant.
+    """
+    check_algorithm(algorithm, percentile)
+    collector = RangeCollector(model, inputs)
+
+    def so_far(complete: bool) -> CalibrationCache:
+        return collector.cache(algorithm, percentile=percentile, model_sha256=model_sha256, complete=complete)
+
+    try:
+        _add_all(collector, feeds, max_feeds, on_progress)
+    except errors.CalibrationError as exc:
+        if not collector.feeds:
+            raise
+        kept = f"What the {collector.feeds} feeds before it gave ({collector.samples} samples) is kept."
+        raise errors.CalibrationError(f"{exc} {kept}", partial=so_far(False)) from exc
+    if collector.samples < min_samples:
+        raise errors.CalibrationError(
+            f"The calibration data has {collector.samples} {'sample' if collector.samples == 1 else 'samples'}; expected "
+            f"{min_samples} or more, since the ranges of so few say little about others. A hundred are usual.",
+            partial=so_far(False),
+        )
+    return Collected(cache=so_far(True), histograms=collector.histograms)
+
+
+def _add_all(
+    collector: RangeCollector, feeds: Iterable[Feed], max_feeds: int | None, on_progress: OnProgress | None
+) -> None:
+    start = time.perf_counter()
+    source = iter(feeds)
+    while max_feeds is None or collector.feeds < max_feeds:
+        try:
+            feed = next(source, None)
+        except Exception as exc:  # whatever the user's data loader raises
+            raise errors.CalibrationError(
+                f"The calibration data failed at feed {collector.feeds + 1}: {type(exc).__name__}: {exc}"
+            ) from exc
+        if feed is None:
+            break
+        collector.add(feed)
+        if on_progress is not None:
+            on_progress(Progress(feeds=collector.feeds, samples=collector.samples, seconds=time.perf_counter() - start))
+    if not collector.feeds:
+        raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
+
+
+def read_cache(data: bytes) -> CalibrationCache:
+    """Read a calibration cache of either format for a build.
+
+    Raises:
+        CalibrationError: If it cannot be read.
     """
     try:
-        content: Any = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise errors.CalibrationError(f"Not a calibration cache: {len(data)} bytes that are no JSON ({exc}).") from None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise errors.CalibrationError(f"Not a calibration cache: expected a JSON object with format {_FORMAT!r}.")
-    if content.get("version") != _VERSION:
-        raise errors.CalibrationError(
-            f"The calibration cache has version {content.get('version')!r}; this trtops reads {_VERSION}. Calibrate again."
-        )
-    try:
-        ranges = Ranges.from_dict(content)
+        return CalibrationCache.from_bytes(data)
     except errors.FormatError as exc:
-        raise errors.CalibrationError(f"The calibration cache is damaged: {exc}") from None
-    if ranges.model_sha256 != model_sha256:
-        raise errors.CalibrationError(
-            f"The calibration cache is of model {ranges.model_sha256[:12]}; this one is {model_sha256[:12]}. "
-            "Calibrate this model, or give the cache that belongs to it."
-        )
-    _check_ranges(ranges.ranges, "in the calibration cache")
-    return ranges
+        raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
 
 
 def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
-    """The model with constants folded and batch normalizations merged, in ONNX's own ops, with shapes inferred.
+    """The model with constants folded and batch normalizations merged, in ONNX's own ops.
 
     Quantizing first would put Q/DQ nodes between a convolution and its batch normalization, which then stay two.
 
@@ -113,157 +301,52 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
                 ort.InferenceSession(proto.SerializeToString(), options, providers=list(DEFAULT_PROVIDERS))
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
-        return onnx.shape_inference.infer_shapes(onnx.load(path))
+        return onnx.load(path)
 
 
-def calibrate(
-    folded: onnx.ModelProto, feeds: Iterable[Feed], *, inputs: TensorMetadata, samples: int, model_sha256: str
-) -> Ranges:
-    """Find each tensor's range on calibration data; one feed is in memory at a time.
-
-    Args:
-        folded: The model, from :func:`fold`.
-        feeds: Feeds; at most ``samples`` are taken.
-        inputs: The model's inputs, to check feeds against.
-        samples: How many feeds to use.
-        model_sha256: Digest of the model, for the cache.
-
-    Raises:
-        CalibrationError: If there are no feeds, one does not fit the model or holds NaN or infinity, or a tensor does.
-    """
-    session = _observing_session(folded)
-    own_outputs = {output.name for output in folded.graph.output}
-    observed = [output.name for output in session.get_outputs() if output.name not in own_outputs]
-    ranges: dict[str, tuple[float, float]] = {}
-    digest = hashlib.sha256()
-    count = 0
-    for count, feed in enumerate(islice(feeds, samples), start=1):
-        arrays = _checked(feed, inputs, f"Calibration feed {count}")
-        _digest_feed(digest, arrays)
-        try:
-            values = dict(zip(observed, session.run(observed, arrays)))
-        except ORT_ERRORS as exc:
-            raise errors.CalibrationError(f"Calibration feed {count}: {why(exc)}") from exc
-        fresh = {
-            name: (float(values[f"{name}{_MIN}"][0]), float(values[f"{name}{_MAX}"][0])) for name in _tensors(observed)
-        }
-        _check_ranges(fresh, f"on calibration feed {count}")
-        for name, (low, high) in fresh.items():
-            so_far = ranges.get(name, (low, high))
-            ranges[name] = (min(low, so_far[0]), max(high, so_far[1]))
-    if not count:
-        raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
-    return Ranges(model_sha256=model_sha256, data_sha256=digest.hexdigest(), samples=count, ranges=ranges)
-
-
-def _observing_session(folded: onnx.ModelProto) -> ort.InferenceSession:
-    """A session of the model that also gives smallest and largest value of each tensor to be quantized."""
-    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
-
-    with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
-        source = Path(folder, "model.onnx")
-        onnx.save(folded, source)
-        calibrator = create_calibrator(
-            source,
-            augmented_model_path=str(Path(folder, "augmented.onnx")),
-            calibrate_method=CalibrationMethod.MinMax,
-        )
-    return calibrator.infer_session
-
-
-# What the calibrator puts behind a tensor's name to name the outputs it adds.
-_MIN, _MAX = "_ReduceMin", "_ReduceMax"
-
-
-def _tensors(observed: Iterable[str]) -> list[str]:
-    return [name.removesuffix(_MIN) for name in observed if name.endswith(_MIN)]
-
-
-def _checked(feed: Feed, inputs: TensorMetadata, which: str) -> dict[str, np.ndarray[Any, Any]]:
-    """A calibration feed as arrays that ONNX Runtime takes."""
-    try:
-        check_feed(inputs, feed)
-    except errors.InputError as exc:
-        raise errors.CalibrationError(f"{which}: {exc}") from exc
-    arrays = {name: np.ascontiguousarray(feed[name]) for name in inputs}
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise errors.CalibrationError(
-                f"{which}: input {name!r} holds NaN or infinity, of which no range can be made. Leave this feed out."
-            )
-    return arrays
-
-
-def _digest_feed(digest: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.tobytes())
-    digest.update(b"\0\0")
-
-
-def quantize(folded: onnx.ModelProto, ranges: Ranges, log: SessionLog) -> onnx.ModelProto:
-    """Write the ranges into a model as Q/DQ nodes: unsigned activations, signed weights per channel.
+def quantize(
+    proto: onnx.ModelProto,
+    cache: CalibrationCache,
+    log: SessionLog,
+    *,
+    keep: Iterable[str] = (),
+    policy: FitPolicy = "refuse",
+) -> tuple[onnx.ModelProto, Quantization]:
+    """Fold a model and write ranges into it as Q/DQ nodes, in the patterns that ONNX Runtime has integer kernels for.
 
     Args:
-        folded: The model that was calibrated, from :func:`fold`; used up.
-        ranges: Its ranges.
-        log: Collects what the quantizer says.
+        proto: The model; not changed. A model that has Q/DQ nodes already is returned as it is.
+        cache: Ranges of its tensors.
+        log: Collects what ONNX Runtime says, and which layers stayed in FP32.
+        keep: Layers to leave in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`), as the model names them.
+        policy: What to do about ranges that the cache lacks.
 
     Raises:
-        CalibrationError: If the ranges lack a tensor of the model.
+        EngineBuildError: If ONNX Runtime refuses the model.
+        ConfigError: If a pattern of ``keep`` chooses nothing.
+        CalibrationError: If the cache does not fit the model.
     """
-    from onnxruntime.quantization import QuantType
-    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
-
-    arrays = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.ranges.items()}
-    with _logging_into(log):
-        quantizer = QDQQuantizer(
-            folded,
-            per_channel=_default_opset(folded) >= 13,
-            reduce_range=False,
-            weight_qType=QuantType.QInt8,
-            activation_qType=QuantType.QUInt8,
-            tensors_range=TensorsData(CalibrationMethod.MinMax, arrays),
-            nodes_to_quantize=[],
-            nodes_to_exclude=[],
-            op_types_to_quantize=sorted({*QLinearOpsRegistry, *QDQRegistry}),
-            extra_options={},
-        )
-        try:
-            quantizer.quantize_model()
-        except ORT_ERRORS as exc:
-            raise errors.CalibrationError(f"The model cannot be quantized with these ranges: {exc}") from exc
-    quantized: onnx.ModelProto = quantizer.model.model
-    return quantized
+    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
+        return proto, Quantization(layers=(), kept=())
+    kept = kept_names(proto, keep)
+    folded = fold(proto, log)
+    # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
+    there = [name for node in folded.graph.node for name in (node.name, *node.output) if name in kept]
+    done = insert_qdq(folded, cache, style="onnxruntime", keep=there, op_types=INT8_OP_TYPES, policy=policy)
+    log.add(f"[trtops] {len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32: {', '.join(done.kept) or '-'}")
+    if done.missing:
+        log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")
+    return folded, done
 
 
-def _check_ranges(ranges: Mapping[str, tuple[float, float]], where: str) -> None:
-    for name, (low, high) in ranges.items():
-        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            raise errors.CalibrationError(
-                f"Tensor {name!r} ranges from {low} to {high} {where}, of which no scale can be made. "
-                "Look for overflows in the model with this data."
-            )
-
-
-def _default_opset(model: onnx.ModelProto) -> int:
-    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-
-
-@contextmanager
-def _logging_into(log: SessionLog) -> Iterator[None]:
-    """Collect what the quantizer says through the root logger, which would otherwise get a handler by it."""
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            log.add(f"[{record.levelname[0]}] {record.getMessage()}")
-
-    collector = Collector()
-    logging.getLogger().addHandler(collector)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(collector)
+__all__ = [
+    "INT8_OP_TYPES",
+    "Collected",
+    "Progress",
+    "RangeCollector",
+    "collect",
+    "fold",
+    "layer_name",
+    "quantize",
+    "read_cache",
+]

@@ -1,0 +1,265 @@
+"""Q/DQ insertion: what is written, what is left alone, and that ONNX Runtime computes in integers with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, layer_name, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnxrt.calibration import collect
+from trtops.calibration import CalibrationCache, TensorRange
+from trtops.metadata import TensorMetadata
+
+STYLES = ["tensorrt", "onnxruntime"]
+
+
+def residual() -> models.Case:
+    proto = models.model(
+        """(float[n,4,6,6] x) => (float[n,4,6,6] y, float[n,4,6,6] z) {
+            [c0] a = Conv<pads = [1,1,1,1]>(x, w0, b0)
+            r = Relu(a)
+            [c1] b = Conv<pads = [1,1,1,1]>(r, w1, b0)
+            s = Add(b, x)
+            t = Relu(s)
+            [up] y = ConvTranspose<pads = [1,1,1,1]>(t, w1)
+            z = Sigmoid(t)
+        }""",
+        {
+            "w0": models.random(4, 4, 3, 3, seed=1, scale=0.2),
+            "w1": models.random(4, 4, 3, 3, seed=2, scale=0.2),
+            "b0": models.random(4, seed=3),
+        },
+        name="residual",
+    )
+    return models.Case(proto, {"x": models.random(2, 4, 6, 6, seed=5)}, name="residual")
+
+
+CASES = [models.conv_net, models.transformer, residual]
+
+
+def calibrated(case: models.Case) -> CalibrationCache:
+    inputs = TensorMetadata.from_feed_dict(case.feed)
+    return collect(case.proto, [case.feed], inputs=inputs).cache
+
+
+def run(proto: onnx.ModelProto, feed, *, optimize: bool = True) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(proto.SerializeToString(), options).run(None, dict(feed))
+
+
+def copy_of(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(proto.SerializeToString())
+
+
+def relative_error(actual: np.ndarray, golden: np.ndarray) -> float:
+    return float(np.sqrt(np.square(actual - golden).sum() / np.square(golden).sum()))
+
+
+@pytest.mark.parametrize("op_types", [None, OP_TYPES], ids=["default", "all"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_a_quantized_model_is_valid_keeps_its_interface_and_computes_nearly_the_same(make, style, op_types) -> None:
+    case = make()
+    cache = calibrated(case)
+    quantized = copy_of(case.proto)
+
+    done = insert_qdq(quantized, cache, style=style, **({"op_types": op_types} if op_types else {}))
+
+    onnx.checker.check_model(quantized, full_check=True)
+    assert [v.SerializeToString() for v in quantized.graph.input] == [
+        v.SerializeToString() for v in case.proto.graph.input
+    ]
+    assert [v.name for v in quantized.graph.output] == [v.name for v in case.proto.graph.output]
+    assert done.layers and not done.kept and not done.missing
+    for actual, golden in zip(run(quantized, case.feed, optimize=False), run(case.proto, case.feed)):
+        assert 1e-4 < relative_error(actual, golden) < 0.05
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_tensorrt_gets_symmetric_pairs_before_its_layers_and_weights_per_channel(make) -> None:
+    proto = make().proto
+    insert_qdq(proto, calibrated(make()), style="tensorrt")
+
+    arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    pairs = [node for node in proto.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert Counter(n.op_type for n in pairs)["QuantizeLinear"] == len(pairs) / 2
+    for node in pairs:
+        zero_point, scale = arrays[node.input[2]], arrays[node.input[1]]
+        assert zero_point.dtype == np.int8 and not zero_point.any() and scale.dtype == np.float32 and (scale > 0).all()
+    for node in proto.graph.node:
+        if node.op_type in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
+            assert all(makers[name].op_type == "DequantizeLinear" for name in node.input[:2])
+            assert all(name in arrays and arrays[name].dtype == np.float32 for name in node.input[2:])
+            weight = makers[node.input[1]]
+            if makers[weight.input[0]].input[0] in arrays:
+                assert arrays[weight.input[1]].ndim == 1 and arrays[weight.input[1]].size > 1
+
+
+def test_onnx_runtime_computes_every_layer_in_integers(tmp_path) -> None:
+    expected = {
+        "conv_net": {"QLinearConv": 2, "QGemm": 1},
+        "transformer": {"QLinearMatMul": 4, "MatMulIntegerToFloat": 4},
+        "residual": {"QLinearConv": 2, "QLinearAdd": 1},
+    }
+    for make in CASES:
+        case = make()
+        insert_qdq(case.proto, calibrated(make()), style="onnxruntime")
+
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        ort.InferenceSession(case.proto.SerializeToString(), options)
+        kernels = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+
+        assert {op: kernels[op] for op in expected[case.name]} == expected[case.name]
+        assert not any(kernels[op] for op in ("Conv", "Gemm", "MatMul", "FusedConv", "FusedGemm"))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        ("mlp_in", ["mlp_in"]),
+        ("mlp_*", ["mlp_in", "mlp_out"]),
+        ("m3", ["mlp_out"]),
+        ("?0", ["q", "k", "v", "scores", "a0"]),
+    ],
+)
+def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None:
+    case = models.transformer()
+    everything = quantizable_layers(case.proto)
+
+    done = insert_qdq(case.proto, calibrated(models.transformer()), style=style, keep=[pattern])
+
+    assert list(done.kept) == kept
+    assert done.layers == tuple(name for name in everything if name not in kept)
+    for node in case.proto.graph.node:
+        if layer_name(node) in kept:
+            assert not any(name.endswith("_dequantized") for name in node.input)
+
+
+def test_layers_are_kept_by_op_type_and_keeping_all_changes_no_bit() -> None:
+    case = models.conv_net()
+    golden = run(case.proto, case.feed, optimize=False)
+
+    done = insert_qdq(case.proto, calibrated(models.conv_net()), keep=["Conv", "Gemm"])
+
+    assert done.layers == () and done.kept == ("conv0", "conv1", "fc")
+    assert all(np.array_equal(a, b) for a, b in zip(run(case.proto, case.feed, optimize=False), golden))
+
+
+def test_a_pattern_that_fits_nothing_is_refused_with_a_near_name() -> None:
+    with pytest.raises(errors.ConfigError, match="Did you mean 'conv1'"):
+        insert_qdq(models.conv_net().proto, calibrated(models.conv_net()), keep=["conv11"])
+    with pytest.raises(errors.ConfigError, match="'Softmax' cannot be quantized"):
+        insert_qdq(models.conv_net().proto, calibrated(models.conv_net()), op_types=["Softmax"])
+
+
+def test_a_partial_cache_quantizes_what_it_can_and_names_the_rest() -> None:
+    case = models.conv_net()
+    cache = calibrated(models.conv_net()).without(["r0"])
+
+    with pytest.raises(errors.CalibrationError, match="'r0'"):
+        insert_qdq(models.conv_net().proto, cache)
+    done = insert_qdq(case.proto, cache, policy="partial")
+
+    assert done.missing == ("r0",) and done.layers == ("conv0", "fc")
+
+
+def test_a_cache_that_tensorrt_wrote_becomes_scales_in_the_model() -> None:
+    names = tensors_to_calibrate(models.conv_net().proto)
+    assert names == ("image", "r0", "f")
+    text = b"TRT-8600-EntropyCalibration2\nimage: 3c010a14\nr0: 3d003d91\n(Unnamed Layer* 7) [Constant]_output: 3f800000\nf: 3c50\n"
+    cache = CalibrationCache.from_tensorrt(text.replace(b"3c50\n", b"3c509a7b\n"))
+
+    for style in STYLES:
+        proto = models.conv_net().proto
+        insert_qdq(proto, cache, style=style)
+        arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+
+        if style == "tensorrt":
+            assert arrays["r0_scale"].tobytes()[::-1].hex() == "3d003d91"
+        else:  # behind a Relu all 255 steps go to positive values
+            assert (
+                arrays["r0_scale"] == pytest.approx(cache.by_name()["r0"].amax / 255) and arrays["r0_zero_point"] == 0
+            )
+
+
+def test_ranges_pass_through_layers_that_only_move_values() -> None:
+    proto = models.conv_net().proto
+    cache = calibrated(models.conv_net()).without(["f"])
+
+    assert insert_qdq(proto, cache).layers[-1] == "fc"
+
+
+def test_weights_shared_by_layers_of_different_axes_are_quantized_once_per_axis() -> None:
+    case = residual()
+    insert_qdq(case.proto, calibrated(residual()), style="onnxruntime", op_types=("Conv", "ConvTranspose"))
+
+    assert sum(t.name.startswith("w1_quantized") for t in case.proto.graph.initializer) == 2
+
+
+def test_weights_in_constant_nodes_count_and_dead_channels_stay_exact_zeros() -> None:
+    weight = models.random(4, 3, 1, 1)
+    weight[2] = 0
+    proto = models.model("(float[1,3,4,4] x) => (float[1,4,4,4] y) { y = Conv(x, w) }")
+    constant = onnx.helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(weight, "w"))
+    proto.graph.node.insert(0, constant)
+    feed = {"x": models.random(1, 3, 4, 4)}
+    ranges = (TensorRange(name="x", amax=4.0),)
+
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges))
+
+    [y] = run(proto, feed, optimize=False)
+    assert not y[0, 2].any() and y[0, 1].any()
+
+
+def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None:
+    proto = models.model(
+        "(float16[2,4] x) => (float16[2,4] y) { y = MatMul(x, w) }", {"w": np.ones((4, 4), np.float16)}
+    )
+
+    assert quantizable_layers(proto) == ()
+    with pytest.raises(errors.UnsupportedFeatureError, match="QuantizeLinear"):
+        insert_qdq(models.qdq_net().proto, CalibrationCache(algorithm="minmax", ranges=()))
+
+
+def test_an_old_operator_set_is_raised_and_the_outputs_stay() -> None:
+    old = models.model(
+        "(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }",
+        {"w": models.random(4, 3), "b": models.random(3)},
+        opset=9,
+        ir_version=4,
+    )
+    feed = {"x": models.random(2, 4)}
+    golden = run(old, feed)[0]
+
+    insert_qdq(old, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0),)))
+
+    onnx.checker.check_model(old, full_check=True)
+    assert relative_error(run(old, feed)[0], golden) < 0.05
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_names_that_the_model_has_already_are_not_taken_twice(style) -> None:
+    proto = models.model(
+        """(float[2,4] x) => (float[2,3] y) {
+            x_quantized = Relu(x)
+            x_dequantized = MatMul(x, x_scale)
+            y = Add(x_dequantized, x_dequantized)
+        }""",
+        {"x_scale": models.random(4, 3)},
+    )
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0),)), style=style)
+
+    onnx.checker.check_model(proto, full_check=True)

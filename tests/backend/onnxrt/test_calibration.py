@@ -1,0 +1,257 @@
+"""Collecting ranges over data: what is collected, in how much memory, and what bad data leads to."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.calibration import Progress, RangeCollector, collect
+from trtops.calibration import CalibrationCache
+from trtops.calibration.histogram import ALGORITHMS
+from trtops.metadata import TensorMetadata
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+
+CASE = models.conv_net()
+INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
+QUICK = OnnxRuntimeOptions(tactics=(), timing_iterations=1)
+
+
+def images(count: int, batch: int = 4):
+    for seed in range(count):
+        yield {"image": models.random(batch, 3, 8, 8, seed=seed)}
+
+
+def tensors_of(proto: onnx.ModelProto, feed) -> dict[str, np.ndarray]:
+    import onnxruntime as ort
+
+    watched = onnx.ModelProto.FromString(proto.SerializeToString())
+    have = {value.name for value in watched.graph.output}
+    names = [name for node in watched.graph.node for name in node.output]
+    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(watched.SerializeToString(), options)
+    return dict(zip(names, session.run(names, feed))) | feed
+
+
+def test_every_tensor_gets_the_range_that_all_data_together_has() -> None:
+    found = collect(CASE.proto, images(5), inputs=INPUTS).cache
+    seen = [tensors_of(CASE.proto, feed) for feed in images(5)]
+
+    assert [entry.name for entry in found.ranges] == [
+        "image",
+        "c0",
+        "n0",
+        "r0",
+        "c1",
+        "r1",
+        "p",
+        "f",
+        "logits",
+        "scores",
+    ] or {entry.name for entry in found.ranges} == set(seen[0])
+    for entry in found.ranges:
+        values = np.concatenate([tensors[entry.name].ravel() for tensors in seen])
+        assert (entry.low, entry.high) == (values.min(), values.max())
+        assert entry.amax == np.abs(values).max() and entry.clipped == 0
+    assert (found.feeds, found.samples, found.complete) == (5, 20, True)
+
+
+def test_minmax_agrees_with_onnx_runtimes_own_calibrator(tmp_path) -> None:
+    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
+
+    path = CASE.write(tmp_path)
+    theirs = create_calibrator(
+        path, augmented_model_path=str(tmp_path / "a.onnx"), calibrate_method=CalibrationMethod.MinMax
+    )
+    source = images(4)
+    reader = type("Reader", (), {"get_next": lambda self: next(source, None)})()
+    theirs.collect_data(reader)
+
+    ours = collect(CASE.proto, images(4), inputs=INPUTS).cache.by_name()
+
+    for name, data in theirs.compute_data().items():
+        assert (ours[name].low, ours[name].high) == (np.asarray(data.lowest).item(), np.asarray(data.highest).item())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ranges_do_not_depend_on_how_the_data_is_cut_into_feeds(algorithm) -> None:
+    whole = {"image": np.concatenate([feed["image"] for feed in images(6)])}
+    cut = collect(CASE.proto, images(6), inputs=INPUTS, algorithm=algorithm).cache
+    together = collect(CASE.proto, [whole], inputs=INPUTS, algorithm=algorithm).cache
+
+    for a, b in zip(cut.ranges, together.ranges):
+        assert a.name == b.name and a.amax == pytest.approx(b.amax, rel=2e-3)
+    assert cut.samples == together.samples == 24 and cut.data_sha256 != together.data_sha256
+
+
+def test_one_feed_at_a_time_is_in_memory() -> None:
+    living: list[weakref.ref[np.ndarray]] = []
+    alive: list[int] = []
+
+    def load():
+        for feed in images(6):
+            gc.collect()
+            alive.append(sum(reference() is not None for reference in living))
+            living.append(weakref.ref(feed["image"]))
+            yield feed
+            del feed
+
+    collect(CASE.proto, load(), inputs=INPUTS, algorithm="entropy")
+
+    # The generator's own next one, and the one just used.
+    assert max(alive) <= 2
+
+
+def test_memory_does_not_grow_with_the_number_of_feeds() -> None:
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        collector = RangeCollector(CASE.proto, INPUTS)
+        for feed in images(count, batch=64):
+            collector.add(feed)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    assert peak(40) < peak(3) * 1.1
+
+
+def test_progress_is_told_after_every_feed() -> None:
+    told: list[Progress] = []
+    collect(CASE.proto, images(3), inputs=INPUTS, on_progress=told.append)
+
+    assert [(p.feeds, p.samples) for p in told] == [(1, 4), (2, 8), (3, 12)]
+    assert 0 < told[0].seconds <= told[1].seconds <= told[2].seconds
+
+
+def spoilt(value: float) -> dict[str, np.ndarray]:
+    feed = next(images(1))
+    feed["image"][1, 2, 3, 4] = value
+    return feed
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (spoilt(np.nan), r"feed 3: input 'image' holds 1 values .* \(nan\) at \(1, 2, 3, 4\)"),
+        (spoilt(-np.inf), r"feed 3: .*\(-inf\) at"),
+        ({"image": np.zeros((4, 3, 9, 8), np.float32)}, r"feed 3: .*shape \(4, 3, 9, 8\)"),
+        ({"image": np.zeros((4, 3, 8, 8))}, r"feed 3: .*float64"),
+        ({"picture": np.zeros((4, 3, 8, 8), np.float32)}, r"feed 3: .*'picture'"),
+    ],
+)
+def test_a_bad_feed_is_named_and_what_came_before_it_is_kept(bad, message) -> None:
+    good = collect(CASE.proto, images(2), inputs=INPUTS).cache
+
+    with pytest.raises(errors.CalibrationError, match=message) as caught:
+        collect(CASE.proto, [*images(2), bad, *images(9)], inputs=INPUTS)
+
+    partial = caught.value.partial
+    assert isinstance(partial, CalibrationCache) and not partial.complete
+    assert partial.ranges == good.ranges and (partial.feeds, partial.samples) == (2, 8)
+    assert "2 feeds before it gave (8 samples) is kept" in str(caught.value)
+
+
+def test_a_loader_that_raises_half_way_is_named_with_its_error_and_what_it_gave_is_kept() -> None:
+    def load():
+        yield from images(3)
+        raise OSError("disk gone")
+
+    with pytest.raises(errors.CalibrationError, match=r"failed at feed 4: OSError: disk gone") as caught:
+        collect(CASE.proto, load(), inputs=INPUTS, algorithm="percentile")
+
+    assert isinstance(caught.value.__cause__.__cause__, OSError)
+    assert caught.value.partial.feeds == 3 and not caught.value.partial.complete  # type: ignore[attr-defined]
+
+
+def test_no_data_and_a_single_sample_each_have_their_error() -> None:
+    with pytest.raises(errors.CalibrationError, match="No calibration data came"):
+        collect(CASE.proto, [], inputs=INPUTS)
+    with pytest.raises(errors.CalibrationError, match=r"has 1 sample; expected 2 or more"):
+        collect(CASE.proto, images(1, batch=1), inputs=INPUTS)
+    assert collect(CASE.proto, images(1, batch=1), inputs=INPUTS, min_samples=1).cache.samples == 1
+
+
+def test_a_model_that_fails_on_a_feed_names_the_feed() -> None:
+    proto = models.model(
+        "(float[n,4] x, int64[k] i) => (float[k,4] y) { y = Gather(x, i) }",
+    )
+    inputs = TensorMetadata().add("x", "float32", ("n", 4)).add("i", "int64", ("k",))
+    feeds = [{"x": models.random(3, 4), "i": np.array([index])} for index in (0, 7)]
+
+    with pytest.raises(errors.CalibrationError, match="feed 2: the model fails on it"):
+        collect(proto, feeds, inputs=inputs)
+
+
+def test_tensors_in_which_infinity_occurs_are_left_out_and_named_where_they_are_missed() -> None:
+    proto = models.model(
+        """(float[n,4] x) => (float[n,4] y) {
+            [scores] s = MatMul(x, w)
+            big = Mul(s, huge)
+            masked = Mul(big, huge)
+            p = Softmax(masked)
+            [last] y = MatMul(masked, w)
+        }""",
+        {"w": models.random(4, 4), "huge": np.float32(1e30)},
+    )
+    inputs = TensorMetadata().add("x", "float32", ("n", 4))
+    cache = collect(proto, [{"x": models.random(8, 4)}], inputs=inputs).cache
+
+    assert {"masked"} <= set(cache.excluded) and "masked" not in cache and "big" in cache
+    with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'masked'"):
+        OnnxRuntimeBackend().build(
+            Model.from_proto(proto),
+            BuildConfig(precision="int8", options=QUICK),
+            caches=Caches(calibration=cache.to_bytes()),
+        )
+
+
+@pytest.mark.parametrize("form", ["ours", "tensorrt"])
+def test_a_cache_of_either_format_builds_int8_without_calibrating(form) -> None:
+    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache
+    data = cache.to_bytes() if form == "ours" else cache.to_tensorrt()
+    backend = OnnxRuntimeBackend()
+
+    build = backend.build(
+        Model.from_proto(CASE.proto), BuildConfig(precision="int8", options=QUICK), caches=Caches(calibration=data)
+    )
+
+    assert build.calibration_cache == data
+    assert sum("QLinearConv" in layer.op or "QGemm" in layer.op for layer in build.layers) == 3
+    [golden] = [tensors_of(CASE.proto, dict(CASE.feed))["scores"]]
+    with backend.runner(build.engine) as runner:
+        assert np.abs(runner.infer(CASE.feed)["scores"] - golden).max() < 0.05
+
+
+def test_kept_layers_stay_in_fp32_also_where_folding_renames_their_outputs() -> None:
+    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache.to_bytes()
+    config = BuildConfig(precision="int8", keep=("conv0", "fc"), options=QUICK)
+
+    build = OnnxRuntimeBackend().build(Model.from_proto(CASE.proto), config, caches=Caches(calibration=cache))
+
+    assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
+    assert not any("QGemm" in layer.op for layer in build.layers)
+    assert "2 kept in FP32: conv0, fc" in build.log
+
+
+def test_a_partial_fit_builds_with_what_the_cache_has() -> None:
+    cache = collect(CASE.proto, images(4), inputs=INPUTS).cache.without(["r0"]).to_bytes()
+    model, backend = Model.from_proto(CASE.proto), OnnxRuntimeBackend()
+
+    with pytest.raises(errors.CalibrationError, match="'r0'"):
+        backend.build(model, BuildConfig(precision="int8", options=QUICK), caches=Caches(calibration=cache))
+    config = BuildConfig(precision="int8", calibration_fit="partial", options=QUICK)
+    build = backend.build(model, config, caches=Caches(calibration=cache))
+
+    assert "no ranges for r0" in build.log
+    assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
