@@ -18,12 +18,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
-from tests import models
 
+from tests import models
 from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.submodel import SubModel
-from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances
 from trtops.json import load_json
@@ -480,6 +479,53 @@ def test_dynamic_inputs_take_the_shapes_asked_for():
     assert names(result) == [{"bn0"}] and shapes == {(3, 3, 8, 8)}
     with pytest.raises(errors.UnknownInputError, match="'imge'"):
         reduce(case.proto, look, ReduceConfig(input_shapes={"imge": (3, 3, 8, 8)}))
+
+
+def test_a_journal_in_use_is_left_alone(tmp_path: Path):
+    case, config = branchy(), ReduceConfig(journal=str(tmp_path / "journal.jsonl"))
+    refused = []
+
+    def check(part: SubModel) -> bool:
+        with pytest.raises(errors.ConfigError, match="in use") as caught:
+            reduce(case.proto, Planted({"n1"}), config, feeds=[case.feed])
+        refused.append(caught.value)
+        return True
+
+    reduce(case.proto, check, config, feeds=[case.feed])
+
+    assert len(refused) == 1
+
+
+def with_custom_op() -> onnx.ModelProto:
+    return models.model(
+        """(float[4] x) => (float[2,2] y) {
+            [a] t = Relu(x)
+            [frob] u = custom.Frobnicate(t)
+            [c] v = Relu(u)
+            [d] w = Sigmoid(x)
+            [e] z = Add(v, w)
+            [f] y = Reshape(z, s)
+        }""",
+        {"s": np.array([2, 2])},
+    )
+
+
+def test_models_that_onnxruntime_does_not_run_are_reduced_without_data_where_asked():
+    model = with_custom_op()
+    model.graph.value_info.append(helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, [4]))
+
+    with pytest.raises(errors.BackendError, match="Frobnicate"):
+        reduce(model, Planted({"frob"}))
+    result = reduce(model, Planted({"frob", "e"}), ReduceConfig(inputs="declared"))
+
+    assert names(result) == [{"frob", "e"}]
+    inputs = {v.name: v.type.tensor_type.shape.dim[0].dim_value for v in result.culprits[0].model.graph.input}
+    assert inputs == {"t": 4, "v": 4, "w": 4}
+
+
+def test_a_type_that_nothing_declares_is_named():
+    with pytest.raises(errors.ConfigError, match="no values for sub-models"):
+        reduce(with_custom_op(), lambda part: bool(part.feeds), ReduceConfig(inputs="declared"))
 
 
 def test_random_inputs_are_given_where_asked():

@@ -82,6 +82,39 @@ def test_first_failing_asks_nothing_more_once_a_lazy_answer_was_yes():
     assert oracle.asked == sets[:3]
 
 
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), st.integers(1, 5))
+def test_halving_ends_at_the_one_failing_number(case: tuple[int, int], width: int):
+    length, culprit = case
+    asked = []
+
+    def ask(intervals: Sequence[tuple[int, int]]) -> Iterator[bool]:
+        for low, high in intervals:
+            asked.append((low, high))
+            yield low <= culprit < high
+
+    assert search.halve(ask, (0, length), width) == (culprit, culprit + 1)
+    assert len(asked) <= math.ceil(math.log2(length)) + 1
+
+
+@given(st.sets(st.integers(0, 63), min_size=2, max_size=5), st.integers(1, 5))
+def test_halving_ends_where_neither_half_fails_alone(culprit: set[int], width: int):
+    def fails(interval: tuple[int, int]) -> bool:
+        return culprit <= set(range(*interval))
+
+    low, high = search.halve(lambda intervals: map(fails, intervals), (0, 64), width)
+
+    middle = (low + high) // 2
+    assert fails((low, high)) and not fails((low, middle)) and not fails((middle, high))
+
+
+def test_halving_finds_a_short_failure_where_long_intervals_fail_for_another_reason():
+    def fails(interval: tuple[int, int]) -> bool:
+        low, high = interval
+        return low <= 133 < high or high - low > 110
+
+    assert search.halve(lambda intervals: map(fails, intervals), (0, 202)) == (133, 134)
+
+
 @given(
     st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=6)))
 )

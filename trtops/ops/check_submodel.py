@@ -2,7 +2,8 @@
 
 A check is any callable that takes a :class:`~trtops.backend.onnx.submodel.SubModel` and says whether it passes: True or
 ``"pass"``; False or ``"fail"``; or ``"error"``, which means that it went wrong in another way than the one that is hunted.
-Only ``"fail"`` counts as the failure. A check that raises counts as an error.
+Only ``"fail"`` counts as the failure. A check that raises counts as an error. The data of a sub-model can be read while it is
+checked, not later.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
 import onnx
 
 from trtops import errors
@@ -45,7 +47,7 @@ class CheckOutcome(Record):
         """
         if isinstance(answer, CheckOutcome):
             return answer
-        if isinstance(answer, bool):
+        if isinstance(answer, (bool, np.bool_)):
             return cls(verdict="pass" if answer else "fail")
         if answer in ("pass", "fail", "error"):
             return cls(verdict=answer)
@@ -107,10 +109,10 @@ def _copied(outputs: Arrays, *, last: bool) -> Arrays:
 
 def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
     """A runner of a model in ONNX Runtime with all optimizations, on the CPU."""
-    from trtops.backend.onnxrt.loader import SessionFromOnnx
+    from trtops.backend.onnxrt.observe import SessionFromMemory
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
-    return OnnxrtRunner(SessionFromOnnx(model), "onnxruntime")
+    return OnnxrtRunner(SessionFromMemory(model), "onnxruntime")
 
 
 @dataclass(frozen=True)

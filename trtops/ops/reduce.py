@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Cutter, SubModel, Values
+from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops import search
 from trtops.ops.check_submodel import Check, CheckOutcome, describe
@@ -60,7 +61,9 @@ class ReduceConfig(Record):
         reduce_outputs: Whether nodes may be cut off at the end. Without it the model's outputs stay, nodes are cut off at
             the beginning only, and only the *inputs* stage is gone through.
         reduce_inputs: Whether nodes may be cut off at the beginning; likewise.
-        inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers.
+        inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers. Or
+            ``declared``, for models that ONNX Runtime does not run: no data at all, and types and shapes as the model
+            declares them or as they can be inferred; the check must do without data.
         data: Where the whole model's inputs come from (:func:`trtops.ops.feeds.open_feeds`); random unless given.
         iterations: How many random feeds.
         seed: Seed of random data.
@@ -84,7 +87,7 @@ class ReduceConfig(Record):
     max_checks: int | None = None
     reduce_outputs: bool = True
     reduce_inputs: bool = True
-    inputs: Literal["real", "random"] = "real"
+    inputs: Literal["real", "random", "declared"] = "real"
     data: str | None = None
     iterations: int = 1
     seed: int = 1
@@ -230,7 +233,7 @@ def reduce(
     with ExitStack() as stack:
         journal = _open_journal(model, check, config)
         stack.callback(journal.close)
-        values = _observe(model, cutter, config, feeds)
+        values = _values(model, cutter, config, feeds, stack)
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
         hunt = _Hunt(cutter, values, check, config, journal, progress, evaluate or map)
@@ -276,14 +279,19 @@ def _open_journal(model: Model, check: Check, config: ReduceConfig) -> Journal:
     return Journal(None if config.journal is None else Path(config.journal), holds_for=holds_for)
 
 
-def _observe(model: Model, cutter: Cutter, config: ReduceConfig, feeds: Iterable[Feed] | None) -> Values:
-    from trtops.backend.onnxrt.observe import RandomInputs, observe
-
+def _values(
+    model: Model, cutter: Cutter, config: ReduceConfig, feeds: Iterable[Feed] | None, stack: ExitStack
+) -> Values:
+    """What is known of the model's tensors; what was observed is let go of with the stack."""
     inputs = TensorMetadata.of(model.info.inputs)
     for name, shape in config.input_shapes.items():
         if name not in inputs:
             raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
+    if config.inputs == "declared":
+        return Declared(cutter.model, inputs)
+    from trtops.backend.onnxrt.observe import RandomInputs, observe
+
     source = feeds if feeds is not None else config.data
     given = (
         [dict(f) for f in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
@@ -293,6 +301,7 @@ def _observe(model: Model, cutter: Cutter, config: ReduceConfig, feeds: Iterable
     for feed in given:
         check_feed(inputs, feed)
     observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
+    stack.callback(observed.close)
     return observed if config.inputs == "real" else RandomInputs(observed, config.seed)
 
 
@@ -460,11 +469,11 @@ class _Hunt:
 
     def _ends(self, parts: Parts) -> list[int]:
         """Parts that no other part needs (where outputs are reduced), or that need no other part; latest first."""
-        needs = {p: frozenset(self._needed(p, sorted(parts))) - {p} for p in parts}
-        if self._config.reduce_outputs:
-            inner = frozenset().union(*needs.values())
-            return sorted(parts - inner, reverse=True)
-        return sorted((p for p in parts if not needs[p]), reverse=True)
+        members = [(part, index) for part in parts for index in self.cutter.parts[part]]
+        maker = {name: part for part, index in members for name in self.cutter.makes(index)}
+        needs = {(p, maker[n]) for p, index in members for n in self.cutter.reads(index) if maker.get(n, p) != p}
+        inner = {needed if self._config.reduce_outputs else needing for needing, needed in needs}
+        return sorted(parts - inner, reverse=True)
 
     def _needed(self, last: int, among: Sequence[int]) -> list[int]:
         """A part and those among some that it needs."""
@@ -533,8 +542,9 @@ def _save_culprit(hunt: _Hunt, parts: Parts, number: int, config: ReduceConfig) 
     if config.output is not None:
         path = _numbered(Path(config.output), number)
         save_model(cut.proto, path)
-        inputs_path = path.with_name(f"{path.stem}_inputs.json")
-        _save_inputs(cut, inputs_path)
+        if config.inputs != "declared":
+            inputs_path = path.with_name(f"{path.stem}_inputs.json")
+            _save_inputs(cut, inputs_path)
     return Culprit(
         nodes=tuple(_culprit_node(hunt.cutter.model.graph.node[i], i) for i in cut.nodes),
         minimal=parts != hunt.unfinished,
@@ -585,5 +595,8 @@ def _log(run: Run, model: Model, check: Check, config: ReduceConfig, result: Red
     )
     run.log_json(result, "reduce/result.json")
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in journal.steps), "reduce/steps.jsonl")
-    for number, culprit in enumerate(result.culprits, start=1):
-        run.log_bytes(culprit.model.SerializeToString(), f"reduce/culprit_{number}.onnx")
+    with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
+        for number, culprit in enumerate(result.culprits if run is not NO_RUN else (), start=1):
+            save_model(culprit.model, Path(folder, f"culprit_{number}.onnx"))
+        for file in sorted(Path(folder).iterdir()):
+            run.log_file(file, f"reduce/{file.name}")

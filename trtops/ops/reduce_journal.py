@@ -89,7 +89,7 @@ class Journal:
             holds_for: What the answers depend on; must be what an existing journal was begun with.
 
         Raises:
-            ConfigError: If the journal belongs to another model, check or data.
+            ConfigError: If the journal belongs to another model, check or data, or is in use.
             FormatError: If the file is something else than a journal, or of a newer version.
         """
         self.steps: list[Step] = []
@@ -98,9 +98,10 @@ class Journal:
         self._file: IO[bytes] | None = None
         header = {"format": FORMAT, "version": VERSION, **(holds_for or {})}
         if path is not None:
-            size = self._read(path, header) if path.exists() and path.stat().st_size else 0
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("r+b" if size else "wb", buffering=0)
+            self._file = path.open("a+b", buffering=0)
+            _lock(self._file, path)
+            size = self._read(path, header) if path.stat().st_size else 0
             self._file.truncate(size)
             self._file.seek(size)
             if not size:
@@ -157,6 +158,19 @@ class Journal:
                 self.steps.append(Step.from_dict(line))
                 self.unanswered.discard(from_ranges(self.steps[-1].nodes))
         return size
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Keep other processes out; the system lets go of the lock when this one ends, however it ends."""
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise errors.ConfigError(
+            f"{path} is in use by another reduction. Wait for it, or give another journal."
+        ) from None
 
 
 def _line(path: Path, number: int, text: bytes) -> dict[str, Any]:

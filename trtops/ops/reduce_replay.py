@@ -111,12 +111,13 @@ def retrace(
         Key, number within its stage, nodes, and the answer.
     """
     nodes = sorted(cutter.order)
+    among = set(nodes)
     best: int | None = None
     for stage in ("outputs", "inputs"):
         marker = _Marker(mode, len(nodes), backwards=stage == "inputs")
         for index in range(len(nodes) + 1):
             at = nodes[marker.index]
-            held = frozenset(cutter.ancestors(at, nodes)) if stage == "outputs" else _between(cutter, at, best, nodes)
+            held = frozenset(cutter.ancestors(at, among)) if stage == "outputs" else _between(cutter, at, best, among)
             key = f"_N{index}_{stage}"
             passed = answer(key, held)
             if passed is None:
@@ -127,16 +128,16 @@ def retrace(
                 break
         if stage == "outputs" and marker.best is not None:
             best = nodes[marker.best]
-            needed = cutter.ancestors(best, nodes)
-            nodes = [index for index in nodes if index in needed]
+            among = cutter.ancestors(best, among)
+            nodes = sorted(among)
 
 
-def _between(cutter: Cutter, start: int, end: int | None, among: Sequence[int]) -> Nodes:
+def _between(cutter: Cutter, start: int, end: int | None, among: set[int]) -> Nodes:
     """Nodes among some that depend on the inputs of one node, and that another (None: any output) needs from there on."""
     cut = set(cutter.reads(start))
     depending: set[int] = set()
     reached = set(cut)
-    for index in (i for i in cutter.order if i in set(among)):
+    for index in (i for i in cutter.order if i in among):
         made = set(cutter.makes(index))
         if reached.intersection(cutter.reads(index)) and not made & cut:
             depending.add(index)

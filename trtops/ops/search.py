@@ -131,7 +131,7 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
     while len(kept) > 1:
         chunks = _chunks(kept, parts)
         # With two chunks each is what is left without the other.
-        without = [] if parts == 2 else [[i for i in kept if i not in set(chunk)] for chunk in chunks]
+        without = [] if parts == 2 else [_without(kept, chunk) for chunk in chunks]
         sets = {frozenset(part): part for part in (*chunks, *without)}
         found = first_failing(ask, list(sets), width)
         if found is not None:
@@ -149,6 +149,11 @@ def _chunks(items: list[int], parts: int) -> list[list[int]]:
     """The items in ``parts`` runs of nearly equal length."""
     ends = [len(items) * i // parts for i in range(parts + 1)]
     return [items[start:end] for start, end in pairwise(ends)]
+
+
+def _without(items: list[int], left_out: Iterable[int]) -> list[int]:
+    gone = set(left_out)
+    return [item for item in items if item not in gone]
 
 
 def find_all(ask: Ask[Items], items: Iterable[int], find: Callable[[Items], Items]) -> Iterator[Items]:

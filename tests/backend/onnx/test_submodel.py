@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests import models
 
+from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
 from trtops.backend.onnxrt.observe import Observed, RandomInputs, observe, reference_outputs

@@ -11,7 +11,7 @@ Knows the ONNX format; where values come from is the business of whoever impleme
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
@@ -21,8 +21,9 @@ import onnx
 from onnx import numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import walk
+from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.edit import element_type
+from trtops.backend.onnx.model import tensor_spec
 from trtops.metadata import TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -63,6 +64,62 @@ class Values(Protocol):
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
         """What a sub-model's outputs should be for the feeds that :meth:`feeds` gave; like them."""
         ...
+
+
+class Declared:
+    """What a model says of its tensors, or what can be inferred from that: no data. Implements :class:`Values`."""
+
+    def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, TensorSpec]) -> None:
+        """Infer types and shapes.
+
+        Args:
+            model: The model; not changed.
+            inputs: Its inputs, with the shapes to infer from.
+
+        Raises:
+            InvalidModelError: If shapes contradict each other.
+        """
+        inferred = onnx.ModelProto()
+        inferred.CopyFrom(model)
+        for value in inferred.graph.input:
+            if value.name in inputs:
+                value.CopyFrom(_value_info(inputs[value.name]))
+        shapes.infer_shapes(inferred)
+        self._declared = shapes.values(inferred.graph)
+
+    def spec(self, name: str) -> TensorSpec:
+        """What is declared or inferred.
+
+        Raises:
+            InvalidModelError: If not even the dtype is known.
+        """
+        value = self._declared.get(name)
+        spec = TensorSpec(name) if value is None else tensor_spec(value)
+        if spec.dtype is None:
+            raise errors.InvalidModelError(
+                f"The type of tensor {name!r} cannot be inferred, so the model cannot be cut there. Declare it in the "
+                "model's value_info."
+            )
+        return spec
+
+    def constant(self, name: str) -> Array | None:
+        """None: no value is known."""
+        return None
+
+    def feeds(self, names: Sequence[str]) -> list[Arrays]:
+        """Refused.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise errors.ConfigError(
+            "There are no values for sub-models, only declared types and shapes. Let the model be run, or use a check that "
+            "needs no data."
+        )
+
+    def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
+        """Refused, as :meth:`feeds`."""
+        return self.feeds(names)
 
 
 @dataclass(frozen=True)
@@ -205,7 +262,12 @@ class Cutter:
         inside = sorted(nodes, key=self._position.__getitem__)
         inputs, frozen = self._entering(inside, values)
         outputs = self._leaving(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
-        graph = onnx.GraphProto(name=self.model.graph.name or "graph")
+        # Filled in place: a copy of the finished graph would copy all weights once more.
+        proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
+        proto.opset_import.extend(self.model.opset_import)
+        proto.functions.extend(self.model.functions)
+        graph = proto.graph
+        graph.name = self.model.graph.name or "graph"
         graph.node.extend(self.model.graph.node[index] for index in inside)
         for name in dict.fromkeys(name for index in inside for name in self._weights[index]):
             _add_constant(graph, self._constants[name])
@@ -214,10 +276,6 @@ class Cutter:
         # While values are being found there are none of what is cut out yet: outputs go undeclared.
         declared = expose == "ends"
         graph.output.extend(_value_info(values.spec(n)) if declared else onnx.ValueInfoProto(name=n) for n in outputs)
-        proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
-        proto.opset_import.extend(self.model.opset_import)
-        proto.functions.extend(self.model.functions)
-        proto.graph.CopyFrom(graph)
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
     def _entering(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:

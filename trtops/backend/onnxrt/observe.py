@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
+from trtops.backend.onnx.save import PROTOBUF_LIMIT, save_model
 from trtops.backend.onnx.submodel import Array, Arrays, Cutter
 from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
@@ -26,6 +28,31 @@ DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64
 
 
+@dataclass(frozen=True)
+class SessionFromMemory:
+    """Loads a session from a model in memory, of any size.
+
+    Attributes:
+        model: The model, with its weights inside; shared, not changed.
+        optimized: Whether ONNX Runtime may optimize it.
+        limit_bytes: From which size on the weights go through a temporary file; what protobuf cannot hold must.
+    """
+
+    model: onnx.ModelProto
+    optimized: bool = True
+    limit_bytes: int = PROTOBUF_LIMIT
+
+    def __call__(self) -> ort.InferenceSession:
+        """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
+        level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if self.model.ByteSize() < self.limit_bytes:
+            return SessionFromOnnx(self.model, graph_optimization_level=level)()
+        with tempfile.TemporaryDirectory(prefix="trtops-model-") as folder:
+            path = Path(folder, "model.onnx")
+            save_model(self.model, path, external_data_path="")
+            return SessionFromOnnx(path, graph_optimization_level=level)()
+
+
 def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
     """Run a model in memory without optimizing it, for each feed; the outputs are the caller's.
 
@@ -33,8 +60,7 @@ def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arr
         ModelError: If ONNX Runtime does not take the model.
         BackendError: If it has no kernel for a node, or fails.
     """
-    session = SessionFromOnnx(model, graph_optimization_level=ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    with OnnxrtRunner(session, "reference") as runner:
+    with OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference") as runner:
         return [runner.infer(feed) for feed in feeds]
 
 
@@ -212,9 +238,8 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
 def _observe_piece(cutter: Cutter, nodes: Sequence[int], observed: Observed, count: int) -> int:
     """Run some nodes on what is known already, and add what they make; returns the bytes added."""
     piece = cutter.cut(nodes, observed, expose="all")
-    session = SessionFromOnnx(piece.proto, graph_optimization_level=ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     used = 0
-    with OnnxrtRunner(session, "observation") as runner:
+    with OnnxrtRunner(SessionFromMemory(piece.proto, optimized=False), "observation") as runner:
         for feed in _by_feed({name: observed.arrays(name) for name in piece.inputs}, count):
             used += observed.put(runner.infer(feed))
     return used
