@@ -232,7 +232,7 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
 
 def _expect(kind: type[T], obj: object, name: str) -> T:
     if not isinstance(obj, kind):
-        raise errors.FormatError(f"{name} holds a {type(obj).__name__}; expected a {kind.__name__}.")
+        raise errors.FormatError(f"{name} holds a {type(obj).__name__}; expected {kind.__name__}.")
     return obj
 
 

@@ -187,7 +187,7 @@ def test_accuracy_is_asked_by_pair_and_function():
 
 def test_runs_of_different_lengths_are_an_error_and_not_compared_in_part():
     run = run_of(("a", [{"x": X}]), ("b", [{"x": X}, {"x": X}]))
-    with pytest.raises(errors.IterationMismatchError, match="number 0 .* end after 1"):
+    with pytest.raises(errors.IterationMismatchError, match=r"number 0 .* end after 1"):
         Comparator.compare_accuracy(run)
 
 

@@ -110,7 +110,9 @@ def assert_quantile(values, level, found):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["continuous", "many ties", "identical", "mostly zero", "sorted", "heavy tails"])
+@pytest.mark.parametrize(
+    "kind", ["continuous", "many ties", "identical", "mostly zero", "half", "sorted", "heavy tails"]
+)
 def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
     random = np.random.default_rng(seed)
     b = random.standard_normal(300_000 + seed).astype(np.float32)
@@ -119,6 +121,7 @@ def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
         "many ties": random.integers(-2, 3, b.size) * 2.0**-8,
         "identical": np.zeros(b.size),
         "mostly zero": (random.random(b.size) < 0.49) * 2.0**-6,
+        "half": b.astype(np.float16) - b + random.integers(-2, 3, b.size) * 2.0**-10,
         "sorted": np.sort(random.standard_normal(b.size)),
         "heavy tails": random.standard_cauchy(b.size),
     }[kind]
@@ -135,10 +138,21 @@ def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
     assert found.worst_index == int(np.argmax(d))
 
 
+def test_ties_do_not_need_another_pass(monkeypatch):
+    monkeypatch.setattr(metrics._Stream, "_at", lambda *_: pytest.fail("counted out"))
+    random = np.random.default_rng(0)
+    for levels in (2, 5, 40):
+        b = random.integers(1, levels, 400_000).astype(np.float32)
+        a = b + random.integers(0, levels, b.size).astype(np.float32)
+        found = statistics(a, b, quantiles=(0.9, 0.99, 1.0))
+        d, _ = plain_errors(a, b)
+        assert [found.median_abs, *(q.abs for q in found.quantiles)] == list(np.quantile(d, [0.5, 0.9, 0.99, 1.0]))
+
+
 def test_ranks_that_the_sample_misses_are_counted_out_exactly(monkeypatch):
     random = np.random.default_rng(3)
     a, b = random.standard_normal((2, 200_000)).astype(np.float32)
-    monkeypatch.setattr(metrics._Bracket, "pick", lambda bracket: None)
+    monkeypatch.setattr(metrics._Bracket, "pick", lambda bracket, last: None)
 
     found = statistics(a, b, quantiles=(0.99,))
 

@@ -550,37 +550,46 @@ def _staircase(d: Array, r: Array) -> Pair:
 
 
 class _Bracket:
-    """Collects the elements between two bounds, and finds one rank among them."""
+    """Collects the elements between two bounds, and finds one rank and the next among them."""
 
-    def __init__(self, rank: int, low: float, high: float) -> None:
+    def __init__(self, rank: int, low: float, high: float, tied: bool) -> None:
         self.rank, self.low, self.high = rank, low, high
-        self.below = self.equal = self.held = 0
+        self.tied = tied  # many elements may be equal to a bound: these are counted, not collected
+        self.up_to_low = self.at_low = self.at_high = self.held = 0
         self.inside: list[Array] = []
 
     def add(self, x: Array) -> None:
-        if self.low == self.high:
-            self.below += int(np.count_nonzero(x < self.low))
-            self.equal += int(np.count_nonzero(x == self.low))
-            return
-        above = x > self.low
-        count = int(np.count_nonzero(above))
-        self.below += x.size - count
-        above &= x < self.high
+        inside = x > self.low
+        self.up_to_low += x.size - int(np.count_nonzero(inside))
+        if self.tied:
+            self.at_low += int(np.count_nonzero(x == self.low))
+            if self.low == self.high:
+                return
+            self.at_high += int(np.count_nonzero(x == self.high))
+        inside &= x < self.high
         if self.held <= _BRACKET_ELEMENTS:
-            found = x[above]
+            found = x[inside]
             self.held += found.size
             self.inside.append(found)
 
-    def pick(self) -> tuple[float, float] | None:
-        """The elements at the rank and behind it, or None if the bracket missed them."""
-        rank = self.rank - self.below
-        if self.low == self.high:
-            return (self.low, self.low) if rank >= 0 and rank + 1 < self.equal else None
-        if rank < 0 or rank + 1 >= self.held or self.held > _BRACKET_ELEMENTS:
+    def pick(self, last: int) -> tuple[float, float] | None:
+        """The elements at the rank and behind it (``last`` is the last there is), or None if the bracket missed one."""
+        if self.held > _BRACKET_ELEMENTS:
             return None
-        inside = np.concatenate(self.inside)
-        inside.partition((rank, rank + 1))
-        return float(inside[rank]), float(inside[rank + 1])
+        ranks = self.rank - self.up_to_low, min(self.rank + 1, last) - self.up_to_low
+        inside = np.concatenate(self.inside) if self.inside else np.empty(0)
+        inner = [rank for rank in ranks if 0 <= rank < self.held]
+        if inner:
+            inside.partition(inner)
+        found = [self._at(rank, inside) for rank in ranks]
+        return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+    def _at(self, rank: int, inside: Array) -> float | None:
+        if rank < 0:
+            return self.low if rank >= -self.at_low else None
+        if rank < self.held:
+            return float(inside[rank])
+        return self.high if rank < self.held + self.at_high else None
 
 
 class _Stream:
@@ -657,7 +666,9 @@ class _Stream:
         first, last = int(level * sample.size - reach), int(level * sample.size + reach)
         low = float(sample[first]) if first >= 0 else -1.0
         high = float(sample[last]) if last < sample.size else math.inf
-        return _Bracket(rank, low, high)
+        tied = first > 0 and sample[first - 1] == low
+        tied = tied or (first >= 0 and sample[first + 1] == low) or (last < sample.size and sample[last - 1] == high)
+        return _Bracket(rank, low, high, bool(tied))
 
     def _settle(
         self,
@@ -670,7 +681,7 @@ class _Stream:
             return [math.nan for _ in levels]
         values = []
         for bracket, level in zip(brackets, levels):
-            found = bracket.pick()
+            found = bracket.pick(self.elements - 1)
             if found is None:
                 found = self._count_out(bracket.rank, series)
             values.append(_between(*found, level * (self.elements - 1) - bracket.rank))

@@ -360,7 +360,7 @@ def _decode_run(members: dict[str, Any]) -> RunResults:
 def _expect(kind: type[T], found: object, where: str) -> T:
     if not isinstance(found, kind):
         hint = " It may hold inputs: load it with trtops.json.load_json." if isinstance(found, (list, dict)) else ""
-        raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected a {kind.__name__}.{hint}")
+        raise errors.FormatError(f"{where} holds a {type(found).__name__}; expected {kind.__name__}.{hint}")
     return found
 
 

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from trtops import errors
+from trtops.backend.base import BaseRunner
+from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.comparator import (
+    Comparator,
+    CompareFunc,
+    DataLoader,
+    IterationResult,
+    PostprocessFunc,
+    RunResults,
+    StreamingDataLoader,
+)
+from trtops.json import load_json, save_json
+from trtops.metadata import TensorMetadata
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Doubles its input of shape (N, 3)."""
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N,3] x) => (float[N,3] y) { y = Add(x, x) }'
+    onnx.save(parser.parse_model(text), tmp_path / "double.onnx")
+    return str(tmp_path / "double.onnx")
+
+
+class Echo(BaseRunner):
+    """Returns its input, always in the same buffer, as back ends may do."""
+
+    def __init__(self, name="echo", offset=0.0, trouble=None):
+        super().__init__(name)
+        self.offset, self.trouble = offset, trouble
+        self.activations = self.inferences = 0
+
+    def activate_impl(self):
+        self.activations += 1
+        self.buffer = np.zeros(3, np.float32)
+
+    def get_input_metadata_impl(self):
+        return TensorMetadata().add("x", np.float32, (3,))
+
+    def infer_impl(self, feed_dict):
+        self.inferences += 1
+        if self.trouble == "raise":
+            raise errors.InferenceError("no kernel")
+        np.add(feed_dict["x"], np.float32(self.offset), out=self.buffer)
+        self.inference_time = 1e-3
+        return {"y": self.buffer}
+
+
+FEEDS = [{"x": np.full(3, i, np.float32)} for i in range(4)]
+
+
+def test_two_onnx_runtime_runners_agree_on_random_inputs(model):
+    runners = [OnnxrtRunner(SessionFromOnnx(model), name=name) for name in ("a", "b")]
+    loader = DataLoader(iterations=3, input_metadata=TensorMetadata().add("x", np.float32, (5, 3)))
+
+    results = Comparator.run(runners, data_loader=loader, warm_up=1)
+
+    assert list(results.keys()) == ["a", "b"]
+    assert [len(iterations) for iterations in results.values()] == [3, 3]
+    assert results["a"][2]["y"].shape == (5, 3)
+    np.testing.assert_array_equal(results["a"][1]["y"], 2 * loader[1]["x"])
+    assert all(it.runtime > 0 and it.runner_name == "b" for it in results["b"])
+    assert bool(Comparator.compare_accuracy(results, compare_func=CompareFunc.simple(atol=1e-8)))
+    assert not any(runner.is_active for runner in runners)
+
+
+def test_without_a_loader_inputs_are_random_and_dynamic_sizes_1(model, caplog):
+    with caplog.at_level(logging.WARNING):
+        [(_, [outputs])] = Comparator.run([OnnxrtRunner(SessionFromOnnx(model))])
+    assert outputs["y"].shape == (1, 3)
+    assert "dynamic shape" in caplog.text
+
+
+def test_outputs_are_kept_though_the_runner_reuses_its_buffer():
+    results = Comparator.run([Echo()], FEEDS)
+    assert [it["y"][0] for it in results["echo"]] == [0, 1, 2, 3]
+
+
+def test_a_generator_of_inputs_serves_several_runners():
+    results = Comparator.run([Echo("a"), Echo("b", offset=1)], (feed for feed in FEEDS))
+    assert [it["y"][0] for it in results["b"]] == [1, 2, 3, 4]
+    assert not Comparator.compare_accuracy(results)
+
+
+def test_inputs_are_fitted_to_the_runner_and_what_does_not_fit_is_refused(caplog):
+    fitting = [{"X": np.arange(3.0)}, {"x": np.arange(3, dtype=np.int64).reshape(1, 3)}]
+    results = Comparator.run([Echo()], fitting)
+    assert [it["y"].tolist() for it in results["echo"]] == [[0, 1, 2], [0, 1, 2]]
+    assert "cast from float64 to float32" in caplog.text and "closest" in caplog.text
+    with pytest.raises(errors.InputShapeError, match=r"'x' has shape \(4,\); expected \(3,\)"):
+        Comparator.run([Echo()], [{"x": np.zeros(4, np.float32)}])
+    with pytest.raises(errors.MissingInputError):
+        Comparator.run([Echo()], [{}])
+    with pytest.raises(errors.InputError, match="expected a dict of arrays"):
+        Comparator.run([Echo()], [[1, 2]])
+
+
+def test_warm_up_runs_are_not_in_the_results():
+    runner = Echo()
+    results = Comparator.run([runner], FEEDS, warm_up=3)
+    assert (len(results["echo"]), runner.inferences, runner.activations) == (4, 7, 1)
+
+
+def test_a_runner_that_fails_is_deactivated():
+    runner = Echo(trouble="raise")
+    with pytest.raises(errors.InferenceError, match="no kernel"):
+        Comparator.run([runner], FEEDS)
+    assert not runner.is_active
+
+
+@pytest.mark.parametrize("ending", [".json", ".npz", ""])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_inputs_and_outputs_are_saved_as_file_or_directory(tmp_path, ending, streaming):
+    inputs, outputs = tmp_path / f"in{ending}", tmp_path / f"out{ending}"
+    run = Comparator.run(
+        [Echo("a"), Echo("a", offset=1)], FEEDS, save_inputs_path=inputs, save_outputs_path=outputs,
+        save_input_blob_path=tmp_path / "raw", streaming=streaming,
+    )  # fmt: skip
+    if streaming:
+        assert [single[1][1][0]["y"][0] for single in run] == [1, 2, 3, 4]
+
+    loaded = RunResults.load(outputs)
+    assert [name for name, _ in loaded] == ["a", "a"]
+    assert [it["y"][0] for it in loaded[1][1]] == [1, 2, 3, 4]
+    assert [feed["x"][0] for feed in StreamingDataLoader(inputs)] == [0, 1, 2, 3]
+    assert inputs.is_dir() == (ending == "")
+    assert np.fromfile(tmp_path / "raw" / "0000000002" / "x.bin", np.float32).tolist() == [2, 2, 2]
+
+
+def test_streaming_holds_one_iteration_at_a_time_and_compares_as_it_goes():
+    alive = []
+
+    def feeds():
+        for i in range(50):
+            alive.append(i)
+            yield {"x": np.full(3, i, np.float32)}
+
+    runners = [Echo("a"), Echo("b", offset=1e-6)]
+    stream = Comparator.validate(Comparator.run(runners, feeds(), streaming=True))
+    stream = Comparator.postprocess(stream, lambda iteration: iteration)
+    assert alive == []
+    found = Comparator.compare_accuracy(stream)
+    assert found and found.stats() == (50, 0, 50)
+    assert not any(runner.is_active for runner in runners)
+
+
+def test_a_stream_that_is_left_early_saves_what_was_run_and_lets_go(tmp_path):
+    runners = [Echo("a"), Echo("b", offset=1)]
+    stream = Comparator.run(runners, FEEDS, streaming=True, save_outputs_path=tmp_path / "out.json")
+    assert not Comparator.compare_accuracy(stream, fail_fast=True)
+    assert len(RunResults.load(tmp_path / "out.json")["a"]) == 1
+    assert not any(runner.is_active for runner in runners)
+
+
+def test_a_stream_that_fails_leaves_no_single_file(tmp_path):
+    with pytest.raises(errors.InferenceError):
+        list(Comparator.run([Echo(trouble="raise")], FEEDS, streaming=True, save_outputs_path=tmp_path / "out.json"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_places_to_save_at_are_checked_before_anything_runs(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    runner = Echo()
+    with pytest.raises(errors.ConfigError, match="not an empty directory"):
+        Comparator.run([runner], FEEDS, save_outputs_path=tmp_path / "full")
+    with pytest.raises(errors.ConfigError, match="different places"):
+        Comparator.run([runner], FEEDS, save_inputs_path=tmp_path / "x", save_outputs_path=tmp_path / "x")
+    with pytest.raises(errors.ConfigError, match="leads out of"):
+        Comparator.run([Anything()], [{"../../x": np.zeros(3)}], save_input_blob_path=tmp_path / "raw")
+    assert runner.activations == 0
+
+
+class Anything(Echo):
+    def get_input_metadata_impl(self):
+        return TensorMetadata().add("../../x", np.float64, (3,))
+
+    def infer_impl(self, feed_dict):
+        self.inference_time = 0.0
+        return {}
+
+
+def test_results_of_two_runs_are_compared_with_each_other():
+    one, other = Comparator.run([Echo("a")], FEEDS), Comparator.run([Echo("b")], FEEDS)
+    assert Comparator.compare_accuracy([one, other])
+    assert list(Comparator.compare_accuracy([one, other]).keys()) == [("a", "b")]
+
+
+def test_child_processes_run_runners_apart_and_hand_inputs_on(model):
+    loader = DataLoader(iterations=2, input_metadata=TensorMetadata().add("x", np.float32, (2, 3)))
+    runners = [OnnxrtRunner(SessionFromOnnx(model), name=name) for name in ("a", "b")]
+    results = Comparator.run(runners, loader, use_subprocess=True, subprocess_timeout=100)
+    assert Comparator.compare_accuracy(results) and len(results["b"]) == 2
+    np.testing.assert_array_equal(results["a"][1]["y"], 2 * loader[1]["x"])
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "said"),
+    [
+        ("hang", errors.WorkerError, "took more than .* s and was killed"),
+        ("crash", errors.WorkerError, "(?s)died of SIGSEGV.*about to crash"),
+        ("raise", errors.InferenceError, "no kernel"),
+        ("bug", errors.WorkerError, "ZeroDivisionError: oops"),
+    ],
+)
+def test_a_child_that_hangs_crashes_or_raises_is_told_of(trouble, kind, said, worker_module):
+    with pytest.raises(kind, match=said):
+        Comparator.run(
+            [worker_module.Trouble(trouble)],
+            FEEDS,
+            use_subprocess=True,
+            subprocess_timeout=1.5 if trouble == "hang" else 100,
+        )
+
+
+@pytest.fixture
+def worker_module(tmp_path, monkeypatch):
+    """A runner in a module that a spawned process can import, which this test file is not."""
+    source = """
+import os, signal, sys, time
+from trtops import errors
+from trtops.backend.base import BaseRunner
+from trtops.metadata import TensorMetadata
+
+class Trouble(BaseRunner):
+    def __init__(self, trouble):
+        super().__init__("trouble")
+        self.trouble = trouble
+
+    def get_input_metadata_impl(self):
+        return TensorMetadata().add("x", "float32", (3,))
+
+    def infer_impl(self, feed):
+        if self.trouble == "hang":
+            time.sleep(60)
+        if self.trouble == "crash":
+            print("about to crash", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.trouble == "raise":
+            raise errors.InferenceError("no kernel")
+        raise ZeroDivisionError("oops")
+"""
+    (tmp_path / "trouble_runner.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("trouble_runner")
+    del sys.modules["trouble_runner"]
+
+
+def test_what_cannot_be_sent_to_a_child_is_told_before_it_starts():
+    runner = Echo()
+    runner.extra = lambda: None
+    with pytest.raises(errors.ConfigError, match="cannot be sent to a child process"):
+        Comparator.run([runner], FEEDS, use_subprocess=True)
+    with pytest.raises(errors.ConfigError, match="exclude each other"):
+        Comparator.run([runner], FEEDS, use_subprocess=True, streaming=True)
+
+
+def test_top_k_before_comparing_forgives_what_does_not_change_the_order():
+    scores = np.array([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]])
+    results = RunResults([("a", [IterationResult({"s": scores + 0.01})]), ("b", [IterationResult({"s": scores})])])
+    assert not Comparator.compare_accuracy(results)
+    assert Comparator.compare_accuracy(
+        Comparator.postprocess(results, PostprocessFunc.top_k(2)), compare_func=CompareFunc.indices()
+    )
+    assert results["a"][0]["s"].tolist() == [[1, 2], [0, 2]]
+
+
+def test_validate_finds_nan_and_if_asked_infinity():
+    results = RunResults()
+    results.add([{"x": np.array([1.0, np.inf]), "i": np.array([1])}], runner_name="r")
+    assert Comparator.validate(results)
+    assert not Comparator.validate(results, check_inf=True)
+    results.add([{"x": np.array([np.nan])}], runner_name="s")
+    assert not Comparator.validate(results)
+    assert Comparator.validate(results, check_nan=False)
+    with pytest.raises(errors.ComparisonError, match="output 'x' of iteration 0 has 1 NaN"):
+        list(Comparator.validate(iter([results])))
+
+
+def test_saved_inputs_are_fed_again(tmp_path, model):
+    loader = DataLoader(iterations=2, input_metadata=TensorMetadata().add("x", np.float32, (2, 3)))
+    first = Comparator.run([OnnxrtRunner(SessionFromOnnx(model), "a")], loader, save_inputs_path=tmp_path / "in.json")
+    again = Comparator.run([OnnxrtRunner(SessionFromOnnx(model), "b")], load_json(tmp_path / "in.json"))
+    assert Comparator.compare_accuracy([first, again])
+
+
+def test_a_directory_without_iterations_and_one_where_a_file_is_wanted_are_told(tmp_path):
+    with pytest.raises(errors.FormatError, match="holds no iterations"):
+        list(StreamingDataLoader(tmp_path))
+    save_json({"x": np.zeros(3)}, tmp_path / "0000000000.json")
+    assert len(list(StreamingDataLoader(tmp_path))) == 1
+    with pytest.raises(errors.FormatError, match="is a directory"):
+        list(StreamingDataLoader(tmp_path, allow_dirs=False))

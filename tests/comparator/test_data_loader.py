@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.comparator import DataLoader
+from trtops.comparator.data_loader import DataLoaderCache, fit_feed
+from trtops.metadata import TensorMetadata
+
+MODEL = TensorMetadata().add("x", np.float32, (2, 3)).add("ids", np.int64, (4,)).add("mask", bool, (5,))
+
+
+def loader_for(model=MODEL, **options):
+    loader = DataLoader(**options)
+    loader.input_metadata = model
+    return loader
+
+
+def test_the_same_index_gives_the_same_arrays_and_another_gives_others():
+    loader = loader_for(iterations=3)
+    again = loader_for(iterations=3)
+    assert len(loader) == len(list(loader)) == 3
+    for name in MODEL:
+        np.testing.assert_array_equal(loader[1][name], again[1][name])
+    assert not np.array_equal(loader[0]["x"], loader[1]["x"])
+    with pytest.raises(IndexError):
+        loader[3]
+
+
+def test_values_are_within_the_range_and_of_the_inputs_own_types():
+    feed = loader_for(val_range={"x": (-3, -2), "ids": (5, 7)})[0]
+    assert (feed["x"].dtype, feed["ids"].dtype, feed["mask"].dtype) == (np.float32, np.int64, bool)
+    assert feed["x"].min() >= -3 and feed["x"].max() <= -2
+    assert set(feed["ids"]) <= {5, 6, 7}
+
+
+def test_older_scripts_give_ranges_by_kind():
+    feed = loader_for(int_range=(90, 91), float_range=(-8.0, -7.0))[0]
+    assert set(feed["ids"]) <= {90, 91}
+    assert feed["x"].max() <= -7
+
+
+def test_a_bounded_dynamic_shape_is_taken_at_its_smallest():
+    model = TensorMetadata().add("x", "float32", ("n", 3), min_shape=(2, 3), max_shape=(9, 3))
+    assert loader_for(model)[0]["x"].shape == (2, 3)
+
+
+def test_what_fits_no_input_is_warned_of(caplog):
+    loader = loader_for(input_metadata=TensorMetadata().add("idss", None, (4,)), val_range={"y": (0, 1)})
+    with caplog.at_level(logging.WARNING):
+        _ = loader[0]
+    assert "'idss', which is no input of the model. Did you mean 'ids'" in caplog.text
+    assert "val_range names 'y'" in caplog.text
+
+
+def test_options_that_cannot_be_meant_are_refused():
+    with pytest.raises(errors.ConfigError, match="expected 'numpy' or 'torch'"):
+        DataLoader(data_loader_backend_module="jax")
+    with pytest.raises(errors.ConfigError, match="start exceeds its end"):
+        loader_for(val_range=(2, 1))[0]
+    with pytest.raises(errors.ConfigError, match=r"range \(0, 300\) does not fit uint8"):
+        loader_for(TensorMetadata().add("u", np.uint8, (2,)), val_range=(0, 300))[0]
+    with pytest.raises(errors.ConfigError, match="Random strings"):
+        loader_for(TensorMetadata().add("s", "str", (2,)))[0]
+    with pytest.raises(errors.ConfigError, match="shape of input 'x' is not known"):
+        loader_for(TensorMetadata().add("x", np.float32))[0]
+
+
+def test_bfloat16_inputs_are_made():
+    assert loader_for(TensorMetadata().add("x", "bfloat16", (2,)))[0]["x"].dtype.name == "bfloat16"
+
+
+def test_runners_with_other_shapes_get_inputs_made_for_them():
+    cache = DataLoaderCache(DataLoader())
+    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (2, 3)))
+    first = cache[0]["x"]
+    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (4, 5)))
+    assert first.shape == (2, 3) and cache[0]["x"].shape == (4, 5)
+    cache.set_input_metadata(TensorMetadata().add("x", np.float32, (2, 3)))
+    assert cache[0]["x"] is first
+
+
+def test_inputs_that_fit_are_passed_on_as_they_are_and_extra_ones_left_out():
+    x = np.zeros((2, 3), np.float32)
+    feed = {"x": x, "ids": np.zeros(4, np.int64), "mask": np.zeros(5, bool), "more": np.zeros(1)}
+    fitted = fit_feed(feed, MODEL)
+    assert fitted["x"] is x and list(fitted) == ["x", "ids", "mask"]
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.zeros((3, 2), np.float32), (2, 3)),
+        (np.zeros(6, np.float16), (2, 3)),
+        (np.zeros((1, 2, 3)), (2, 3)),
+    ],
+)
+def test_arrays_are_permuted_reshaped_and_cast_where_that_can_be_done(array, expected):
+    fitted = fit_feed({"x": array}, TensorMetadata().add("x", np.float32, (2, 3)))["x"]
+    assert (fitted.shape, fitted.dtype) == (expected, np.float32)
+
+
+def test_dynamic_dimensions_take_what_is_left():
+    fitted = fit_feed({"x": np.zeros(12, np.float32)}, TensorMetadata().add("x", np.float32, ("n", 3)))["x"]
+    assert fitted.shape == (4, 3)
+
+
+def test_values_that_an_integer_type_does_not_hold_are_refused():
+    with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
+        fit_feed({"x": np.array([300])}, TensorMetadata().add("x", np.int8, (1,)))
+    with pytest.raises(errors.InputDtypeError, match="values that int8 does not hold"):
+        fit_feed({"x": np.array([np.nan])}, TensorMetadata().add("x", np.int8, (1,)))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from trtops.comparator import CompareFunc, IterationResult, plot
+
+
+def outputs(**arrays):
+    random = np.random.default_rng(0)
+    return {k: v + 1e-3 * random.standard_normal(v.shape) for k, v in arrays.items()}, arrays
+
+
+SHAPES = [(), (7,), (1000,), (3, 4), (2, 5, 6), (1, 40, 8, 9), (2, 1, 3, 2, 4, 5), (1, 1), (1500, 30)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_outputs_of_any_rank_give_three_pictures_with_something_on_them(shape):
+    pictures = dict(plot.error_figures(*outputs(x=np.random.default_rng(1).standard_normal(shape))))
+    assert list(pictures) == ["x.absolute.png", "x.relative.png", "x.errors.png"]
+    for png in pictures.values():
+        image = imread(io.BytesIO(png))
+        assert min(image.shape[:2]) > 300 and image.std() > 0.01
+
+
+def test_of_many_slices_the_worst_are_shown_and_named():
+    golden = np.zeros((64, 5, 5))
+    actual = golden.copy()
+    actual[37, 2, 2] = 1.0
+    figure = plot.heatmap(actual, golden, "x", "absolute")
+    assert "16 of 64 slices" in figure.get_suptitle()
+    assert "[37, :, :]" in [axes.get_title() for axes in figure.axes]
+
+
+def test_shrinking_an_image_keeps_its_largest_error():
+    golden = np.zeros((3000, 2000), np.float32)
+    actual = golden.copy()
+    actual[1234, 567] = 8.0
+    shrunk = plot._shrunk(actual, golden, "absolute")
+    assert max(shrunk.shape) <= 512 and shrunk.max() == 8.0
+
+
+def test_large_plots_draw_a_sample_with_the_worst_elements():
+    golden = np.zeros(300_000)
+    actual = golden.copy()
+    actual[299_999] = 5.0
+    _, absolute, _, drawn = plot._sampled_errors(actual, golden)
+    assert absolute.max() == 5.0 and drawn < 60_000
+
+
+def test_nan_infinity_and_equal_outputs_are_drawn():
+    golden = {"x": np.array([[1.0, np.nan], [np.inf, 0.0]])}
+    assert len(list(plot.error_figures(golden, golden))) == 3
+
+
+def test_strings_empty_and_mismatched_outputs_are_left_out():
+    a = {"s": np.array(["a"]), "e": np.zeros((0, 3)), "m": np.zeros(3), "o": np.zeros(1)}
+    b = {"s": np.array(["a"]), "e": np.zeros((0, 3)), "m": np.zeros(4)}
+    assert list(plot.error_figures(a, b)) == []
+
+
+def test_every_output_name_gives_a_file_name_of_its_own():
+    names = ["a/b", "a_b", "../x", "日本", "a" * 300, "a" * 299 + "b", "", ".", "a.b", "CON:1"]
+    stems = [plot.file_stem(name) for name in names]
+    assert len(set(stems)) == len(names)
+    assert all("/" not in stem and "\\" not in stem and len(stem) < 200 and not stem.startswith(".") for stem in stems)
+
+
+def test_compare_functions_save_pictures(tmp_path):
+    a, b = (IterationResult(o) for o in outputs(**{"out/1": np.ones((4, 4))}))
+    CompareFunc.simple(save_heatmaps=str(tmp_path / "maps"), save_error_metrics_plot=str(tmp_path / "plots"))(a, b)
+    assert sorted(p.name for p in (tmp_path / "maps").iterdir()) == ["out%2F1.absolute.png", "out%2F1.relative.png"]
+    assert [p.name for p in (tmp_path / "plots").iterdir()] == ["out%2F1.errors.png"]

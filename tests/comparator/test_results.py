@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from trtops import config, errors
+from trtops.comparator import AccuracyResults, IterationResult, LazyArray, RunResults
+
+
+def run_of(**runners):
+    results = RunResults()
+    for name, iterations in runners.items():
+        results.add([{"y": np.full(2, value)} for value in iterations], runtime=0.5, runner_name=name)
+    return results
+
+
+def test_results_answer_to_names_and_places():
+    results = run_of(ort=[1.0, 2.0], trt=[3.0])
+
+    assert list(results.keys()) == ["ort", "trt"] and len(results) == 2
+    assert results["trt"][0]["y"].tolist() == [3.0, 3.0]
+    assert results[0][0] == "ort" and results[0][1] is results["ort"]
+    assert [len(iterations) for iterations in results.values()] == [2, 1]
+    assert "ort" in results and "onnx" not in results
+    for name, [*iterations] in results.items():
+        assert all(iteration.runner_name == name for iteration in iterations)
+    with pytest.raises(errors.ComparisonError, match=r"no results of a runner 'orrt'\. Did you mean 'ort'"):
+        results["orrt"]
+
+
+def test_adding_replaces_a_runner_of_the_same_name_and_appending_does_not():
+    results = run_of(ort=[1.0])
+    results.add([{"y": np.zeros(2)}], runner_name="ort")
+    assert len(results) == 1 and results["ort"][0]["y"][0] == 0
+    results.append(("ort", []))
+    assert [name for name, _ in results] == ["ort", "ort"]
+    results.update(run_of(trt=[5.0]))
+    assert list(results.keys()) == ["ort", "ort", "trt"]
+    results["trt"] = []
+    assert results["trt"] == []
+
+
+def test_results_are_split_by_iteration_and_joined_again():
+    results = run_of(ort=[1.0, 2.0], trt=[3.0])
+    results.append(("ort", [IterationResult({"y": np.zeros(2)})]))
+    parts = list(results.split())
+    assert [[name for name, _ in part] for part in parts] == [["ort", "trt", "ort"], ["ort"]]
+    assert RunResults.concat(parts) == results
+
+
+def test_an_iteration_is_a_mapping_of_arrays_with_a_default_name():
+    iteration = IterationResult({"y": np.ones(2)})
+    assert (iteration.runner_name, iteration.runtime) == ("custom_runner", None)
+    iteration["z"] = np.zeros(3)
+    iteration.update({"w": np.zeros(1)})
+    assert {name: array.size for name, array in iteration.items()} == {"y": 2, "z": 3, "w": 1}
+    del iteration["w"]
+    assert dict(iteration).keys() == {"y", "z"} and "w" not in iteration
+    with pytest.raises(KeyError, match=r"custom_runner has no output 'yy'\. Did you mean 'y'"):
+        iteration["yy"]
+
+
+def test_results_are_equal_if_all_in_them_is():
+    assert run_of(ort=[1.0]) == run_of(ort=[1.0])
+    assert run_of(ort=[1.0]) != run_of(ort=[2.0])
+    assert run_of(ort=[1.0]) != run_of(trt=[1.0])
+    assert run_of(ort=[1.0]) != run_of(ort=[1.0, 1.0])
+
+
+def test_copies_do_not_share_arrays_and_results_can_be_sent_to_processes():
+    results = run_of(ort=[1.0])
+    copied = copy.deepcopy(results)
+    results["ort"][0]["y"][:] = 9
+    assert copied["ort"][0]["y"][0] == 1
+    assert pickle.loads(pickle.dumps(results)) == results
+
+
+def test_large_arrays_wait_in_files_that_go_away_with_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "ARRAY_SWAP_THRESHOLD_MB", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lazy = LazyArray(np.arange(1000.0))
+    assert lazy.arr is None and len(list(tmp_path.iterdir())) == 1
+    assert lazy.load().sum() == 499500.0
+    run = RunResults()
+    run.add([{"y": np.arange(5)}])
+    assert RunResults.from_json(run.to_json()) == run
+    del lazy, run
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_kind_of_file_is_told_apart(tmp_path):
+    from trtops.json import save_json
+
+    save_json([{"x": np.zeros(2)}], tmp_path / "inputs.json")
+    with pytest.raises(errors.FormatError, match=r"holds a list; expected RunResults\. It may hold inputs"):
+        RunResults.load(tmp_path / "inputs.json")
+    with pytest.raises(errors.FormatError, match="holds a RunResults; expected AccuracyResults"):
+        AccuracyResults.from_json(RunResults().to_json())
+    with pytest.raises(FileNotFoundError):
+        RunResults.load(tmp_path / "none.json")
+    with pytest.raises(errors.ConfigError, match="has an ending"):
+        RunResults().save_iterations(tmp_path / "x.json")
