@@ -8,9 +8,11 @@ from typing import Any, ParamSpec, TypeVar
 import prefect.context
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.home import ensure_prefect_home
+from trtops import errors
 from trtops.errors import TrtopsError
 from trtops.tracking import schema
 
@@ -27,11 +29,18 @@ class CalledFlow(Flow[P, R]):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the flow in this process and return its result."""
+        """Run the flow in this process and return its result.
+
+        Raises:
+            ConfigError: If a parameter does not fit; the flow run is marked failed with the same message.
+        """
         if prefect.context.FlowRunContext.get() is None:
             ensure_prefect_home()
-        with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            return super().__call__(*args, **kwargs)
+        try:
+            with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+                return super().__call__(*args, **kwargs)
+        except ParameterTypeError as exc:
+            raise errors.ConfigError(f"{self.name}: {exc}") from None
 
 
 def trtops_flow(

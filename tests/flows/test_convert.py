@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ParameterTypeError
 
 from flows.compare import compare
 from flows.convert import convert, convert_model
@@ -70,9 +69,9 @@ def test_the_same_spec_is_built_once_and_other_bytes_at_the_same_path_are_anothe
 
 
 def test_parameters_are_checked_before_anything_runs(store: Path, model: Path) -> None:
-    with pytest.raises(ParameterTypeError, match="'fp32', 'fp16'"):
+    with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
         convert(model, precision="fp12")
-    with pytest.raises(ParameterTypeError, match="precison"):
+    with pytest.raises(errors.ConfigError, match="precison"):
         convert(model, {"build": {"precison": "fp16"}})
 
     assert default_tracker().find() == []
@@ -150,7 +149,7 @@ def test_what_prefect_writes_of_a_failed_flow_is_no_pickle(store: Path, tmp_path
 
     with pytest.raises(errors.InvalidModelError):
         convert(tmp_path / "missing.onnx")
-    with pytest.raises(ParameterTypeError):
+    with pytest.raises(errors.ConfigError):
         convert(tmp_path / "missing.onnx", precision="fp12")
 
     written = [file.read_bytes() for file in results.rglob("*")]

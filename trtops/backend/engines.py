@@ -34,7 +34,7 @@ _BACKENDS = {
     "tensorrt": _Entry(
         module="trtops.backend.trt.builder",
         attribute="TensorRTBackend",
-        install="pip install 'trtops[trt]' --extra-index-url https://pypi.nvidia.com",
+        install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
         suffixes=(".engine", ".plan"),
     ),
 }

@@ -180,7 +180,8 @@ class _Job:
             if caches.calibration is not None:
                 calibration_sha256 = sha256(caches.calibration)
             else:
-                calibration = feeds if config.calibration_data is None else open_feeds(config.calibration_data, inputs)
+                source = feeds if config.calibration_data is None else open_feeds(config.calibration_data, inputs)
+                calibration = source.first(config.build.calibration_samples)
                 calibration_sha256 = calibration.digest()
         spec = BuildSpec(
             model_sha256=model.info.sha256,

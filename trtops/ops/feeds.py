@@ -7,6 +7,7 @@ memory together.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,10 @@ class Feeds:
             yield feed
         if not count:
             raise errors.InputError(f"{self.source}: no data came; expected at least one feed.")
+
+    def first(self, count: int) -> Feeds:
+        """The same source cut off after ``count`` feeds."""
+        return Feeds(f"{self.source} (first {count})", lambda: itertools.islice(self._open(), count))
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and contents of all feeds in order; reads them all."""
