@@ -105,7 +105,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     ),
     Capability(title="refit by weight name", gpu=True, shown_on_8="test_refitted_weights_are_used"),
     Capability(
-        title="inference, device-dependent output shapes, shape tensors",
+        title="inference, data-dependent output shapes, shape tensors",
         gpu=True,
         shown_on_8="test_outputs_whose_shape_depends_on_values_have_the_right_shape",
     ),
@@ -117,8 +117,9 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(title="allocation strategies", feature=Feature.ALLOCATION_STRATEGY, gpu=True),
     Capability(title="weight streaming", feature=Feature.WEIGHT_STREAMING, gpu=True),
     Capability(
-        title="debug tensors", feature=Feature.DEBUG_TENSORS, gpu=True, shown_on_rtx="test_debug_tensors_are_marked"
+        title="marking debug tensors", feature=Feature.DEBUG_TENSORS, shown_on_rtx="test_debug_tensors_are_marked"
     ),
+    Capability(title="collecting debug tensors while running", feature=Feature.DEBUG_TENSORS, gpu=True),
     Capability(
         title="builds in a child process",
         shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",

@@ -141,7 +141,7 @@ def collect(
         before: The cache that the build began with, if any.
         seconds: Wall time of the build.
     """
-    with library.collect_log() as log:
+    with library.collect_log(verbose=True) as log:
         data = library.line().get_timing_cache(config)
     if data is None:
         return None

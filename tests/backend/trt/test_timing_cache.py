@@ -1,0 +1,91 @@
+"""Timing cache files: they know what they are for, and are refused where they do not belong."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from trtops import errors
+from trtops.backend.trt import library, timing_cache
+from trtops.backend.trt.timing_cache import TimingCache
+from trtops.spec import Environment
+
+HERE = Environment(backend="tensorrt", backend_version="8.6.0", device="NVIDIA H200", device_sha256="ab" * 32)
+CACHE = TimingCache(data=b"\x00\n\xff" * 100, key=HERE.device_key, entries=12, seconds=3.5)
+
+
+def test_a_cache_goes_to_bytes_and_back():
+    assert TimingCache.from_bytes(CACHE.to_bytes()) == CACHE
+
+
+def test_tensorrts_own_bytes_are_taken_as_they_are():
+    assert TimingCache.from_bytes(CACHE.data) == TimingCache(data=CACHE.data)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"trtops timing cache 1 {\n", b"trtops timing cache 1 ", b"trtops timing cache 1 {}\nx"]
+)
+def test_a_damaged_first_line_is_refused(damage):
+    with pytest.raises(errors.TimingCacheError, match="damaged"):
+        TimingCache.from_bytes(damage)
+
+
+@pytest.mark.parametrize("part", [{"backend_version": "10.8.0"}, {"device_sha256": "cd" * 32}, {"device": "NVIDIA A2"}])
+def test_another_device_or_release_is_refused_with_both_named(part):
+    CACHE.check(HERE)
+    TimingCache(data=b"x").check(HERE)
+
+    elsewhere = replace(HERE, **part)
+    with pytest.raises(errors.TimingCacheError) as caught:
+        CACHE.check(elsewhere)
+    assert HERE.device_key in str(caught.value) and elsewhere.device_key in str(caught.value)
+
+
+def test_the_key_is_in_the_files_name_and_counts_where_the_content_has_none(tmp_path):
+    path = timing_cache.path_for(tmp_path, HERE)
+    path.write_bytes(CACHE.data)
+
+    assert path.name == "nvidia-h200_abababab_tensorrt_8.6.0.timing.cache"
+    assert timing_cache.read(path).key == HERE.device_key
+
+    path.write_bytes(replace(CACHE, key="nvidia-a2_12345678_tensorrt_8.6.0").to_bytes())
+    with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
+        timing_cache.read(path)
+
+
+def test_caches_are_read_from_paths_files_and_bytes_and_a_missing_file_is_an_empty_one(tmp_path):
+    path = tmp_path / "any.cache"
+    path.write_bytes(CACHE.to_bytes())
+
+    for source in (path, str(path), io.BytesIO(CACHE.to_bytes()), CACHE.to_bytes()):
+        assert timing_cache.read(source) == CACHE
+    assert timing_cache.read(tmp_path / "none.cache").data == b""
+
+
+def test_hits_misses_and_seconds_saved_are_told():
+    after = replace(CACHE, entries=15)
+
+    assert timing_cache.use(None, after, 4.0).misses == 15
+    used = timing_cache.use(CACHE, after, 1.0)
+    assert (used.hits, used.misses, used.saved_seconds) == (12, 3, 2.5)
+    assert timing_cache.use(CACHE, CACHE, 5.0).saved_seconds == 0
+
+
+def test_entries_are_counted_from_what_tensorrt_says():
+    log = library.LogLines(False)
+    log.lines += [
+        ("INFO", "Serialized 33 bytes of code generator cache."),
+        ("INFO", "Serialized 26 timing cache entries"),
+    ]
+
+    assert timing_cache._count(log) == 26
+    assert timing_cache._count(library.LogLines(False)) is None
+
+
+def test_the_first_line_is_json_for_other_tools():
+    line = CACHE.to_bytes().split(b"\n", 1)[0]
+
+    assert json.loads(line.removeprefix(b"trtops timing cache 1 "))["key"] == HERE.device_key
