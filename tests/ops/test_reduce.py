@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import onnx
@@ -580,6 +582,45 @@ def test_models_without_any_declared_shape_and_with_subgraphs_are_reduced_all_th
         result = reduce(case.proto, check, feeds=[case.feed])
 
         assert [last in node.outputs for node in result.culprits[0].nodes] == [True]
+
+
+def mutate(model: onnx.ModelProto, random: Random) -> None:
+    """Break something, maybe."""
+    graph, node = model.graph, random.choice(list(model.graph.node))
+    tensors = ["ghost", "", *(name for n in graph.node for name in n.output)]
+    kind = random.randrange(9)
+    if kind == 0:
+        node.op_type = random.choice(
+            ["Relu", "Foo", "", "Add", "Loop", "If", "Constant", "Shape", "Identity", "SequenceAt"]
+        )
+    elif kind == 1 and node.input:
+        node.input[random.randrange(len(node.input))] = random.choice(tensors)
+    elif kind == 2 and node.output:
+        node.output[0] = random.choice(tensors)
+    elif kind == 3 and node.attribute:
+        del node.attribute[0]
+    elif kind == 4 and graph.initializer:
+        random.choice(list(graph.initializer)).dims.append(3)
+    elif kind == 5 and graph.initializer:
+        del graph.initializer[0]
+    elif kind == 6:
+        model.opset_import[0].version = random.choice([1, 7, 9, 13, 21, 99])
+    elif kind == 7:
+        graph.input[0].type.tensor_type.elem_type = random.choice([1, 7, 9, 16, 8, 0])
+    else:
+        node.domain = random.choice(["custom", "com.microsoft", "ai.onnx.ml"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_broken_models_are_reduced_or_refused_by_an_error_of_ours(seed: int):
+    random = Random(seed)
+    for _ in range(40):
+        case = random.choice(models.ALL)()
+        for _ in range(random.choice([1, 1, 2])):
+            mutate(case.proto, random)
+        config = ReduceConfig(inputs=random.choice(["real", "random", "declared"]), find="all", max_checks=40)
+        with contextlib.suppress(errors.TrtopsError):
+            reduce(case.proto, Planted({case.proto.graph.node[-1].name}), config, feeds=[case.feed])
 
 
 @pytest.mark.parametrize(

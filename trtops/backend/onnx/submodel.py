@@ -84,7 +84,12 @@ class Declared:
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))
-        shapes.infer_shapes(inferred)
+        try:
+            shapes.infer_shapes(inferred)
+        except errors.ModelError:
+            raise
+        except ValueError as exc:  # C++ exceptions of onnx on contradictory attributes
+            raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
         self._declared = shapes.values(inferred.graph)
 
     def spec(self, name: str) -> TensorSpec:
@@ -386,7 +391,7 @@ def _no_tensors(graph: onnx.GraphProto, order: Iterable[int]) -> set[str]:
     for index in order:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
-        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and node.input[0] in found):
+        if node.op_type in _SEQUENCE_OPS or (node.op_type == "Identity" and found.intersection(node.input)):
             found.update(filter(None, node.output))
         elif node.op_type == "If":
             found.update(name for body in bodies for name, v in zip(node.output, body.output) if _is_no_tensor(v))
