@@ -1,0 +1,109 @@
+"""A thousand campaigns with a planted culprit, or none: how often the diff is right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.tactics.synthetic import Campaign, Culprit, campaign
+from trtops.tactics import evidence
+from trtops.tactics.diff import diff
+from trtops.tactics.findings import TacticDiff
+from trtops.tactics.table import VERDICTS, CampaignTable
+
+SEEDS = 100
+
+
+@cache
+def outcomes(culprit: Culprit, builds: int) -> tuple[tuple[Campaign, TacticDiff], ...]:
+    """Every second campaign has all verdicts right, in every other one up to 5 % are wrong."""
+    made = []
+    for seed in range(SEEDS):
+        noise = seed % 2 * (0.03 + 0.02 * (seed % 4 == 1))
+        played = campaign(seed, builds, culprit=culprit, noise=noise, bad_rate=(0.05, 0.2, 0.4, 0.7)[seed % 4])
+        made.append((played, diff(played.table)))
+    return tuple(made)
+
+
+def is_named_first(played: Campaign, found: TacticDiff) -> bool:
+    """Whether the culprits are the first suspects; those that copy a culprit in every build stand with it."""
+    first = found.suspects[: len(played.culprits)]
+    return all(any(c in played.culprits for c in ((x.layer, x.choice) for x in s.choices)) for s in first)
+
+
+@pytest.mark.parametrize("builds", [16, 40])
+@pytest.mark.parametrize("culprit", ["one", "together"])
+def test_in_a_short_campaign_the_culprit_is_named_first_or_runs_are_said_to_be_missing(culprit, builds):
+    right = [
+        is_named_first(played, found) or found.conclusion in ("not enough runs", "no bad builds")
+        for played, found in outcomes(culprit, builds)
+    ]
+    assert sum(right) >= 95
+
+
+@pytest.mark.parametrize("builds", [100, 500])
+@pytest.mark.parametrize("culprit", ["one", "together"])
+def test_with_100_builds_and_more_the_culprit_is_named_first_and_runs_are_enough(culprit, builds):
+    found = outcomes(culprit, builds)
+
+    assert sum(is_named_first(*pair) for pair in found) >= 95
+    assert sum(outcome.conclusion in ("convicted", "narrowed down") for _, outcome in found) >= 95
+
+
+@pytest.mark.parametrize("builds", [16, 100, 500])
+def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
+    conclusions = Counter(found.conclusion for _, found in outcomes("none", builds))
+
+    assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
+    if builds == 500:
+        assert conclusions["no single tactic explains this"] >= 95
+
+
+@pytest.mark.parametrize("builds", [16, 40, 100])
+@pytest.mark.parametrize("culprit", ["one", "together"])
+def test_an_innocent_is_convicted_beside_a_culprit_in_at_most_5_of_100(culprit, builds):
+    wrong = [
+        any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.convicted)
+        for played, found in outcomes(culprit, builds)
+    ]
+    assert sum(wrong) <= 5
+
+
+def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100():
+    accused = 0
+    for seed in range(SEEDS):
+        table = campaign(seed, 60, culprit="none", layers=30, bad_rate=(0.1, 0.3, 0.5)[seed % 3]).table
+        bad = table.verdicts == VERDICTS.index("bad")
+        looks = [n for n in range(4, 61, 2) if bad[:n].any() and not bad[:n].all()]
+        groups = {n: evidence.groups_of(evidence.features_of(table.codes[:n])) for n in looks}
+        accused += any(evidence.weigh(groups[n], bad[:n]).log_e_value >= np.log(20) for n in looks if groups[n].members)
+    assert accused <= 5
+
+
+def first(table: CampaignTable, builds: int) -> CampaignTable:
+    """The campaign as it stood after so many builds."""
+    return CampaignTable.from_columns(
+        names=table.names[:builds],
+        verdicts=[VERDICTS[v] for v in table.verdicts[:builds]],
+        layers=table.layers,
+        choices=table.choices,
+        codes=table.codes[:builds],
+    )
+
+
+def test_about_k_more_builds_is_about_right():
+    """At 16 builds, the diff says how many it takes; then they are made, until it convicts."""
+    ratios = []
+    for seed in range(40):
+        played = campaign(seed, 150, noise=0.03, layers=60).table
+        promised = diff(first(played, 16)).more_builds
+        if promised is None:
+            continue
+        needed = next((n for n in range(17, 151, 3) if diff(first(played, n)).conclusion == "convicted"), 150)
+        ratios.append((16 + promised) / needed)
+    assert len(ratios) >= 15
+    assert 0.7 < np.median(ratios) < 1.5
+    assert np.mean([0.5 < ratio < 2 for ratio in ratios]) > 0.8

@@ -1,0 +1,199 @@
+"""The diff of a campaign, and its words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.tactics.synthetic import campaign
+from trtops import errors
+from trtops.tactics.diff import decided, diff, set_difference
+from trtops.tactics.findings import TacticDiff
+from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
+from trtops.tactics.report import markdown
+from trtops.tactics.table import CampaignTable
+
+GELU, FAST = "Gelu", "com.microsoft.FastGelu"
+
+
+def build(settings: dict[str, str] | None = None, dtype: str = "float32", **tactics: str) -> TacticRecord:
+    formats = (TensorFormat(dtype=dtype),)
+    return TacticRecord(
+        mechanism="onnxruntime",
+        backend_version="1.20",
+        device_sha256="d",
+        settings=tuple(sorted((settings or {}).items())),
+        choices=tuple(TacticChoice(layer=k, op="", tactic=v, outputs=formats) for k, v in tactics.items()),
+    )
+
+
+def gelu_campaign(builds: int = 40) -> CampaignTable:
+    """A transformer whose GELU is approximated if a setting allows it, while other settings change other layers."""
+    rng = np.random.default_rng(1)
+    table = CampaignTable()
+    for i in range(builds):
+        approximate, blocked, threads = (bool(x) for x in rng.random(3) < 0.4)
+        fused = {} if approximate else {"block0/bias": "Add"}
+        record = build(
+            {
+                "optimization.enable_gelu_approximation": str(int(approximate)),
+                "optimization.nchwc": str(int(blocked)),
+                "threads": str(1 + threads),
+            },
+            conv="nchwc.Conv" if blocked else "Conv",
+            **{"block0/gelu": FAST if approximate else GELU, "block1/gelu": FAST if approximate else GELU},
+            **fused,
+            head=str(rng.choice(["MatMul", "FusedMatMul"])),
+        )
+        table.append(f"run-{i}", "bad" if approximate else "good", record)
+    return table
+
+
+def test_tactics_that_one_setting_decides_are_one_suspect_named_after_it_and_nothing_else():
+    found = diff(gelu_campaign())
+
+    assert found.conclusion == "convicted"
+    (guilty,) = found.convicted
+    assert guilty.settings == (("optimization.enable_gelu_approximation", "1"),)
+    assert [(c.layer, c.choice) for c in guilty.choices] == [("block0/gelu", FAST), ("block1/gelu", FAST)]
+    assert guilty.guilt > 0.95 and (guilty.bad, guilty.good) == (found.bad, 0)
+    assert "optimization.enable_gelu_approximation=1" in found.summary
+
+
+def test_a_suspect_that_needs_two_settings_is_named_after_both():
+    rng = np.random.default_rng(2)
+    table = CampaignTable()
+    for i in range(60):
+        approximate, fuse = (bool(x) for x in rng.random(2) < 0.6)
+        both = approximate and fuse
+        settings = {"approximate": str(int(approximate)), "fuse": str(int(fuse)), "threads": str(rng.integers(3))}
+        table.append(f"run-{i}", "bad" if both else "good", build(settings, gelu=FAST if both else GELU))
+
+    assert diff(table).suspects[0].settings == (("approximate", "1"), ("fuse", "1"))
+
+
+def test_two_tactics_that_fail_only_together_are_one_explanation():
+    played = campaign(4, 200, culprit="together", noise=0.03)
+    found = diff(played.table)
+
+    assert found.explanation is not None and found.explanation.clauses == ((0, 1),)
+    first = {(c.layer, c.choice) for suspect in found.suspects[:2] for c in suspect.choices}
+    assert set(played.culprits) <= first
+    assert "which fail only together" in found.summary
+
+
+def test_either_of_two_tactics_is_told_from_both():
+    rng = np.random.default_rng(0)
+    table = CampaignTable()
+    for i in range(120):
+        choices = {f"layer{k}": str(rng.integers(4)) for k in range(30)}
+        bad = choices["layer3"] == "0" or choices["layer8"] == "2"
+        table.append(f"run-{i}", "bad" if bad else "good", build(**choices))
+    found = diff(table)
+
+    assert found.explanation is not None and found.explanation.clauses == ((0,), (1,))
+    assert {(c.layer, c.choice) for s in found.convicted for c in s.choices} == {("layer3", "0"), ("layer8", "2")}
+
+
+def test_crashed_builds_are_listed_but_are_evidence_for_nothing():
+    table = gelu_campaign()
+    before = diff(table)
+    table.append("crashed", "error", build(gelu=FAST))
+    table.append("hung", "error")
+    after = diff(table)
+
+    assert after.errors == ("crashed", "hung")
+    assert (after.good, after.bad, after.suspects) == (before.good, before.bad, before.suspects)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "conclusion", "words"),
+    [
+        ([], "no builds", "No build was judged"),
+        (["good"] * 20, "no bad builds", "fewer than 13.9 % are bad"),
+        (["bad"] * 5, "no good builds", "All 5 builds are bad"),
+        (["good", "bad"], "not enough runs", "more builds should decide"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(verdicts, conclusion, words):
+    table = CampaignTable()
+    for i, verdict in enumerate(verdicts):
+        table.append(f"run-{i}", verdict, build(a=str(i % 2)))
+    found = diff(table)
+
+    assert found.conclusion == conclusion and words in found.summary
+    assert not decided(table)
+    assert markdown(found)
+
+
+def test_equal_choices_with_opposite_verdicts_point_outside_the_choices():
+    table = CampaignTable()
+    for i in range(20):
+        table.append(f"run-{i}", "bad" if i % 3 else "good", build(a="x"))
+    found = diff(table)
+
+    assert found.conclusion == "no single tactic explains this" and found.contradicting == 20
+    assert "same choices" in found.summary and not found.decided
+
+
+def test_by_precision_and_by_format_see_what_tactic_names_hide():
+    table = CampaignTable()
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        half = bool(rng.random() < 0.4)
+        table.append(f"run-{i}", "bad" if half else "good", build(dtype="float16" if half else "float32", fc="gemm"))
+
+    assert diff(table).suspects == ()
+    for by in ("precision", "format"):
+        assert diff(table, by=by).convicted[0].choices[0].choice == " -> float16"
+    assert [d.layer for d in set_difference(table)] == ["fc"], "the plain difference tells formats apart"
+
+
+def test_tactics_of_one_name_are_told_apart_by_their_numbers():
+    table = CampaignTable()
+    for i in range(30):
+        choice = TacticChoice(layer="fc", op="", tactic="gemm", implementation=1, tactic_id=i % 2)
+        record = TacticRecord(mechanism="algorithm_selector", backend_version="", device_sha256="", choices=(choice,))
+        table.append(f"run-{i}", "bad" if i % 2 else "good", record)
+
+    assert diff(table).convicted[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
+
+
+def test_a_layer_that_bad_builds_lack_is_a_suspect():
+    table = CampaignTable()
+    for i in range(30):
+        table.append(f"run-{i}", "bad" if i % 3 == 0 else "good", build(a="x", **({} if i % 3 == 0 else {"cast": "y"})))
+
+    (guilty,) = diff(table).convicted
+    assert guilty.choices[0].layer == "cast" and guilty.choices[0].choice is None
+
+
+def test_a_diff_survives_its_json():
+    found = diff(campaign(1, 60, culprit="together", noise=0.05).table)
+
+    assert TacticDiff.from_json(found.to_json()) == found
+
+
+def test_an_impossible_confidence_or_aspect_is_refused():
+    with pytest.raises(errors.ConfigError, match="confidence is 95"):
+        diff(CampaignTable(), confidence=95)
+    with pytest.raises(errors.ConfigError, match="by is 'kernel'"):
+        diff(CampaignTable(), by="kernel")  # type: ignore[arg-type]
+
+
+def test_the_page_names_the_culprit_counts_what_it_leaves_out_and_keeps_its_tables_whole():
+    played = campaign(3, 100, layers=200)
+    page = markdown(diff(played.table), limit=5)
+
+    assert page.startswith("# Convicted\n") and all(layer in page for layer, _ in played.culprits)
+    assert "more, less suspicious." in page
+    assert {line.count("|") for line in page.splitlines() if line.startswith("| ") and "P(bad)" in line} == {8}
+
+
+def test_a_name_with_a_bar_does_not_break_the_page():
+    table = CampaignTable()
+    for i in range(30):
+        table.append(f"run-{i}", "bad" if i % 3 == 0 else "good", build(**{"a|b": "x|y" if i % 3 == 0 else "z"}))
+
+    row = next(line for line in markdown(diff(table)).splitlines() if "x\\|y" in line)
+    assert row.replace("\\|", "").count("|") == 8

@@ -1,0 +1,71 @@
+"""Where an error comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.tactics.noise import f_tail, noise
+
+
+def errors_of(seed: int, shared: float, build: float, run: float, builds: int = 40, runs: int = 8) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return shared + build * rng.normal(size=(builds, 1)) + run * rng.normal(size=(builds, runs))
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause", "advice"),
+    [
+        ((1.0, 0.1, 0.1), "precision", "another precision may"),
+        ((0.1, 1.0, 0.1), "tactic", "pin a good one"),
+        ((0.1, 0.1, 1.0), "inference", "no choice of build will help"),
+    ],
+)
+def test_the_largest_part_is_named_as_the_cause(parts, cause, advice):
+    found = noise(errors_of(1, *parts))
+
+    assert found.cause == cause and advice in found.summary
+    assert found.share_precision + found.share_build + found.share_run == pytest.approx(1)
+
+
+def test_the_variances_are_estimated_without_bias():
+    found = [noise(errors_of(seed, 0, 0.5, 1.0, builds=12, runs=4)) for seed in range(300)]
+
+    assert np.mean([f.run_to_run**2 for f in found]) == pytest.approx(1.0, rel=0.03)
+    assert np.mean([f.build_to_build**2 for f in found]) == pytest.approx(0.25, rel=0.1)
+
+
+def test_builds_that_do_not_differ_are_said_to_differ_in_one_of_twenty_cases():
+    p_values = [noise(errors_of(seed, 1, 0, 1, builds=10, runs=3)).p_value for seed in range(1000)]
+
+    assert 0.03 < np.mean(np.array(p_values) < 0.05) < 0.07
+
+
+def test_rows_may_differ_in_length_and_agree_with_a_balanced_split():
+    rows = [row[: 3 + i % 4].tolist() for i, row in enumerate(errors_of(2, 0, 1.0, 0.1))]
+    found = noise(rows)
+
+    assert found.builds == 40 and found.runs == sum(map(len, rows))
+    assert found.build_to_build == pytest.approx(1.0, rel=0.3)
+
+
+def test_an_engine_that_repeats_exactly_leaves_no_run_to_run_noise():
+    found = noise([[1.0, 1.0], [3.0, 3.0], [8.0, 8.0]])
+
+    assert found.run_to_run == 0 and found.p_value == 0 and found.cause in {"tactic", "precision"}
+    assert noise([[0.0, 0.0], [0.0, 0.0]]).cause == "nothing"
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []], [[1.0, float("nan")], [1.0, 2.0]]]
+)
+def test_too_little_or_broken_data_is_refused_with_what_to_do(rows):
+    with pytest.raises(errors.ConfigError, match=r"[Nn]oise"):
+        noise(rows)
+
+
+def test_the_f_test_equals_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    for value, between, within in ((0.1, 3, 10), (2.5, 15, 64), (1, 1, 1), (30, 3, 400), (1e-9, 2, 3), (5, 99, 9900)):
+        assert f_tail(value, between, within) == pytest.approx(stats.f.sf(value, between, within), rel=1e-9)

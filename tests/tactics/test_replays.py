@@ -1,0 +1,143 @@
+"""Good and bad records from files, as the field's tool leaves them and as ours do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.tactics.diff import diff, set_difference
+from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.replays import load_replay_folder, load_replays, read_record
+
+
+def algorithm(implementation: int, tactic: int, dtype: str = "FLOAT") -> dict:
+    info = {
+        "dtype": f"DataType.{dtype}",
+        "strides": [8, 1],
+        "vectorized_dim": -1,
+        "components_per_element": 1,
+        "polygraphy_class": "TensorInfo",
+    }
+    return {
+        "implementation": implementation,
+        "tactic": tactic,
+        "inputs": [info],
+        "outputs": [info],
+        "polygraphy_class": "Algorithm",
+    }
+
+
+def write_replay(path: Path, algorithms: dict[str, dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"replay": algorithms, "polygraphy_class": "TacticReplayData"}, indent=4))
+
+
+def write_campaign(folder: Path, builds: int, seed: int) -> None:
+    """Sorted replay files with other artifacts among them; the second tactic of ``fc`` in half precision is bad."""
+    rng = np.random.default_rng(seed)
+    for i in range(builds):
+        fc = int(rng.integers(2))
+        dtype = str(rng.choice(["FLOAT", "HALF"]))
+        layers = {f"conv{k}": algorithm(-2147483635, int(rng.integers(-3, 3)) * 2**60) for k in range(6)}
+        side = "bad" if fc and dtype == "HALF" else "good"
+        write_replay(folder / side / f"N{i}" / "replay.json", {**layers, "fc": algorithm(5, fc, dtype)})
+    (folder / "good" / "engine.plan").write_bytes(b"\x00ftrt\xff")
+    (folder / "good" / "iteration.json").write_text('{"iteration": 3}')
+
+
+def test_sorted_folders_become_a_campaign_and_other_artifacts_are_listed(tmp_path):
+    write_campaign(tmp_path, 60, seed=1)
+    loaded = load_replay_folder(tmp_path)
+
+    assert len(loaded.table) == 60 and set(loaded.table.named("bad")) == {
+        str(path) for path in (tmp_path / "bad").rglob("replay.json")
+    }
+    assert [Path(path).name for path, _ in loaded.skipped] == ["engine.plan", "iteration.json"]
+    (guilty,) = diff(loaded.table, by="algorithm").convicted
+    assert [c.layer for c in guilty.choices] == ["fc"] and "tactic 1: DataType.HALF[8, 1]" in guilty.describe()
+    assert loaded.table.choices[0].inputs[0].dtype == "DataType.FLOAT"
+
+
+def test_a_campaign_without_bad_builds_has_no_bad_folder(tmp_path):
+    write_replay(tmp_path / "good" / "r.json", {"fc": algorithm(1, 2)})
+
+    assert diff(load_replay_folder(tmp_path).table).conclusion == "no bad builds"
+
+
+def test_our_own_records_are_read_as_well(tmp_path):
+    choice = TacticChoice(layer="fc", op="Gemm", tactic="x")
+    record = TacticRecord(mechanism="onnxruntime", backend_version="1", device_sha256="d", choices=(choice,))
+    good = tmp_path / "good.json"
+    good.write_text(record.to_json())
+    write_replay(tmp_path / "bad.json", {"fc": algorithm(1, -(2**63))})
+    table = load_replays(good, tmp_path / "bad.json").table
+
+    assert read_record(good) == record
+    assert table.layers == ("fc",) and table.choices[1].tactic_id == -(2**63)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"replay": {"fc": {"implementation": 1',
+        '{"replay": {"fc": {"tactic": 1}}}',
+        '{"replay": [1]}',
+        "[]",
+        "[" * 9999,
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, content):
+    path = tmp_path / "replay.json"
+    path.write_text(content)
+
+    with pytest.raises(errors.FormatError, match=r"replay\.json: (not a|a damaged) tactic record"):
+        load_replays(path, path)
+    (tmp_path / "good").mkdir()
+    path.rename(tmp_path / "good" / "replay.json")
+    assert [Path(p).name for p, _ in load_replay_folder(tmp_path).skipped] == ["replay.json"]
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(errors.ConfigError, match="nowhere: no such file or folder"):
+        load_replays(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(errors.ConfigError, match="good/ and bad/"):
+        load_replay_folder(tmp_path)
+
+
+@pytest.mark.parity
+def test_the_set_difference_is_the_one_that_the_fields_tool_prints(tmp_path):
+    """The tool needs TensorRT only to turn the spelling of a data type into its value; an enum of them suffices."""
+    stand_in = tmp_path / "site" / "tensorrt"
+    stand_in.mkdir(parents=True)
+    enum = "import enum\n__version__ = '8.6.1'\nclass DataType(enum.Enum):\n    FLOAT = 0\n    HALF = 1\n"
+    (stand_in / "__init__.py").write_text(enum)
+    write_campaign(tmp_path / "replays", 12, seed=7)
+
+    command = [sys.executable, "-c", "from polygraphy.tools import main; main()", "inspect", "diff-tactics", "--dir"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "replays")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "POLYGRAPHY_AUTOINSTALL_DEPS": "0"},
+        check=True,
+    )
+    theirs = {}
+    for layer, algorithms in re.findall(r"Layer: (\S+)\n\s*Algorithms: (.*)", done.stdout):
+        found = re.findall(
+            r"Implementation: (-?\d+), Tactic: (-?\d+)\) \| Inputs: \(TensorInfo\((DataType\.\w+)", algorithms
+        )
+        theirs[layer] = {(int(i), int(t), dtype) for i, t, dtype in found}
+    ours = {
+        d.layer: {(c.implementation, c.tactic_id, c.inputs[0].dtype) for c in d.choices}
+        for d in set_difference(load_replay_folder(tmp_path / "replays").table)
+    }
+    assert "Loaded" in done.stdout and ours == theirs and "fc" in ours

@@ -1,0 +1,249 @@
+"""Which tactic is guilty: statistics over the good and the bad builds of a campaign.
+
+Everything follows from the table; the methods, with their sources, are in :mod:`trtops.tactics.evidence`. A conviction
+rests on evidence that stays valid however often one looks, so a campaign may diff after every build and stop when
+:func:`decided` says so: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever accuse one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from trtops import errors
+from trtops.tactics import evidence, report
+from trtops.tactics.evidence import Bools, Evidence, Features, Groups, Ints
+from trtops.tactics.findings import By, Conclusion, Explanation, LayerChoice, SetDifference, Suspect, TacticDiff
+from trtops.tactics.spelling import SPELLINGS, spell
+from trtops.tactics.table import ABSENT, VERDICTS, CampaignTable
+
+_WORTH_NAMING = 0.01  # guilt below which what decides a suspect is not looked for
+_WRONG_VERDICTS = 0.05  # share of verdicts that may be wrong
+
+
+def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -> TacticDiff:
+    """Find what the bad builds have in common and the good ones lack.
+
+    Each ``by`` is a question of its own: whoever asks several should ask each at a higher confidence.
+
+    Args:
+        table: The campaign.
+        confidence: What a conviction needs, between 0.5 and 1.
+        by: What to compare: the layers' tactics, tensor formats, precisions, or tactics with their formats.
+
+    Raises:
+        ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is something else.
+    """
+    if not 0.5 <= confidence < 1:
+        raise errors.ConfigError(f"confidence is {confidence}; expected at least 0.5 and less than 1, such as 0.95.")
+    if by not in SPELLINGS:
+        raise errors.ConfigError(f"by is {by!r}; expected one of {', '.join(SPELLINGS)}. {errors.near(by, SPELLINGS)}")
+    case = _Case(table, by)
+    found = (
+        evidence.weigh(case.groups, case.bad) if case.groups.members and case.bad.any() and not case.bad.all() else None
+    )
+    ranking = _ranking(case, found)
+    conclusion = _conclude(case, found, confidence)
+    result = TacticDiff(
+        by=by,
+        confidence=confidence,
+        conclusion=conclusion,
+        more_builds=_more_builds(case, found, conclusion, confidence),
+        good=int((~case.bad).sum()),
+        bad=int(case.bad.sum()),
+        errors=table.named("error"),
+        layers=len(table.layers),
+        varying_layers=tuple(table.layers[i] for i in sorted({c for c in case.features.column.tolist() if c >= 0})),
+        suspects=_suspects(case, found, ranking, confidence),
+        explanation=_explanation(case, found, ranking) if found else None,
+        p_value=found.p_value if found else 1.0,
+        e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
+        p_innocent=found.innocent if found else 0.5,
+        contradicting=_contradicting(case),
+        set_difference=set_difference(table),
+    )
+    return replace(result, summary=report.summary(result))
+
+
+def decided(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -> bool:
+    """Whether a campaign can stop: a culprit is convicted, or one would have been by now. May be asked at any time."""
+    return diff(table, confidence=confidence, by=by).decided
+
+
+def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
+    """The difference the field's tool prints: per layer, what was seen in a bad build and never in a good one."""
+    seen = {}
+    for verdict in ("good", "bad"):
+        codes = table.codes[table.verdicts == VERDICTS.index(verdict)]
+        mask = np.zeros((codes.shape[1], len(table.choices) + 1), np.bool_)
+        mask[np.arange(codes.shape[1]), codes] = True  # absent is the last column
+        seen[verdict] = mask[:, :-1]
+    only_bad = seen["bad"] & ~seen["good"]
+    choices = table.choices
+    return tuple(
+        SetDifference(layer=layer, choices=tuple(choices[code] for code in np.flatnonzero(row)))
+        for layer, row in zip(table.layers, only_bad)
+        if row.any()
+    )
+
+
+class _Case:
+    """The judged builds of a table, as features and verdicts.
+
+    Settings are features too; they have the columns -1, -2, and so on.
+    """
+
+    def __init__(self, table: CampaignTable, by: By) -> None:
+        self.table = table
+        judged = table.verdicts != VERDICTS.index("error")
+        self.bad: Bools = table.verdicts[judged] == VERDICTS.index("bad")
+        spelled, translate = spell(table.choices, by)
+        self.texts = spelled
+        self.codes = translate[table.codes[judged]]
+        self.setting_codes = table.setting_codes[judged]
+        layers, settings = evidence.features_of(self.codes), evidence.features_of(self.setting_codes)
+        self.features = Features(
+            present=np.hstack((layers.present, settings.present)),
+            column=np.concatenate((layers.column, -1 - settings.column)),
+            code=np.concatenate((layers.code, settings.code)),
+            birth=np.concatenate((layers.birth, settings.birth)),
+        )
+        self.groups: Groups = evidence.groups_of(self.features)
+
+    def choices(self, group: int) -> tuple[LayerChoice, ...]:
+        """A group's layers; absences, which follow from the other choices, only if there is nothing else."""
+        members = [f for f in self.groups.members[group] if self.features.column[f] >= 0]
+        present = [f for f in members if self.features.code[f] != ABSENT]
+        is_setting = len(members) < len(self.groups.members[group])
+        return tuple(self._choice(f) for f in (present or ([] if is_setting else members)))
+
+    def settings(self, group: int) -> tuple[tuple[str, str], ...]:
+        """Settings that come with the group in the very same builds, if any do."""
+        members = self.groups.members[group]
+        return tuple(
+            self._setting(f) for f in members if self.features.column[f] < 0 and self.features.code[f] != ABSENT
+        )
+
+    def joint_settings(self, group: int) -> tuple[tuple[str, str], ...]:
+        """The fewest settings that, taken together, come in the very builds that have the group; empty if none do."""
+        present = self.groups.present[:, group]
+        settings = np.flatnonzero((self.features.column < 0) & (self.features.code != ABSENT)).tolist()
+        needed = [f for f in settings if not (present & ~self.features.present[:, f]).any()]
+        if not np.array_equal(self.features.present[:, needed].all(axis=1), present):
+            return ()
+        for feature in list(needed):
+            fewer = [f for f in needed if f != feature]
+            if fewer and np.array_equal(self.features.present[:, fewer].all(axis=1), present):
+                needed = fewer
+        return tuple(self._setting(f) for f in needed)
+
+    def _choice(self, feature: int) -> LayerChoice:
+        code = int(self.features.code[feature])
+        layer = self.table.layers[self.features.column[feature]]
+        return LayerChoice(layer=layer, choice=None if code == ABSENT else self.texts[code])
+
+    def _setting(self, feature: int) -> tuple[str, str]:
+        name = self.table.settings[-1 - self.features.column[feature]]
+        return name, self.table.values[self.features.code[feature]]
+
+
+def _ranking(case: _Case, found: Evidence | None) -> Ints:
+    """Groups by guilt; the explanation's own first among equals."""
+    groups = len(case.groups.members)
+    guilt = found.guilt if found else np.zeros(groups)
+    hits = case.groups.present[case.bad].sum(axis=0)
+    return np.lexsort((np.arange(groups), -hits, -guilt))
+
+
+def _suspects(case: _Case, found: Evidence | None, ranking: Ints, confidence: float) -> tuple[Suspect, ...]:
+    builds, bad = len(case.bad), int(case.bad.sum())
+    size, hits = case.groups.present.sum(axis=0), case.groups.present[case.bad].sum(axis=0)
+    test = evidence.FisherTest(builds, bad)
+    p_values = np.array([test(int(s), int(h)) for s, h in zip(size, hits)], np.float64)
+    corrected = evidence.holm(p_values)
+    guilt = found.guilt if found else np.zeros(len(ranking))
+    suspects = []
+    for g in ranking.tolist():
+        n, m = int(size[g]), int(hits[g])
+        low, high = evidence.wilson(m, n, confidence)
+        settings = case.settings(g) or (case.joint_settings(g) if guilt[g] > _WORTH_NAMING else ())
+        suspects.append(
+            Suspect(
+                choices=case.choices(g),
+                settings=settings,
+                good=n - m,
+                bad=m,
+                good_without=builds - bad - n + m,
+                bad_without=bad - m,
+                p_bad=m / n,
+                p_bad_low=low,
+                p_bad_high=high,
+                p_value=float(p_values[g]),
+                p_corrected=float(corrected[g]),
+                guilt=float(guilt[g]),
+            )
+        )
+    return tuple(suspects)
+
+
+def _explanation(case: _Case, found: Evidence, ranking: Ints) -> Explanation:
+    place = {int(group): position for position, group in enumerate(ranking)}
+    explained = int(case.bad[found.expected_bad].sum())
+    return Explanation(
+        clauses=tuple(sorted(tuple(sorted(place[g] for g in clause)) for clause in found.best)),
+        probability=found.best_probability,
+        bad_explained=explained,
+        bad_unexplained=int(case.bad.sum()) - explained,
+        good_against=int(found.expected_bad.sum()) - explained,
+    )
+
+
+def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclusion:
+    if not len(case.bad):
+        return "no builds"
+    if not case.bad.any():
+        return "no bad builds"
+    if case.bad.all():
+        return "no good builds"
+    if found is None:
+        return "no single tactic explains this"
+    if found.log_e_value >= -math.log(1 - confidence):
+        return "convicted" if found.guilt.max() >= confidence else "narrowed down"
+    if found.innocent > 0.5 and _would_have_shown(case, confidence):
+        return "no single tactic explains this"
+    return "not enough runs"
+
+
+def _would_have_shown(case: _Case, confidence: float) -> bool:
+    """Whether a pair of average weight that comes with the bad builds, but for wrong verdicts, would be convicted."""
+    builds, bad = len(case.bad), int(case.bad.sum())
+    likelihood = evidence.Likelihood(builds, bad)
+    hits = bad - math.ceil(_WRONG_VERDICTS * bad)
+    prior = evidence.pair_prior(len(case.groups.members))
+    log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
+    return log_e_value >= -math.log(1 - confidence)
+
+
+def _more_builds(case: _Case, found: Evidence | None, conclusion: Conclusion, confidence: float) -> int | None:
+    """Builds until the best explanation is expected to be convicted, or to be told from the next best."""
+    if found is None or conclusion not in ("not enough runs", "narrowed down"):
+        return None
+    builds, bad, expected = len(case.bad), int(case.bad.sum()), found.expected_bad
+    trend = evidence.Trend.of(builds, bad, int(expected.sum()), int(case.bad[expected].sum()))
+    if conclusion == "not enough runs":
+        enough = trend.builds_until(-math.log(1 - confidence), found.best_prior, builds)
+        return None if enough is None else max(1, enough - builds)
+    guilt = float(found.guilt.max())
+    missing = math.log(confidence / (1 - confidence)) - math.log(guilt / (1 - guilt))
+    return trend.builds_to_tell_apart(expected, found.rival_expected_bad, missing)
+
+
+def _contradicting(case: _Case) -> int:
+    """Judged builds that made the very choices of one with the other verdict."""
+    rows = np.ascontiguousarray(np.hstack((case.codes, case.setting_codes)))
+    verdicts: dict[bytes, list[int]] = {}
+    for row, bad in zip(rows, case.bad.tolist()):
+        verdicts.setdefault(row.tobytes(), [0, 0])[bad] += 1
+    return sum(good + bad for good, bad in verdicts.values() if good and bad)

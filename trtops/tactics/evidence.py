@@ -1,0 +1,425 @@
+"""What verdicts say about choices: exact tests, and the probability of every set of culprits that is worth a thought.
+
+Plain numbers in, plain numbers out; :mod:`trtops.tactics.diff` puts names to them.
+
+A *feature* is "this layer got this tactic" or "this setting had this value", true or false for each build. Features
+that are true of the very same builds cannot be told apart by any number of verdicts: they form one *group*. A
+*hypothesis* is a set of groups that makes builds bad: one group; two that fail only together; either of two; and, grown
+from the best of these, either of several.
+
+Each hypothesis splits the builds into those that it expects to be bad and the others. It is weighed by the probability
+of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): a culprit
+mostly fails, the rest mostly passes, and neither has to always. That is what makes the search robust to wrong verdicts.
+The prior of a hypothesis pays for the search: one half for "no tactic is guilty", the other half shared by all single
+groups (1/2) and all pairs of both kinds (1/4 each).
+
+Two guards against accusing chance, both valid if verdicts have nothing to do with choices, whatever the rate of bad
+builds and however the choices depend on each other:
+
+* :attr:`Evidence.p_value`: exact hypergeometric (Fisher) tail of the best hypothesis, Bonferroni-corrected for all that
+  were tried. For a number of builds fixed beforehand.
+* :attr:`Evidence.log_e_value`: a test martingale over its supremum under the null ("universal inference", Wasserman,
+  Ramdas and Balakrishnan, PNAS 2020). By Ville's inequality it exceeds ``1 / alpha`` at any time, however often one
+  looks, with a probability of at most ``alpha``. For that, the share of the prior that a group gets must not depend on
+  later builds: features that begin to vary with build ``i`` share ``1 / (i (i + 1))``, which sums to one for ever.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Clauses: TypeAlias = tuple[tuple[int, ...], ...]
+"""Groups that make a build bad: any of the clauses, in each of which all groups must come together."""
+
+GUILTY_PRIOR = (3.0, 0.5)
+"""Beta prior of the rate of bad builds among those with the culprit; reversed, among those without."""
+
+_ONE, _PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
+_MAX_PAIRED = 1024  # groups that pairs are made of, the most suspicious ones: 1024 x 1024 doubles are 8 MiB
+_MAX_CLAUSES = 6
+
+
+@dataclass(frozen=True)
+class Features:
+    """Choices that differ between builds.
+
+    Attributes:
+        present: Of shape ``(builds, features)``.
+        column: The layer's (or setting's) position, of shape ``(features,)``.
+        code: What it got; -1 for features that say "the build has no such layer".
+        birth: The build with which the column began to vary or the code was first seen, whichever is later.
+    """
+
+    present: Bools
+    column: Ints
+    code: Ints
+    birth: Ints
+
+
+def features_of(codes: npt.NDArray[np.integer]) -> Features:
+    """The features of a matrix of codes.
+
+    Args:
+        codes: Of shape ``(builds, columns)``, -1 for absent.
+    """
+    differs = codes != codes[:1]
+    columns = np.flatnonzero(differs.any(axis=0))
+    varying = np.asarray(codes[:, columns], np.int64) + 1
+    limit = int(varying.max(initial=0)) + 1
+    keys = varying + np.arange(len(columns)) * limit
+    seen = np.zeros(len(columns) * limit, np.bool_)
+    seen[keys] = True
+    used = np.flatnonzero(seen)
+    position = np.cumsum(seen) - 1
+    present = np.zeros((len(codes), len(used)), np.bool_)
+    present[np.arange(len(codes))[:, None], position[keys]] = True
+    owner = used // limit
+    first_change = differs[:, columns].argmax(axis=0) if len(columns) else np.empty(0, np.int64)
+    birth = np.maximum(first_change[owner], present.argmax(axis=0) if len(used) else 0)
+    return Features(present=present, column=columns[owner], code=used % limit - 1, birth=birth)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Features that no verdict can tell apart, as one.
+
+    Attributes:
+        present: Of shape ``(builds, groups)``.
+        members: Positions of each group's features.
+        log_weight: Logarithm of each group's share of the prior, of shape ``(groups,)``.
+    """
+
+    present: Bools
+    members: tuple[tuple[int, ...], ...]
+    log_weight: Floats
+
+
+def groups_of(features: Features) -> Groups:
+    """Group the features that are true of the very same builds."""
+    packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
+    found: dict[bytes, list[int]] = {}
+    for feature, row in enumerate(packed):
+        found.setdefault(row.tobytes(), []).append(feature)
+    births, counts = np.unique(features.birth, return_counts=True)
+    share = dict(zip(births.tolist(), (1.0 / (births * (births + 1.0) * counts)).tolist()))
+    weights = [math.fsum(share[int(features.birth[f])] for f in members) for members in found.values()]
+    return Groups(
+        present=features.present[:, [members[0] for members in found.values()]],
+        members=tuple(map(tuple, found.values())),
+        log_weight=np.log(np.array(weights, np.float64)),
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdicts say about all groups together.
+
+    Attributes:
+        innocent: Posterior probability that no group is guilty.
+        guilt: Posterior probability that a group is among the culprits, of shape ``(groups,)``.
+        best: The most probable set of culprits.
+        best_probability: Its posterior probability.
+        expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
+        rival_expected_bad: Likewise for the most probable set without the most suspicious group.
+        best_prior: Logarithm of the best set's prior probability.
+        p_value: See the module; in ``[0, 1]``.
+        log_e_value: See the module; natural logarithm.
+    """
+
+    innocent: float
+    guilt: Floats
+    best: Clauses
+    best_probability: float
+    expected_bad: Bools
+    rival_expected_bad: Bools
+    best_prior: float
+    p_value: float
+    log_e_value: float
+
+
+def pair_prior(groups: int) -> float:
+    """Logarithm of the prior of a pair of average weight."""
+    return _PAIR - 2 * math.log(groups)
+
+
+class Likelihood:
+    """Logarithms of the probability of ``bad`` bad verdicts among ``builds``, split in two by a hypothesis."""
+
+    def __init__(self, builds: int, bad: int) -> None:
+        self.builds, self.bad = builds, bad
+        fails, passes = GUILTY_PRIOR
+        self._fails, self._passes, self._both = (_log_gammas(x, builds) for x in (fails, passes, fails + passes))
+        self._norm = 2 * (self._both[0] - self._fails[0] - self._passes[0])
+        rate = bad / builds if builds else 0.0
+        self.supremum = sum(count * math.log(p) for count, p in ((bad, rate), (builds - bad, 1 - rate)) if count)
+        half = _log_gammas(0.5, builds)
+        self.innocent = float(half[bad] + half[builds - bad] - 2 * half[0] - math.lgamma(builds + 1))
+
+    def __call__(self, size: Ints | np.int64, hits: Ints | np.int64) -> Floats:
+        """For hypotheses that expect ``size`` builds to be bad, of which ``hits`` are; any shape, elementwise."""
+        outside, misses = self.builds - size, self.bad - hits
+        inside = self._fails[hits] + self._passes[size - hits] - self._both[size]
+        rest = self._passes[misses] + self._fails[outside - misses] - self._both[outside]
+        result: Floats = inside + rest + self._norm
+        return result
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Rates that a campaign is expected to keep: how often the culprit comes, and how often builds with and without fail.
+
+    Posterior means, so that a culprit seen once is not taken for one that always fails.
+    """
+
+    seen: float
+    fails: float
+    fails_without: float
+
+    @classmethod
+    def of(cls, builds: int, bad: int, size: int, hits: int) -> Trend:
+        """From the builds so far, of which ``size`` have the culprit."""
+        fails, passes = GUILTY_PRIOR
+        return cls(
+            seen=(size + 0.5) / (builds + 1),
+            fails=(hits + fails) / (size + fails + passes),
+            fails_without=(bad - hits + passes) / (builds - size + fails + passes),
+        )
+
+    def log_e_value(self, builds: int, prior: float) -> float:
+        """What a hypothesis with the logarithm of its prior will have reached after so many builds."""
+        size = round(builds * self.seen)
+        hits, misses = round(size * self.fails), round((builds - size) * self.fails_without)
+        likelihood = Likelihood(builds, hits + misses)
+        return prior + float(likelihood(np.int64(size), np.int64(hits))) - likelihood.supremum
+
+    def builds_until(self, log_e_value: float, prior: float, start: int, limit: int = 1 << 17) -> int | None:
+        """Builds in all until the evidence is expected to suffice; None if ``limit`` would not do."""
+        enough = start
+        while self.log_e_value(enough, prior) < log_e_value:
+            enough *= 2
+            if enough > limit:
+                return None
+        return start + bisect.bisect_left(range(start, enough), log_e_value, key=lambda n: self.log_e_value(n, prior))
+
+    def builds_to_tell_apart(self, best: Bools, rival: Bools, missing: float) -> int | None:
+        """Builds until the verdicts favour one of two hypotheses enough, at the rate at which they have differed.
+
+        Args:
+            best: The builds that the better one expects to be bad.
+            rival: Those that the other does.
+            missing: How much the logarithm of the odds must grow.
+        """
+        p, q = self.fails, self.fails_without
+        gain = float((best & ~rival).mean()) * _divergence(p, q) + float((rival & ~best).mean()) * _divergence(q, p)
+        return max(1, math.ceil(missing / gain)) if gain > 0 else None
+
+
+def _divergence(p: float, q: float) -> float:
+    """Kullback-Leibler divergence between a coin that falls with probability ``p`` and one with ``q``, in nats."""
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def _log_gammas(start: float, count: int) -> Floats:
+    """Logarithms of the gamma function at ``start, start + 1, ... start + count``."""
+    return math.lgamma(start) + np.concatenate(([0.0], np.cumsum(np.log(start + np.arange(count)))))
+
+
+class FisherTest:
+    """Fisher's exact test, one-sided, for one campaign: are builds with a choice bad more often than chance makes them?"""
+
+    def __init__(self, builds: int, bad: int) -> None:
+        self.builds, self.bad = builds, bad
+        self._factorials = _log_gammas(1.0, builds)
+
+    def __call__(self, size: int, hits: int) -> float:
+        """Probability that at least ``hits`` of ``size`` builds are bad if chance alone chose which are.
+
+        The upper tail of the hypergeometric distribution.
+        """
+        if hits <= max(0, size + self.bad - self.builds):
+            return 1.0
+        hit = np.arange(hits, min(size, self.bad) + 1)
+        logs = self._choose(self.bad, hit) + self._choose(self.builds - self.bad, size - hit)
+        return float(min(1.0, np.exp(logs - self._choose(self.builds, size)).sum()))
+
+    def _choose(self, n: int, k: int | Ints) -> Floats:
+        chosen: Floats = self._factorials[n] - self._factorials[k] - self._factorials[n - k]
+        return chosen
+
+
+def holm(p_values: Floats) -> Floats:
+    """Holm's step-down correction, in the order given (Scandinavian Journal of Statistics, 1979)."""
+    order = np.argsort(p_values)
+    stepped = p_values[order] * (len(p_values) - np.arange(len(p_values)))
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(stepped))
+    return corrected
+
+
+def wilson(hits: int, size: int, confidence: float) -> tuple[float, float]:
+    """Wilson's interval for a rate (Journal of the American Statistical Association, 1927); (0, 1) without data."""
+    from statistics import NormalDist
+
+    if not size:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    rate, spread = hits / size, z * z / size
+    middle = (rate + spread / 2) / (1 + spread)
+    half = math.sqrt(rate * (1 - rate) * spread + spread * spread / 4) / (1 + spread)
+    return max(0.0, middle - half) if hits else 0.0, min(1.0, middle + half) if hits < size else 1.0
+
+
+def weigh(groups: Groups, bad: Bools) -> Evidence:
+    """Weigh every hypothesis against the verdicts.
+
+    Args:
+        groups: At least one.
+        bad: Verdicts, of shape ``(builds,)``; builds in order of arrival.
+    """
+    search = _Search(groups, bad)
+    small = search.enumerated()
+    grown = search.grown(small[0])
+    peak = max(search.likelihood.innocent, small[0].score, *(step.best.score for step in grown))
+    innocent = math.exp(search.likelihood.innocent - peak)
+    guilt, found = search.summed(peak)
+    log_found = peak + math.log(found)
+    for step in grown:
+        mass = np.exp(step.scores - peak)
+        guilt += mass
+        guilt[list(itertools.chain(*step.base.clauses))] += mass.sum()
+        found += mass.sum()
+    best = max([small[0], *(step.best for step in grown)], key=lambda guess: guess.score)
+    total = innocent + found
+    return Evidence(
+        innocent=innocent / total,
+        guilt=np.minimum(guilt / total, 1.0),
+        best=best.clauses,
+        best_probability=math.exp(best.score - peak) / total,
+        expected_bad=best.expected,
+        rival_expected_bad=search.enumerated(without=int(np.argmax(guilt)))[0].expected,
+        best_prior=best.prior,
+        p_value=search.p_value(small),
+        log_e_value=log_found - search.likelihood.supremum,
+    )
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """A hypothesis, with the logarithm of its prior and of its prior times the verdicts' probability."""
+
+    clauses: Clauses
+    prior: float
+    score: float
+    expected: Bools
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Every way of adding one more group to the alternatives of ``base``; ``scores`` has one entry per group."""
+
+    base: _Guess
+    scores: Floats
+    best: _Guess
+
+
+class _Search:
+    """All single groups and pairs at once, as arrays."""
+
+    def __init__(self, groups: Groups, bad: Bools) -> None:
+        self.groups, self.bad = groups, bad
+        self.likelihood = Likelihood(len(bad), int(bad.sum()))
+        self.size = groups.present.sum(axis=0)
+        self.hits = groups.present[bad].sum(axis=0)
+        self.single = _ONE + groups.log_weight + self.likelihood(self.size, self.hits)
+        self.paired = np.argsort(-self.single, kind="stable")[:_MAX_PAIRED]
+        self.pair = self._pairs()
+
+    def _pairs(self) -> Floats:
+        """Scores of shape ``(paired, paired)``: above the diagonal for "only together", below it for "either"."""
+        weight, size, hits = (of[self.paired] for of in (self.groups.log_weight, self.size, self.hits))
+        # Counts up to 2**24 are exact in float32, and its matrix product is the fastest there is.
+        present = self.groups.present[:, self.paired].astype(np.float32)
+        common = (present.T @ present).astype(np.int64)
+        common_hits = (present[self.bad].T @ present[self.bad]).astype(np.int64)
+        together = np.triu(np.ones(common.shape, np.bool_), 1)
+        sizes = np.where(together, common, size[:, None] + size - common)
+        all_hits = np.where(together, common_hits, hits[:, None] + hits - common_hits)
+        scores = _PAIR + weight[:, None] + weight + self.likelihood(sizes, all_hits)
+        nested = common == np.minimum(size[:, None], size)  # the pair says what one of them says alone
+        scores[nested | (sizes == 0) | np.eye(len(scores), dtype=np.bool_)] = -np.inf
+        return scores
+
+    def enumerated(self, without: int | None = None) -> list[_Guess]:
+        """The best of each kind: one group, two that fail only together, either of two; the most probable first.
+
+        Args:
+            without: A group that must not be in them.
+        """
+        single, pair = self.single.copy(), self.pair.copy()
+        if without is not None and len(single) > 1:
+            single[without] = pair[self.paired == without, :] = pair[:, self.paired == without] = -np.inf
+        one = int(np.argmax(single))
+        guesses = [self._guess(((one,),), _ONE + float(self.groups.log_weight[one]))]
+        upper = np.triu(np.ones(pair.shape, np.bool_), 1)
+        for kind, scores in (
+            ("together", np.where(upper, pair, -np.inf)),
+            ("either", np.where(upper.T, pair, -np.inf)),
+        ):
+            best = int(np.argmax(scores))
+            if np.isfinite(scores.flat[best]):
+                a, b = (int(self.paired[i]) for i in divmod(best, len(pair)))
+                prior = _PAIR + float(self.groups.log_weight[[a, b]].sum())
+                guesses.append(self._guess(((a, b),) if kind == "together" else ((a,), (b,)), prior))
+        return sorted(guesses, key=lambda guess: -guess.score)
+
+    def grown(self, base: _Guess) -> list[_Step]:
+        """Steps that add alternatives to a pair, as long as each makes the verdicts more probable than it costs."""
+        steps: list[_Step] = []
+        while sum(map(len, base.clauses)) > 1 and len(base.clauses) < _MAX_CLAUSES:
+            rest = ~base.expected
+            added, added_hits = self.groups.present[rest].sum(axis=0), self.groups.present[rest & self.bad].sum(axis=0)
+            size, hits = int(base.expected.sum()), int(self.bad[base.expected].sum())
+            priors = base.prior + self.groups.log_weight
+            scores = np.where(added > 0, priors + self.likelihood(size + added, hits + added_hits), -np.inf)
+            new = int(np.argmax(scores))
+            if not scores[new] > base.score:
+                break
+            best = self._guess((*base.clauses, (new,)), float(priors[new]))
+            steps.append(_Step(base=base, scores=scores, best=best))
+            base = best
+        return steps
+
+    def summed(self, peak: float) -> tuple[Floats, float]:
+        """Posterior mass per group and in all, in units of ``exp(peak)``."""
+        single, pair = np.exp(self.single - peak), np.exp(self.pair - peak)
+        guilt = single.copy()
+        guilt[self.paired] += pair.sum(axis=0) + pair.sum(axis=1)
+        return guilt, float(single.sum() + pair.sum())
+
+    def p_value(self, guesses: list[_Guess]) -> float:
+        """Bonferroni over all hypotheses, one half of the level for single groups and a quarter for each kind of pair."""
+        test = FisherTest(len(self.bad), int(self.bad.sum()))
+        groups = len(self.groups.members)
+        corrected = [1.0]
+        for guess in guesses:
+            tries = 2 * groups if guess.clauses == ((guess.clauses[0][0],),) else 2 * groups * (groups - 1)
+            expected = guess.expected
+            corrected.append(tries * test(int(expected.sum()), int(self.bad[expected].sum())))
+        return min(corrected)
+
+    def _guess(self, clauses: Clauses, prior: float) -> _Guess:
+        expected = np.zeros(len(self.bad), np.bool_)
+        for clause in clauses:
+            expected |= self.groups.present[:, list(clause)].all(axis=1)
+        score = prior + float(self.likelihood(np.int64(expected.sum()), np.int64(self.bad[expected].sum())))
+        return _Guess(clauses=clauses, prior=prior, score=score, expected=expected)

@@ -1,0 +1,177 @@
+"""What a diff finds, as records: saved with the campaign, read by people, by the proof and by later builds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from trtops.record import Record
+from trtops.tactics.table import Choice
+
+By: TypeAlias = Literal["tactic", "format", "precision", "algorithm"]
+"""What makes two choices differ: their tactics, tensor formats, precisions; or tactic and formats together, as in the
+field's tool, for a tactic that fails in one format only."""
+
+Conclusion: TypeAlias = Literal[
+    "convicted",
+    "narrowed down",
+    "not enough runs",
+    "no single tactic explains this",
+    "no bad builds",
+    "no good builds",
+    "no builds",
+]
+
+
+_ACQUITTED = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice(Record):
+    """A layer and what it got.
+
+    Attributes:
+        layer: The layer's name.
+        choice: Its tactic, formats or precision in words; None if the suspicion is that the build has no such layer.
+    """
+
+    layer: str
+    choice: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect(Record):
+    """Choices that came in the very same builds, so that no verdict can tell them apart.
+
+    Attributes:
+        choices: The layers and what they got; empty if it is a setting that shows in no layer.
+        settings: What decides them: in all builds, they came if and only if these settings had these values. Empty if
+            no setting does.
+        good: Good builds that have them.
+        bad: Bad builds that have them.
+        good_without: Good builds that do not.
+        bad_without: Bad builds that do not.
+        p_bad: Share of bad builds among those that have them.
+        p_bad_low: Lower end of Wilson's interval for it, at the diff's confidence.
+        p_bad_high: Its upper end.
+        p_value: Fisher's exact test, one-sided: builds that have them are bad more often.
+        p_corrected: The same after Holm's correction for all suspects.
+        guilt: Posterior probability of being among the culprits.
+    """
+
+    choices: tuple[LayerChoice, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+    good: int
+    bad: int
+    good_without: int
+    bad_without: int
+    p_bad: float
+    p_bad_low: float
+    p_bad_high: float
+    p_value: float
+    p_corrected: float
+    guilt: float
+
+    def describe(self) -> str:
+        """The suspect in a few words."""
+        layers = [f"{c.layer}: {c.choice or 'layer absent'}" for c in self.choices]
+        shown = "; ".join(layers[:4]) + (f" and {len(layers) - 4} more layers" if len(layers) > 4 else "")
+        if not self.settings:
+            return shown
+        setting = ", ".join(f"{name}={value}" for name, value in self.settings)
+        return f"{setting} ({shown})" if layers else setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Record):
+    """The most probable set of culprits.
+
+    Attributes:
+        clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
+            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either.
+        probability: Its posterior probability.
+        bad_explained: Bad builds that it expects to be bad.
+        bad_unexplained: Bad builds that it does not.
+        good_against: Good builds that it expects to be bad.
+    """
+
+    clauses: tuple[tuple[int, ...], ...]
+    probability: float
+    bad_explained: int
+    bad_unexplained: int
+    good_against: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetDifference(Record):
+    """The field's plain difference for one layer: choices seen in a bad build and in no good one.
+
+    Attributes:
+        layer: The layer's name.
+        choices: The choices, with their formats.
+    """
+
+    layer: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TacticDiff(Record):
+    """What good and bad builds tell about their choices.
+
+    Attributes:
+        by: What was compared.
+        confidence: What a conviction needs.
+        conclusion: The outcome in a few fixed words.
+        summary: The outcome in sentences.
+        more_builds: About how many more builds it takes, where more builds help and it can be told.
+        good: Number of good builds.
+        bad: Number of bad builds.
+        errors: Names of the builds that crashed or hung; they are evidence for nothing.
+        layers: Number of layers.
+        varying_layers: Names of the layers that did not get the same in every build.
+        suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
+        explanation: The most probable set of culprits; None where nothing varies or all verdicts agree.
+        p_value: Exact test of the best explanation, corrected for every set that was tried; valid if the number of
+            builds was fixed beforehand.
+        e_value_log10: Logarithm of the evidence that holds however often one looked; a conviction needs
+            ``-log10(1 - confidence)``.
+        p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
+        contradicting: Builds that made the same choices as another one of the opposite verdict.
+        set_difference: The plain set difference, layer by layer; always by tactic and formats, as the field's tool.
+    """
+
+    by: By
+    confidence: float
+    conclusion: Conclusion
+    summary: str = ""
+    more_builds: int | None = None
+    good: int
+    bad: int
+    errors: tuple[str, ...] = ()
+    layers: int
+    varying_layers: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    explanation: Explanation | None = None
+    p_value: float = 1.0
+    e_value_log10: float = 0.0
+    p_innocent: float = 0.5
+    contradicting: int = 0
+    set_difference: tuple[SetDifference, ...] = ()
+
+    @property
+    def convicted(self) -> tuple[Suspect, ...]:
+        """The suspects whose guilt reached the confidence; empty unless the conclusion is ``convicted``."""
+        if self.conclusion != "convicted":
+            return ()
+        return tuple(suspect for suspect in self.suspects if suspect.guilt >= self.confidence)
+
+    @property
+    def decided(self) -> bool:
+        """Whether a campaign that asks after every build can stop.
+
+        A conviction holds at any time. That no tactic explains the verdicts needs more than at a single look: an early
+        lull in the evidence must not end the search.
+        """
+        acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > _ACQUITTED
+        return self.conclusion == "convicted" or acquitted

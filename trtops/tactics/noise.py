@@ -1,0 +1,174 @@
+"""Where an error comes from: the inference, the build, or the precision that all builds share.
+
+Run one engine several times and build several engines: what varies between runs of one engine is the inference's own
+(atomics, races), what varies between engines beyond that comes with the tactics, and what never varies is the
+precision's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from trtops import errors
+from trtops.record import Record
+
+Cause: TypeAlias = Literal["inference", "tactic", "precision", "nothing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSplit(Record):
+    """An error, split by a one-way random-effects analysis of variance.
+
+    The mean square error is the sum of three parts: of the mean over all builds (every build has it), of the builds'
+    spread around it, and of the runs' spread around their build. The two variances are the method-of-moments (ANOVA)
+    estimates for unequal group sizes; a negative one counts as zero (Searle, Casella and McCulloch, "Variance
+    Components", chapter 3).
+
+    Attributes:
+        builds: Number of builds.
+        runs: Number of runs, over all builds.
+        mean: Mean error, in the error's own unit.
+        run_to_run: Standard deviation between runs of one engine, in the same unit.
+        build_to_build: Standard deviation between engines, without what runs add.
+        share_precision: Part of the mean square error that all builds have; the three shares add up to 1.
+        share_build: Part that differs from build to build.
+        share_run: Part that differs from run to run.
+        f_value: Mean square between builds over mean square within; infinite if runs never differ and builds do.
+        p_value: Probability of such a ratio if builds do not differ, by Fisher's F-test.
+        cause: The largest part; ``tactic`` only if the F-test is significant.
+        summary: The same in a sentence.
+    """
+
+    builds: int
+    runs: int
+    mean: float
+    run_to_run: float
+    build_to_build: float
+    share_precision: float
+    share_build: float
+    share_run: float
+    f_value: float
+    p_value: float
+    cause: Cause
+    summary: str
+
+
+def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: float = 0.95) -> NoiseSplit:
+    """Split errors into what runs, builds and the precision add.
+
+    Args:
+        run_to_run: Errors in any unit, such as an output's largest absolute error: one row per build, one number per
+            run of its engine. Rows may differ in length. For the precision's part to mean something, the errors must
+            be against a golden result.
+        confidence: Of the F-test.
+
+    Raises:
+        ConfigError: If there are fewer than two builds, or no build was run twice, or an error is not finite.
+    """
+    rows = [np.asarray(row, np.float64).ravel() for row in run_to_run]  # type: ignore[union-attr]
+    sizes = np.array([row.size for row in rows])
+    if len(rows) < 2 or (sizes < 1).any() or sizes.max() < 2:
+        raise errors.ConfigError(
+            f"Noise of {len(rows)} builds with {sizes.tolist()} runs: expected at least two builds, each run once or "
+            "more and one of them twice. Build again, or run the engines more often."
+        )
+    values = np.concatenate(rows)
+    if not np.isfinite(values).all():
+        raise errors.ConfigError(
+            "Noise: an error is NaN or infinite; such a build is bad, whatever its noise. Leave it out."
+        )
+    means, mean = np.array([row.mean() for row in rows]), float(values.mean())
+    between = float((sizes * (means - mean) ** 2).sum()) / (len(rows) - 1)
+    freedom = values.size - len(rows)
+    within = math.fsum(float(((row - m) ** 2).sum()) for row, m in zip(rows, means)) / freedom
+    typical_size = (values.size - float((sizes**2).sum()) / values.size) / (len(rows) - 1)
+    build_variance = max(0.0, (between - within) / typical_size)
+    f_value = between / within if within > 0 else (math.inf if between > 0 else 1.0)
+    p_value = f_tail(f_value, len(rows) - 1, freedom)
+    parts = {"precision": mean * mean, "tactic": build_variance, "inference": within}
+    total = math.fsum(parts.values())
+    shares = {name: part / total if total > 0 else 0.0 for name, part in parts.items()}
+    cause = _cause(shares, p_value < 1 - confidence)
+    return NoiseSplit(
+        builds=len(rows),
+        runs=values.size,
+        mean=mean,
+        run_to_run=math.sqrt(within),
+        build_to_build=math.sqrt(build_variance),
+        share_precision=shares["precision"],
+        share_build=shares["tactic"],
+        share_run=shares["inference"],
+        f_value=f_value,
+        p_value=p_value,
+        cause=cause,
+        summary=_sentence(cause, shares, p_value),
+    )
+
+
+def f_tail(value: float, between: int, within: int) -> float:
+    """Probability that an F-distributed ratio with these degrees of freedom is at least ``value``.
+
+    Raises:
+        ConfigError: If a degree of freedom is less than one.
+    """
+    if between < 1 or within < 1:
+        raise errors.ConfigError(f"F-test with {between} and {within} degrees of freedom; expected at least 1 of each.")
+    if math.isinf(value):
+        return 0.0
+    return _regularized_beta(within / (within + between * value), within / 2, between / 2)
+
+
+def _cause(shares: dict[str, float], builds_differ: bool) -> Cause:
+    causes: tuple[Cause, ...] = ("precision", "tactic", "inference") if builds_differ else ("precision", "inference")
+    largest = max(causes, key=lambda cause: shares[cause])
+    return largest if shares[largest] > 0 else "nothing"
+
+
+def _sentence(cause: Cause, shares: dict[str, float], p_value: float) -> str:
+    if cause == "nothing":
+        return "There is no error to explain."
+    split = (
+        f"{shares['precision']:.0%} of the mean square error is in every build, {shares['tactic']:.0%} differs from "
+        f"build to build, {shares['inference']:.0%} from run to run (F-test: builds differ, p = {p_value:.2g})"
+    )
+    verdict = {
+        "precision": "Precision-caused: rebuilding will not help, another precision may",
+        "tactic": "Tactic-caused: some builds are better than others, so pin a good one",
+        "inference": "Inference-caused: the same engine differs from run to run, so no choice of build will help",
+    }[cause]
+    return f"{verdict}. {split}."
+
+
+def _regularized_beta(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function, by the continued fraction 8.17.22 of the DLMF."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction would converge slowly, its mirror converges fast
+        return 1 - _regularized_beta(1 - x, b, a)
+    factor = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    return math.exp(factor) / a / _continued_fraction(x, a, b)
+
+
+def _continued_fraction(x: float, a: float, b: float) -> float:
+    """``1 + d1 / (1 + d2 / (1 + ...))``, by the method of Lentz as modified by Thompson and Barnett."""
+    tiny = 1e-300
+    value = upper = 1.0
+    lower = 0.0
+    for step in range(1, 10_000):
+        m = step // 2
+        if step % 2:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        upper = 1 + d / upper or tiny
+        lower = 1 / (1 + d * lower or tiny)
+        value *= upper * lower
+        if abs(upper * lower - 1) < 1e-15:
+            break
+    return value

@@ -1,0 +1,129 @@
+"""Good and bad tactic records from files: ours, and the replay files that the field's tool saves.
+
+The folders are those that its ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtops import errors
+from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
+from trtops.tactics.table import CampaignTable, Verdict
+
+
+@dataclass(frozen=True)
+class LoadedReplays:
+    """A table, and what was passed over on the way.
+
+    Attributes:
+        table: Builds, named after their files.
+        skipped: Files that hold no tactics, as ``(path, why)``.
+    """
+
+    table: CampaignTable
+    skipped: tuple[tuple[str, str], ...]
+
+
+def load_replays(good: str | Path, bad: str | Path) -> LoadedReplays:
+    """Read good and bad tactic records.
+
+    Args:
+        good: A file, or a folder that is searched with all its subfolders.
+        bad: Likewise.
+
+    Raises:
+        FormatError: If a file given by name holds no tactics.
+        ConfigError: If a path does not exist.
+    """
+    return _load({"good": Path(good), "bad": Path(bad)})
+
+
+def load_replay_folder(folder: str | Path) -> LoadedReplays:
+    """Read ``good/`` and ``bad/`` in a folder; one of the two may be missing, as after a campaign without bad builds.
+
+    Raises:
+        ConfigError: If both are missing.
+    """
+    good, bad = Path(folder) / "good", Path(folder) / "bad"
+    if not (good.is_dir() or bad.is_dir()):
+        raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
+    places: dict[Verdict, Path] = {"good": good, "bad": bad}
+    return _load({verdict: place for verdict, place in places.items() if place.is_dir()})
+
+
+def read_record(path: str | Path) -> TacticRecord:
+    """Read one tactic record: ours, or the field's replay file.
+
+    Raises:
+        FormatError: If the file cannot be read, or holds neither.
+    """
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise errors.FormatError(f"{path}: not a tactic record: not JSON ({exc}).") from None
+    if not isinstance(data, dict) or not {"replay", "mechanism"} & data.keys():
+        raise errors.FormatError(f"{path}: not a tactic record: expected a JSON object with 'replay' or 'mechanism'.")
+    try:
+        return _record_from_replay(data["replay"]) if "replay" in data else TacticRecord.from_dict(data)
+    except (errors.FormatError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise errors.FormatError(f"{path}: a damaged tactic record: {exc!r}.") from None
+
+
+def _load(places: Mapping[Verdict, Path]) -> LoadedReplays:
+    table, skipped = CampaignTable(), []
+    for verdict, place in places.items():
+        for path in _files(place):
+            try:
+                table.append(str(path), verdict, read_record(path))
+            except errors.FormatError as exc:
+                if path == place:
+                    raise
+                skipped.append((str(path), str(exc)))
+    return LoadedReplays(table=table, skipped=tuple(skipped))
+
+
+def _files(place: Path) -> Sequence[Path]:
+    if not place.exists():
+        raise errors.ConfigError(f"{place}: no such file or folder; expected tactic records.")
+    return sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+
+
+def _record_from_replay(replay: Mapping[str, Any]) -> TacticRecord:
+    """The replay file's content: layer names to algorithms, in the engine's order."""
+    return TacticRecord(
+        mechanism="algorithm_selector",
+        backend_version="",
+        device_sha256="",
+        choices=tuple(_choice(layer, algorithm) for layer, algorithm in replay.items()),
+    )
+
+
+def _choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
+    implementation, tactic = int(algorithm["implementation"]), int(algorithm["tactic"])
+    return TacticChoice(
+        layer=layer,
+        op="",
+        tactic=f"implementation {implementation}, tactic {tactic}",
+        implementation=implementation,
+        tactic_id=tactic,
+        inputs=tuple(map(_format, algorithm["inputs"])),
+        outputs=tuple(map(_format, algorithm["outputs"])),
+    )
+
+
+def _format(info: Mapping[str, Any]) -> TensorFormat:
+    return TensorFormat(
+        dtype=str(info["dtype"]),
+        strides=tuple(int(stride) for stride in info["strides"]),
+        vectorized_dim=_optional_int(info.get("vectorized_dim")),
+        components_per_element=_optional_int(info.get("components_per_element")),
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)

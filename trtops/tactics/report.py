@@ -1,0 +1,175 @@
+"""A diff in words: one summary, and a Markdown page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trtops.tactics.findings import Suspect, TacticDiff
+
+
+def summary(found: TacticDiff) -> str:
+    """The outcome in sentences."""
+    counts = f"{_count(found.bad, 'bad build')} among {found.good + found.bad}"
+    if found.conclusion == "no builds":
+        return f"No build was judged; {_count(len(found.errors), 'build')} crashed or hung."
+    if found.conclusion == "no bad builds":
+        builds = found.good
+        rate = 1 - (1 - found.confidence) ** (1 / builds)
+        return f"All {builds} builds are good: at {_percent(found.confidence)} confidence fewer than {_percent(rate)} are bad."
+    if found.conclusion == "no good builds":
+        return f"All {found.bad} builds are bad, so the cause is nothing that varied. Compare with another precision."
+    if found.conclusion == "no single tactic explains this":
+        return f"No single tactic explains the {counts}. {_unexplained(found)}"
+    leading = _leading(found)
+    if found.conclusion == "not enough runs":
+        return f"Not enough runs: {counts}. Most suspicious so far: {leading}. {_more(found)}"
+    if found.conclusion == "narrowed down":
+        return f"Some tactic is guilty of the {counts}, most likely {leading}, but others fit nearly as well. {_more(found)}"
+    accused = [found.suspects[i] for clause in (found.explanation.clauses if found.explanation else ()) for i in clause]
+    if all(suspect.guilt >= found.confidence for suspect in accused):
+        return f"Guilty: {leading}. {_fit(found)}"
+    guilty = "; ".join(suspect.describe() for suspect in found.convicted)
+    return f"Guilty: {guilty}. Fits best: {leading}. {_fit(found)}"
+
+
+def markdown(found: TacticDiff, *, limit: int = 20) -> str:
+    """A page for people: the outcome, the suspects, and the plain set difference beside them.
+
+    Args:
+        found: The diff.
+        limit: Rows per table; what is left out is counted.
+    """
+    parts = [f"# {found.conclusion.capitalize()}", found.summary, _numbers(found)]
+    if found.suspects and found.good and found.bad:
+        parts += [f"## Suspects, by {found.by}", _suspect_table(found.suspects, found.confidence, limit)]
+    parts += ["## Plain set difference", "Seen in a bad build and in no good one:", _set_difference_table(found, limit)]
+    if found.errors:
+        parts += ["## Crashed or hung", _bullets(found.errors, limit)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _leading(found: TacticDiff) -> str:
+    assert found.explanation is not None
+    clauses = [" together with ".join(found.suspects[i].describe() for i in c) for c in found.explanation.clauses]
+    together = any(len(clause) > 1 for clause in found.explanation.clauses)
+    probability = _chance(found.explanation.probability)
+    return f"{'; or '.join(clauses)}{', which fail only together' if together else ''} (probability {probability})"
+
+
+def _fit(found: TacticDiff) -> str:
+    fit = found.explanation
+    assert fit is not None
+    against = (
+        f", against {_count(fit.good_against, 'good build')} that {_has(fit.good_against)} it too"
+        if fit.good_against
+        else ""
+    )
+    rest = (
+        f" {_count(fit.bad_unexplained, 'bad build')} {_remain(fit.bad_unexplained)} unexplained."
+        if fit.bad_unexplained
+        else ""
+    )
+    return f"It explains {fit.bad_explained} of {_count(found.bad, 'bad build')}{against}.{rest}"
+
+
+def _unexplained(found: TacticDiff) -> str:
+    if not found.suspects:
+        return "All builds made the same choices, so the cause lies outside them: look at noise from run to run."
+    same = (
+        f"{found.contradicting} builds made the very choices of one with the opposite verdict. "
+        if found.contradicting
+        else ""
+    )
+    return (
+        f"{same}A culprit, alone or in a pair, would have shown by now: look at noise from run to run, or at the check."
+    )
+
+
+def _more(found: TacticDiff) -> str:
+    if found.more_builds is None:
+        return "How many more builds it takes cannot be told; a proof by swap may be quicker."
+    return f"About {found.more_builds} more {'build' if found.more_builds == 1 else 'builds'} should decide."
+
+
+def _numbers(found: TacticDiff) -> str:
+    rows = [
+        f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed or hung",
+        f"{len(found.varying_layers)} of {found.layers} layers vary",
+        f"exact test of the best explanation, corrected for every set tried: p = {found.p_value:.2g}",
+        f"evidence that holds however often one looked: 10^{found.e_value_log10:.1f} to 1",
+        f"probability that no choice is guilty: {_chance(found.p_innocent)}",
+    ]
+    return _bullets(rows, len(rows))
+
+
+def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int) -> str:
+    head = [
+        "layer and choice",
+        "good",
+        "bad",
+        f"P(bad), {_percent(confidence)} interval",
+        "exact p",
+        "corrected p",
+        "guilt",
+    ]
+    rows = [
+        [
+            s.describe(),
+            f"{s.good} of {s.good + s.good_without}",
+            f"{s.bad} of {s.bad + s.bad_without}",
+            f"{_percent(s.p_bad)} ({_percent(s.p_bad_low)} to {_percent(s.p_bad_high)})",
+            f"{s.p_value:.2g}",
+            f"{s.p_corrected:.2g}",
+            _chance(s.guilt),
+        ]
+        for s in suspects[:limit]
+    ]
+    return _table(head, rows) + _left_out(len(suspects) - limit, "less suspicious")
+
+
+def _set_difference_table(found: TacticDiff, limit: int) -> str:
+    if not found.set_difference:
+        return "Nothing."
+    rows = [[d.layer, "; ".join(c.tactic for c in d.choices)] for d in found.set_difference[:limit]]
+    return _table(["layer", "tactics"], rows) + _left_out(len(found.set_difference) - limit, "layers")
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _left_out(count: int, what: str) -> str:
+    return f"\n\n{count} more, {what}." if count > 0 else ""
+
+
+def _bullets(items: Iterable[str], limit: int) -> str:
+    listed = list(items)
+    return "\n".join(f"- {item}" for item in listed[:limit]) + _left_out(len(listed) - limit, "not shown")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _chance(probability: float) -> str:
+    """A probability that was inferred, and so is never certain."""
+    if probability < 0.001:
+        return "under 0.1 %"
+    return "over 99.9 %" if probability > 0.999 else _percent(probability)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _has(number: int) -> str:
+    return "has" if number == 1 else "have"
+
+
+def _remain(number: int) -> str:
+    return "remains" if number == 1 else "remain"

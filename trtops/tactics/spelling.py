@@ -1,0 +1,52 @@
+"""What a choice is called, depending on what is compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from trtops.tactics.findings import By
+from trtops.tactics.record import TensorFormat
+from trtops.tactics.table import ABSENT, Choice
+
+
+def spell(choices: Sequence[Choice], by: By) -> tuple[tuple[str, ...], npt.NDArray[np.int32]]:
+    """Texts of what is compared, and the way from a table's codes to them.
+
+    Returns:
+        The texts, all different; and for each choice the position of its text, of shape ``(choices + 1,)``. Indexed with
+        the code -1, its last entry keeps an absent layer absent.
+    """
+    same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in choices})
+    texts: dict[str, int] = {}
+    codes = []
+    for choice in choices:
+        text = SPELLINGS[by](choice)
+        if by in ("tactic", "algorithm") and same_words[choice.tactic] > 1:
+            text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
+        codes.append(texts.setdefault(text, len(texts)))
+    return tuple(texts), np.array([*codes, ABSENT], np.int32)
+
+
+def _formats(choice: Choice) -> str:
+    return f"{', '.join(map(_format, choice.inputs))} -> {', '.join(map(_format, choice.outputs))}"
+
+
+def _format(tensor: TensorFormat) -> str:
+    vector = "" if tensor.vectorized_dim is None else f" by {tensor.components_per_element} in {tensor.vectorized_dim}"
+    return f"{tensor.dtype}{list(tensor.strides) if tensor.strides else ''}{vector}"
+
+
+def _precisions(choice: Choice) -> str:
+    return f"{', '.join(t.dtype for t in choice.inputs)} -> {', '.join(t.dtype for t in choice.outputs)}"
+
+
+SPELLINGS: dict[By, Callable[[Choice], str]] = {
+    "tactic": lambda choice: choice.tactic,
+    "format": _formats,
+    "precision": _precisions,
+    "algorithm": lambda choice: f"{choice.tactic}: {_formats(choice)}",
+}
