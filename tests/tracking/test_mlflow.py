@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import sqlite3
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,46 @@ def test_the_ui_shows_what_was_logged_without_it(server: str, server_root: Path)
     with urllib.request.urlopen(f"{server}/get-artifact?path=engine/x.plan&run_uuid={run.id}") as answer:
         assert answer.read() == b"plan"
     assert MlflowTracker(server).info(run.id).name == "r"
+
+
+def test_what_was_logged_through_the_ui_s_server_is_read_without_it(server: str, server_root: Path):
+    with tracked(MlflowTracker(server), "through the server", "r", kind="build") as run:
+        run.log_text("plan", "engine/x.plan")
+
+    stored = MlflowTracker(server_root).load(run.id)
+
+    assert stored.read_bytes("engine/x.plan") == b"plan"
+    assert stored.local_path("engine/x.plan").is_relative_to(server_root)
+
+
+def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server: str):
+    tracker = MlflowTracker(server)
+    with tracked(tracker, "fetched", "r", kind="build") as run:
+        run.log_bytes(bytes(3 << 20), "engine/x.plan")
+    stored = tracker.load(run.id)
+
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(stored.local_path, ["engine/x.plan"] * 16))
+    child = multiprocessing.get_context("fork").Process(target=tracker.load, args=(run.id,))
+    child.start()
+    child.join()
+
+    (path,) = paths
+    assert (child.exitcode, path.stat().st_size) == (0, 3 << 20)
+    folder = tracker.downloads.folder()
+    del tracker, stored, run, child
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    tracker = MlflowTracker("http://me:secret@127.0.0.1:9")
+
+    with pytest.raises(errors.TrackingUnavailableError) as raised:
+        tracker.info("0" * 32)
+
+    assert "secret" not in f"{raised.value} {tracker!r} {tracker.url('1', '2')}"
 
 
 def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):

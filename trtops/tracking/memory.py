@@ -6,7 +6,6 @@ It passes the same contract tests as the trackers over MLflow. What it keeps end
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import threading
 import time
 import uuid
@@ -17,7 +16,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
 from trtops.tracking.schema import Artifact, Tag
-from trtops.tracking.writer import RunReader, RunWriter, check_names, read_manifest, starting_tags
+from trtops.tracking.writer import RunReader, RunWriter, Scratch, check_names, read_manifest, starting_tags
 
 
 @dataclasses.dataclass
@@ -45,7 +44,7 @@ class MemoryTracker:
     def __init__(self) -> None:
         self._runs: dict[str, _Kept] = {}
         self._lock = threading.RLock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch = Scratch()
 
     def start(
         self,
@@ -87,10 +86,7 @@ class MemoryTracker:
         """A whole run."""
         info, kept = self.info(run_id), self._kept(run_id)
         manifest = read_manifest(run_id, kept.artifacts.get(Artifact.MANIFEST))
-        with self._lock:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="trtops-")
-        return _MemoryStoredRun(info, manifest, kept, Path(self._folder.name))
+        return _MemoryStoredRun(info, manifest, kept, self._scratch.folder())
 
     def find(
         self,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from trtops.tracking.writer import (
     TEMPORARY,
     RunReader,
     RunWriter,
+    Scratch,
     check_names,
     hash_file,
     read_manifest,
@@ -146,15 +148,16 @@ class MlflowTracker:
         where = location if isinstance(location, Store) else resolve(location)
         self.store = ensure_store(where) if isinstance(where, Store) else None
         self.location = self.store.uri if self.store else str(where)
+        self.shown = _without_password(self.location)
         mlflow = _mlflow()
         self._client: MlflowClient = mlflow.MlflowClient(tracking_uri=self.location, registry_uri=self.location)
         self._context: dict[str, str] = mlflow.tracking.context.registry.resolve_tags()
         self._pid = os.getpid()
         self._experiments: dict[str, str] = {}
-        self._downloads: tempfile.TemporaryDirectory[str] | None = None
+        self.downloads = Scratch()
 
     def __repr__(self) -> str:
-        return f"MlflowTracker({self.location!r})"
+        return f"MlflowTracker({self.shown!r})"
 
     def __reduce__(self) -> tuple[type[MlflowTracker], tuple[str]]:
         return type(self), (self.location,)
@@ -204,7 +207,7 @@ class MlflowTracker:
         ids = self._all_experiments() if experiment is None else self._known_experiment(experiment)
         wanted = (tags or {}).items()
         found: list[RunInfo] = []
-        for info in self._search(ids, _filter(tags or {}, parent, status)) if ids and limit != 0 else ():
+        for info in self._search(ids, _filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
             if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status):
                 found.append(info)
                 if len(found) == limit:
@@ -238,7 +241,7 @@ class MlflowTracker:
             try:
                 return function(*args, **kwargs)
             except (MlflowException, requests.RequestException) as exc:
-                error = _translated(exc, self.location)
+                error = _translated(exc, self.shown)
                 if not error.transient or attempt == _ATTEMPTS - 1:
                     raise error from exc
             time.sleep(0.2 * 4**attempt)
@@ -278,15 +281,15 @@ class MlflowTracker:
             engine = getattr(self._client._tracking_client.store, "engine", None)
             if engine is not None:
                 engine.dispose(close=False)
-            self._pid, self._downloads = os.getpid(), None
+            self._pid = os.getpid()
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
-        if not run_id.isalnum():
-            raise _no_run(run_id, self.location)
+        if not (run_id.isascii() and run_id.isalnum()):
+            raise _no_run(run_id, self.shown)
         try:
             return self.call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
-            raise _no_run(run_id, self.location) from None
+            raise _no_run(run_id, self.shown) from None
 
     def _experiment_id(self, name: str) -> str:
         known = self._experiments.get(name) or next(iter(self._known_experiment(name)), None)
@@ -307,7 +310,7 @@ class MlflowTracker:
             return []
         if experiment.lifecycle_stage != "active":
             raise errors.StoreError(
-                f"Experiment {name!r} of {self.location} was deleted. Restore it: mlflow experiments restore "
+                f"Experiment {name!r} of {self.shown} was deleted. Restore it: mlflow experiments restore "
                 f"--experiment-id {experiment.experiment_id}"
             )
         self._experiments[name] = experiment.experiment_id
@@ -331,14 +334,16 @@ class MlflowTracker:
         self._experiments[name] = experiment_id
         return name
 
-    def _search(self, experiment_ids: list[str], query: str) -> Iterator[RunInfo]:
+    def _search(self, experiment_ids: list[str], query: str, limit: int | None) -> Iterator[RunInfo]:
+        # MLflow spends a millisecond on each run it returns, wanted or not.
+        size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
         token = None
         while True:
             page = self.call(
                 self._client.search_runs,
                 experiment_ids,
                 query,
-                max_results=_PAGE,
+                max_results=size,
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
@@ -367,25 +372,22 @@ class MlflowTracker:
 
     def url(self, experiment_id: str, run_id: str) -> str:
         """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
-        return f"{'' if self.store else self.location + '/'}#/experiments/{experiment_id}/runs/{run_id}"
+        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}"
 
     def _files(self, entity: MlflowRunEntity) -> _Files:
         uri, run_id = entity.info.artifact_uri, entity.info.run_id
         address = urllib.parse.urlparse(uri)
+        if self.store and address.scheme == "mlflow-artifacts":
+            # Logged through the server that `trtops.tracking.store.serve` puts before this store.
+            return _LocalFiles(self.store.artifacts / address.path.lstrip("/"))
         if address.scheme not in ("", "file"):
             return _RemoteFiles(self, self._client, run_id)
         if self.store is None:
             raise errors.StoreError(
-                f"Run {run_id} of {self.location} keeps its artifacts at {uri!r}, a path on the server's own disk. "
+                f"Run {run_id} of {self.shown} keeps its artifacts at {uri!r}, a path on the server's own disk. "
                 "Start the server with --artifacts-destination, and make the experiment through it."
             )
         return _LocalFiles(Path(urllib.parse.unquote(address.path) if address.scheme else uri))
-
-    def downloads(self) -> Path:
-        """A folder for files fetched from a server; gone with this tracker."""
-        if self._downloads is None:
-            self._downloads = tempfile.TemporaryDirectory(prefix="trtops-")
-        return Path(self._downloads.name)
 
 
 class MlflowRun(RunWriter):
@@ -505,26 +507,28 @@ class _RemoteFiles:
         return entry
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        folder = self._tracker.downloads() / entry.sha256
-        return self._download(entry.path, folder)
+        return self._download(entry.path, entry.sha256)
 
     def manifest(self) -> bytes | None:
         listed = self._tracker.call(self._client.list_artifacts, self._run_id)
         if all(item.path != Artifact.MANIFEST for item in listed):
             return None
-        with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
-            file = self._download(Artifact.MANIFEST, Path(folder))
-            return file.read_bytes() if file else None
+        file = self._download(Artifact.MANIFEST, self._run_id, again=True)
+        return file.read_bytes() if file else None
 
-    def _download(self, path: str, folder: Path) -> Path | None:
-        file = folder / path
-        if file.is_file():
+    def _download(self, path: str, key: str, *, again: bool = False) -> Path | None:
+        """Fetch an artifact, whole or not at all, unless one that was fetched under the same key will do."""
+        file = self._tracker.downloads.folder() / key / path
+        if file.is_file() and not again:
             return file
-        folder.mkdir(exist_ok=True)
-        try:
-            return Path(self._tracker.call(self._client.download_artifacts, self._run_id, path, str(folder)))
-        except (errors.RunNotFoundError, errors.LogError):
-            return None
+        with tempfile.TemporaryDirectory(dir=self._tracker.downloads.folder()) as folder:
+            try:
+                fetched = self._tracker.call(self._client.download_artifacts, self._run_id, path, folder)
+            except (errors.RunNotFoundError, errors.LogError):
+                return None
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(fetched, file)
+        return file
 
     def sweep(self) -> None:
         """Nothing: the server's own uploads are its own."""
@@ -603,7 +607,7 @@ def _no_run(run_id: str, location: str) -> errors.RunNotFoundError:
 
 def _translated(exc: Exception, location: str) -> errors.TrackingError:
     """MLflow's exception, or its HTTP client's, as one of ours."""
-    text, code = str(exc), getattr(exc, "error_code", "")
+    text, code = _without_password(str(exc)), getattr(exc, "error_code", "")
     if "disk is full" in text or "No space left" in text:
         return errors.LogError(f"{location} could not be written: the disk is full. Make room and run again.")
     if code == "RESOURCE_DOES_NOT_EXIST":
@@ -620,6 +624,10 @@ def _translated(exc: Exception, location: str) -> errors.TrackingError:
     if response is not None:
         return errors.LogError(f"{location} answered {response.status_code}: {text:.500}")
     return errors.StoreError(f"{location}: {text:.500}")
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def _is_transient(exc: Exception, text: str, code: str) -> bool:

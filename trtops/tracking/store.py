@@ -22,6 +22,7 @@ import argparse
 import functools
 import os
 import re
+import shlex
 import sqlite3
 import sys
 import time
@@ -273,7 +274,7 @@ def check_version(store: Store) -> None:
     start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {release()} has {head}."
     if found in older:
         raise errors.StoreVersionError(
-            f"{start} It is older: upgrade it, with a backup, by: trtops store upgrade --root {store.root}"
+            f"{start} It is older: upgrade it, with a backup, by: {_command('upgrade', store)}"
         )
     raise errors.StoreVersionError(
         f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or go back to the "
@@ -303,8 +304,12 @@ def check_place(store: Store) -> None:
         return
     raise errors.StoreMovedError(
         f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
-        f"Make them point here by: trtops store relocate --root {store.root}"
+        f"Make them point here by: {_command('relocate', store)}"
     )
+
+
+def _command(verb: str, store: Store) -> str:
+    return f"python -m trtops.tracking.store {verb} --root {shlex.quote(str(store.root))}"
 
 
 def relocate(location: str | Path | None = None, *, former: Path | None = None) -> int:

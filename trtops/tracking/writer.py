@@ -10,7 +10,10 @@ import hashlib
 import json
 import logging
 import os
+import shutil
+import tempfile
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -211,6 +214,28 @@ class RunReader(ABC):
     @abstractmethod
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         """A local file that should hold the artifact, or None if there is none."""
+
+
+class Scratch:
+    """A temporary folder, made when it is first asked for, and removed by the process that made it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: Path | None = None
+        self._pid = 0
+
+    def folder(self) -> Path:
+        """The folder. It goes when this object does, or with the process; a forked child gets its own."""
+        with self._lock:
+            if self._folder is None or self._pid != os.getpid():
+                self._folder, self._pid = Path(tempfile.mkdtemp(prefix="trtops-")), os.getpid()
+                weakref.finalize(self, _remove, self._folder, self._pid)
+            return self._folder
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if pid == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_manifest(run_id: str, data: bytes | None) -> Manifest:
