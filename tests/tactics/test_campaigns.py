@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 
 import numpy as np
 import pytest
@@ -17,15 +16,14 @@ from trtops.tactics.table import VERDICTS, CampaignTable
 SEEDS = 100
 
 
-@cache
-def outcomes(culprit: Culprit, builds: int) -> tuple[tuple[Campaign, TacticDiff], ...]:
+def outcomes(culprit: Culprit, builds: int) -> list[tuple[Campaign, TacticDiff]]:
     """Every second campaign has all verdicts right, in every other one up to 5 % are wrong."""
     made = []
     for seed in range(SEEDS):
         noise = seed % 2 * (0.03 + 0.02 * (seed % 4 == 1))
         played = campaign(seed, builds, culprit=culprit, noise=noise, bad_rate=(0.05, 0.2, 0.4, 0.7)[seed % 4])
         made.append((played, diff(played.table)))
-    return tuple(made)
+    return made
 
 
 def is_named_first(played: Campaign, found: TacticDiff) -> bool:
@@ -34,14 +32,18 @@ def is_named_first(played: Campaign, found: TacticDiff) -> bool:
     return all(any(c in played.culprits for c in ((x.layer, x.choice) for x in s.choices)) for s in first)
 
 
+def convicts_an_innocent(played: Campaign, found: TacticDiff) -> bool:
+    return any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.convicted)
+
+
 @pytest.mark.parametrize("builds", [16, 40])
 @pytest.mark.parametrize("culprit", ["one", "together"])
 def test_in_a_short_campaign_the_culprit_is_named_first_or_runs_are_said_to_be_missing(culprit, builds):
-    right = [
-        is_named_first(played, found) or found.conclusion in ("not enough runs", "no bad builds")
-        for played, found in outcomes(culprit, builds)
-    ]
-    assert sum(right) >= 95
+    found = outcomes(culprit, builds)
+
+    missing = ("not enough runs", "no bad builds")
+    assert sum(is_named_first(*pair) or pair[1].conclusion in missing for pair in found) >= 95
+    assert sum(convicts_an_innocent(*pair) for pair in found) <= 5
 
 
 @pytest.mark.parametrize("builds", [100, 500])
@@ -51,6 +53,7 @@ def test_with_100_builds_and_more_the_culprit_is_named_first_and_runs_are_enough
 
     assert sum(is_named_first(*pair) for pair in found) >= 95
     assert sum(outcome.conclusion in ("convicted", "narrowed down") for _, outcome in found) >= 95
+    assert sum(convicts_an_innocent(*pair) for pair in found) <= 5
 
 
 @pytest.mark.parametrize("builds", [16, 100, 500])
@@ -60,16 +63,6 @@ def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
     assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
     if builds == 500:
         assert conclusions["no single tactic explains this"] >= 95
-
-
-@pytest.mark.parametrize("builds", [16, 40, 100])
-@pytest.mark.parametrize("culprit", ["one", "together"])
-def test_an_innocent_is_convicted_beside_a_culprit_in_at_most_5_of_100(culprit, builds):
-    wrong = [
-        any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.convicted)
-        for played, found in outcomes(culprit, builds)
-    ]
-    assert sum(wrong) <= 5
 
 
 def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tactics.synthetic import campaign
 from trtops import errors
-from trtops.tactics.diff import decided, diff, set_difference
+from trtops.tactics.diff import builds_with, decided, diff, set_difference
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.report import markdown
@@ -93,6 +93,31 @@ def test_either_of_two_tactics_is_told_from_both():
 
     assert found.explanation is not None and found.explanation.clauses == ((0,), (1,))
     assert {(c.layer, c.choice) for s in found.convicted for c in s.choices} == {("layer3", "0"), ("layer8", "2")}
+
+
+def test_two_layers_that_part_in_one_build_are_both_named_until_more_builds_part_them():
+    rng = np.random.default_rng(5)
+    table = CampaignTable()
+    for i in range(60):
+        a, b = (bool(rng.random() < 0.4),) * 2
+        if i == 7:
+            a, b = True, False
+        bad = a != (i in (11, 20, 33, 41, 50, 58))
+        others = {f"layer{k}": str(rng.integers(3)) for k in range(10)}
+        table.append(f"run-{i}", "bad" if bad else "good", build(a=f"t{int(a)}", b=f"t{int(b)}", **others))
+    found = diff(table)
+
+    assert found.conclusion == "narrowed down" and not found.decided
+    assert "most likely a: t1" in found.summary and "or instead b: t1" in found.summary
+    assert found.more_builds is not None and found.more_builds > 10
+
+
+def test_a_proof_finds_the_builds_that_have_the_suspect():
+    table = gelu_campaign()
+    table.append("crashed", "error")
+    (guilty,) = diff(table).convicted
+
+    assert builds_with(table, guilty) == table.named("bad")
 
 
 def test_crashed_builds_are_listed_but_are_evidence_for_nothing():

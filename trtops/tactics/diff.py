@@ -72,6 +72,26 @@ def decided(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic"
     return diff(table, confidence=confidence, by=by).decided
 
 
+def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
+    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, in order of arrival.
+
+    What a proof starts from: a bad build that has the suspect, to swap it out of, and a good one that has not.
+
+    Args:
+        table: The campaign that the suspect was found in.
+        suspect: One of its diff's suspects.
+        by: As in the diff.
+    """
+    texts, translate = spell(table.choices, by)
+    having = (table.codes != ABSENT).any(axis=1)  # a build that left no record has nothing
+    for choice in suspect.choices:
+        code = ABSENT if choice.choice is None else texts.index(choice.choice)
+        having &= translate[table.codes[:, table.layers.index(choice.layer)]] == code
+    for name, value in suspect.settings:
+        having &= table.setting_codes[:, table.settings.index(name)] == table.values.index(value)
+    return tuple(name for name, has in zip(table.names, having) if has)
+
+
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
     """The difference the field's tool prints: per layer, what was seen in a bad build and never in a good one."""
     seen = {}

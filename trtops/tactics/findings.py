@@ -167,6 +167,11 @@ class TacticDiff(Record):
         return tuple(suspect for suspect in self.suspects if suspect.guilt >= self.confidence)
 
     @property
+    def accused(self) -> tuple[int, ...]:
+        """Positions of the suspects in the explanation, whatever their guilt."""
+        return tuple(i for clause in self.explanation.clauses for i in clause) if self.explanation else ()
+
+    @property
     def decided(self) -> bool:
         """Whether a campaign that asks after every build can stop.
 

@@ -53,7 +53,7 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     axes = figure.add_subplot()
     axes.imshow(_image(codes, table.verdicts[builds]), aspect="auto", interpolation="nearest")
     names = [table.layers[layer] for layer in shown]
-    accused = {(c.layer, c.choice) for s in _accused(found) for c in found.suspects[s].choices}
+    accused = {(c.layer, c.choice) for s in found.accused for c in found.suspects[s].choices}
     marks = [
         (column, row + _HEAD)
         for row, name in enumerate(names)
@@ -73,14 +73,10 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     return file.getvalue()
 
 
-def _accused(found: TacticDiff) -> list[int]:
-    return [suspect for clause in found.explanation.clauses for suspect in clause] if found.explanation else []
-
-
 def _layers_by_suspicion(table: CampaignTable, found: TacticDiff) -> list[int]:
     """Positions of the varying layers; those of the explanation first, then by their most suspicious choice."""
     place = {name: position for position, name in enumerate(table.layers)}
-    order = dict.fromkeys([*_accused(found), *range(len(found.suspects))])
+    order = dict.fromkeys([*found.accused, *range(len(found.suspects))])
     return list(dict.fromkeys(place[choice.layer] for s in order for choice in found.suspects[s].choices))
 
 

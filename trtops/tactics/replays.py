@@ -5,6 +5,7 @@ The folders are those that its ``debug build`` sorts into: ``good/`` and ``bad/`
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,13 +118,16 @@ def _choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
 
 
 def _format(info: Mapping[str, Any]) -> TensorFormat:
-    return TensorFormat(
-        dtype=str(info["dtype"]),
-        strides=tuple(int(stride) for stride in info["strides"]),
-        vectorized_dim=_optional_int(info.get("vectorized_dim")),
-        components_per_element=_optional_int(info.get("components_per_element")),
+    return _tensor_format(
+        str(info["dtype"]), tuple(info["strides"]), info.get("vectorized_dim"), info.get("components_per_element")
     )
 
 
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
+@functools.lru_cache(maxsize=4096)  # a campaign's files repeat a few hundred formats a hundred thousand times
+def _tensor_format(dtype: str, strides: tuple[Any, ...], dim: Any, components: Any) -> TensorFormat:
+    return TensorFormat(
+        dtype=dtype,
+        strides=tuple(map(int, strides)),
+        vectorized_dim=None if dim is None else int(dim),
+        components_per_element=None if components is None else int(components),
+    )

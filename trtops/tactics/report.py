@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from trtops.tactics.findings import Suspect, TacticDiff
 
+_RIVAL = 0.02  # guilt from which a suspect is named as an alternative
+
 
 def summary(found: TacticDiff) -> str:
     """The outcome in sentences."""
@@ -24,9 +26,10 @@ def summary(found: TacticDiff) -> str:
     if found.conclusion == "not enough runs":
         return f"Not enough runs: {counts}. Most suspicious so far: {leading}. {_more(found)}"
     if found.conclusion == "narrowed down":
-        return f"Some tactic is guilty of the {counts}, most likely {leading}, but others fit nearly as well. {_more(found)}"
-    accused = [found.suspects[i] for clause in (found.explanation.clauses if found.explanation else ()) for i in clause]
-    if all(suspect.guilt >= found.confidence for suspect in accused):
+        others = [s.describe() for i, s in enumerate(found.suspects) if i not in found.accused and s.guilt > _RIVAL]
+        rivals = f", or instead {'; '.join(others[:3])}" if others else ""
+        return f"Some choice is guilty of the {counts}, most likely {leading}{rivals}. {_more(found)}"
+    if all(found.suspects[i].guilt >= found.confidence for i in found.accused):
         return f"Guilty: {leading}. {_fit(found)}"
     guilty = "; ".join(suspect.describe() for suspect in found.convicted)
     return f"Guilty: {guilty}. Fits best: {leading}. {_fit(found)}"
