@@ -65,20 +65,15 @@ def main() -> int:
             # Both are removed: memory that a virtual machine has never touched before costs more than all the rest.
             shutil.rmtree(folder / f"copy {i}")
             shutil.rmtree(folder / "new" / "artifacts")
-    for what, rows in (("copy", copies), ("log", logs)):
-        walls, cpus = zip(*rows)
-        print(
-            f"{what} {sum(MEGABYTES)} MB in {len(MEGABYTES)} files: median {statistics.median(walls) * 1e3:.0f} ms wall, "
-            f"{statistics.median(cpus) * 1e3:.0f} ms CPU; fastest {min(walls) * 1e3:.0f} ms wall"
-        )
-    # The bound holds for a machine that does nothing else, so the fastest rounds are judged.
-    copying, logging = (min(wall for wall, _ in rows) for rows in (copies, logs))
-    bound = 1.3 * copying + 0.150
     print(f"make and open a new store, MLflow's import included: {opening:.2f} s")
-    print(
-        f"logging takes {logging * 1e3:.0f} ms; 1.3 x copying + 150 ms is {bound * 1e3:.0f} ms: "
-        f"{'kept' if logging <= bound else 'BROKEN'}"
-    )
+    # Wall time doubles on a machine that others use, and 150 ms do not; so the exit code goes by processor time.
+    for clock, pick in (("wall", 0), ("CPU", 1)):
+        copying, logging = (statistics.median(row[pick] for row in rows) for rows in (copies, logs))
+        bound = 1.3 * copying + 0.150
+        print(
+            f"{sum(MEGABYTES)} MB in {len(MEGABYTES)} files, {clock}: copying {copying * 1e3:.0f} ms, logging {logging * 1e3:.0f} ms, "
+            f"1.3 x copying + 150 ms = {bound * 1e3:.0f} ms: {'kept' if logging <= bound else 'BROKEN'}"
+        )
     return int(logging > bound)
 
 
