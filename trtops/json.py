@@ -799,9 +799,12 @@ class _Index:
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self.archive = archive
         self.members = {info.filename: info for info in archive.infolist()}
+        members = self.members.values()
         # What is stored without compression, and not twice, cannot be larger than the file.
-        if sum(info.file_size for info in self.members.values()) > size:
+        if sum(info.file_size for info in members) > size:
             raise errors.FormatError("its members claim to be larger than the whole archive")
+        if any(not 0 <= info.header_offset < size for info in members):
+            raise errors.FormatError("its members claim to lie outside of it")
 
     def text(self) -> bytes:
         """The index, after a look at its first words."""

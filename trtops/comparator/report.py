@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
+from trtops.comparator.judgements import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
 from trtops.record import Record
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from trtops.comparator.results import RunResults
 
 Verdict = Literal["good", "bad"]
-ErrorStat = Literal["elemwise", "max", "mean", "median", "quantile"]
 
 Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResults"
 """What a run left: arrays by name, a sequence of these (one per iteration), or the results of one runner."""
