@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trtops import errors
-from trtops.calibration.data import FeedDigest, rebatch, samples_in
+from trtops.calibration.data import FeedDigest, batches, rebatch, samples_in
 
 
 def test_feeds_are_cut_and_joined_without_losing_or_reordering_samples() -> None:
@@ -59,3 +59,13 @@ def test_the_digest_sees_values_order_dtype_and_shape_but_not_the_order_of_names
         digest({"a": a}, {"b": b}),
     ]
     assert len({*others, digest({"a": a, "b": b})}) == 5
+
+
+def test_without_a_batch_size_feeds_stay_whole_until_there_are_enough_samples() -> None:
+    feeds = [{"x": np.zeros((5, 2))}] * 9
+
+    assert [samples_in(feed) for feed in batches(feeds, samples=11)] == [5, 5, 5]
+    assert [samples_in(feed) for feed in batches(feeds, 4, samples=11)] == [4, 4, 3]
+    assert sum(1 for _ in batches(feeds)) == 9
+    with pytest.raises(errors.ConfigError, match="0 samples"):
+        list(batches(feeds, samples=0))

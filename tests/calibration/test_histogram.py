@@ -63,8 +63,8 @@ def test_percentile_is_numpys_to_the_width_of_a_bin(percentile: float) -> None:
 
 
 def test_entropy_finds_the_threshold_of_a_literal_search() -> None:
-    for seed, scale in ((0, 1.0), (1, 0.37), (2, 23.0)):
-        result = histogram(heavy_tailed(50_000, seed) * np.float32(scale))
+    for seed, scale in ((0, 1.0), (1, 0.37)):
+        result = histogram(heavy_tailed(20_000, seed) * np.float32(scale))
         bins = result.counts.reshape(-1, 2).sum(1).astype(float)
         bins = bins[: np.flatnonzero(bins)[-1] + 1]
 

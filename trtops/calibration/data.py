@@ -37,6 +37,33 @@ def samples_in(feed: Mapping[str, Any]) -> int:
     return int(shape[0]) if shape else 1
 
 
+def batches(
+    feeds: Iterable[Mapping[str, Any]], size: int | None = None, samples: int | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """Feeds for a calibration: cut to a batch size if one is given, and no more than are needed.
+
+    Args:
+        feeds: Arrays by input name.
+        size: Samples per batch; None leaves feeds as they are.
+        samples: How many samples to take; None takes all. Without ``size`` the last feed is taken whole.
+
+    Raises:
+        ConfigError: If a number is below 1.
+        InputError: If feeds cannot be cut (:func:`rebatch`).
+    """
+    if samples is not None and samples < 1:
+        raise errors.ConfigError(f"Calibration is to take {samples} samples; expected 1 or more.")
+    if size is not None:
+        yield from rebatch(feeds, size, limit=samples)
+        return
+    taken = 0
+    for feed in feeds:
+        yield feed
+        taken += samples_in(feed)
+        if samples is not None and taken >= samples:
+            return
+
+
 def rebatch(feeds: Iterable[Mapping[str, Any]], size: int, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Cut and join feeds along the first axis, so that each has ``size`` samples and only the last may have fewer.
 

@@ -6,7 +6,6 @@ memory together.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import zipfile
@@ -20,6 +19,7 @@ import numpy as np
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
+from trtops.calibration.data import FeedDigest
 from trtops.metadata import TensorMetadata, is_dynamic
 
 log = logging.getLogger(__name__)
@@ -60,13 +60,9 @@ class Feeds:
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and contents of all feeds in order; reads them all."""
-        digest = hashlib.sha256()
+        digest = FeedDigest()
         for feed in self:
-            for name in sorted(feed):
-                array = np.ascontiguousarray(feed[name])
-                digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-                digest.update(array.view(np.uint8).reshape(-1).data if array.size else b"")
-            digest.update(b"\0\0")
+            digest.add(feed)
         return digest.hexdigest()
 
 

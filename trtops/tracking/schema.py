@@ -36,6 +36,7 @@ KINDS = (
     "reduce",
     "diff_tactics",
     "calibrate",
+    "sensitivity",
     "audit",
     "triage",
 )
@@ -75,6 +76,9 @@ class Tag:
     CUDA = "trtops.cuda"
     GIT_COMMIT = "trtops.git_commit"
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
+    DATA_SHA256 = "trtops.data.sha256"
+    TABLES = "mlflow.loggedArtifacts"
+    """Artifacts that the UI shows as tables (:func:`trtops.tracking.tables.log_table`)."""
     NOTE = "mlflow.note.content"
     """Markdown that the UI shows on the run's page."""
 
@@ -105,6 +109,12 @@ class Artifact:
     LAYERS = "tactics/layers.json"
     TIMING_CACHE = "caches/timing.cache"
     CALIBRATION_CACHE = "caches/calibration.cache"
+    CALIBRATION_JSON = "caches/calibration.json"
+    CALIBRATION_PARTIAL = "caches/calibration.partial.json"
+    """What had been collected when the data failed half-way."""
+    CALIBRATION_RANGES = "calibration/ranges.json"
+    CALIBRATION_PICTURES = "calibration/"
+    SENSITIVITY = "sensitivity/layers.json"
     ACCURACY = "accuracy/results.json"
     ACCURACY_PLOTS = "accuracy/"
     INPUTS = "inputs/"

@@ -100,7 +100,8 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
     """
     chosen: set[str] = set()
     for pattern in keep:
-        found = [node for node in model.graph.node if _matches(node, pattern)]
+        found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
+        found = found or [node for node in model.graph.node if _matches(node, pattern)]
         if not found:
             names = [layer_name(node) for node in model.graph.node]
             raise errors.ConfigError(
@@ -112,8 +113,7 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
 
 
 def _matches(node: onnx.NodeProto, pattern: str) -> bool:
-    names = [node.op_type, *filter(None, (node.name, *node.output))]
-    return pattern in names or any(fnmatch.fnmatchcase(name, pattern) for name in names[1:])
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
 
 
 def insert_qdq(
@@ -305,14 +305,25 @@ class _Writer:
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
                     self._bias(layer.node, params[layer.node.input[0]], weight_params)
+        integer = self._integer(layers)
         for name in tensors:
             for node in self.readers.get(name, ()):
-                if id(node) in quantized or (not self.symmetric and self._may_read_rounded(node)):
+                if (
+                    id(node) in quantized
+                    or (name in integer and self._may_read_rounded(node))
+                    or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
+                ):
                     _replace_inputs(node, name, pairs[name])
         self._order()
 
+    def _integer(self, layers: Iterable[_Layer]) -> set[str]:
+        """Tensors that must not exist in FP32, or else ONNX Runtime's integer kernels are not used around them."""
+        if self.symmetric:
+            return set()
+        around = [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
+        return {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
+
     def _may_read_rounded(self, node: onnx.NodeProto) -> bool:
-        """Whether a layer that is not quantized itself reads rounded values, so that its input need not exist in FP32."""
         return layer_name(node) not in self.kept and not any(walk.subgraphs(node))
 
     def _tensors(self, layers: Sequence[_Layer]) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""Histograms of tensors with the range that was chosen, as PNG pages; drawn without a window."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.calibration.histogram import BINS, Histogram
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLUMNS = 3
+_ROWS = 4
+_BARS = 128
+
+
+def histogram_pages(cache: CalibrationCache, histograms: Mapping[str, Histogram], limit: int) -> Iterator[bytes]:
+    """Pages of twelve histograms each, the most clipped tensors first.
+
+    Args:
+        cache: The ranges to mark.
+        histograms: By tensor name.
+        limit: How many tensors to draw at most.
+
+    Yields:
+        PNG files.
+    """
+    drawn = [entry for entry in cache.ranges if entry.name in histograms]
+    drawn.sort(key=lambda entry: -(entry.clipped or 0.0))
+    per_page = _COLUMNS * _ROWS
+    drawn = drawn[:limit]
+    for start in range(0, len(drawn), per_page):
+        yield _page(drawn[start : start + per_page], histograms)
+
+
+def _page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogram]) -> bytes:
+    from matplotlib.figure import Figure
+
+    rows = -(-len(entries) // _COLUMNS)
+    figure = Figure(figsize=(4.2 * _COLUMNS, 2.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False).reshape(-1)
+    for ax, entry in zip(axes, entries):
+        _draw(ax, entry, histograms[entry.name])
+    for ax in axes[len(entries) :]:
+        ax.set_axis_off()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=80)
+    return file.getvalue()
+
+
+def _draw(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
+    """Counts of magnitudes on a logarithmic axis, and a line where clipping begins."""
+    counts = histogram.counts.reshape(_BARS, BINS // _BARS).sum(axis=1)
+    edges = np.linspace(0, histogram.limit or 1.0, _BARS + 1)
+    ax.stairs(np.maximum(counts, 0.5), edges, fill=True, color="#4477aa", baseline=0.5)
+    ax.axvline(entry.amax, color="#cc3311", linewidth=1.2)
+    ax.set_yscale("log")
+    ax.set_xlim(0, max(histogram.amax, entry.amax) * 1.05 or 1.0)
+    name = entry.name if len(entry.name) <= 40 else f"...{entry.name[-37:]}"
+    # Names may hold "$", which matplotlib would read as mathematics.
+    ax.set_title(name, fontsize=8, parse_math=False)
+    clipped = f", {entry.clipped:.3%} clipped" if entry.clipped else ""
+    ax.set_xlabel(f"|value|; range {entry.amax:.4g}{clipped}", fontsize=7)
+    ax.tick_params(labelsize=6)
