@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 from trtops import errors
-from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.json import save_json
 from trtops.ops.check_submodel import CheckOutcome
@@ -81,7 +80,7 @@ class CommandCheck(Record):
         """
         with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
             model = Path(self.artifact) if self.artifact is not None else Path(folder, "model.onnx")
-            save_model(part.proto, model)
+            part.save(model)
             try:
                 with tempfile.TemporaryFile() as output:
                     code = run_group(self._arguments(part, model, Path(folder)), output, self.timeout_seconds)
@@ -89,7 +88,7 @@ class CommandCheck(Record):
                     printed = output.read().decode(errors="replace")
             finally:
                 if self.artifact is not None:
-                    model.unlink(missing_ok=True)
+                    _remove(model)
         return self.judge(code, printed)
 
     def judge(self, code: int | None, printed: str) -> CheckOutcome:
@@ -121,6 +120,11 @@ class CommandCheck(Record):
         if "{golden}" in used:
             _save_golden(part, paths["{golden}"])
         return [_filled(argument, {name: str(paths[name]) for name in used}) for argument in self.command]
+
+
+def _remove(model: Path) -> None:
+    for path in (model, model.with_name(f"{model.name}.data")):
+        path.unlink(missing_ok=True)
 
 
 def _filled(argument: str, paths: dict[str, str]) -> str:

@@ -31,7 +31,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values
+from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values, is_large
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops import search
 from trtops.ops.check_submodel import Check, CheckOutcome, describe
@@ -541,7 +541,7 @@ def _save_culprit(hunt: _Hunt, parts: Parts, number: int, config: ReduceConfig) 
     path = inputs_path = None
     if config.output is not None:
         path = _numbered(Path(config.output), number)
-        save_model(cut.proto, path)
+        cut.save(path)
         if config.inputs != "declared":
             inputs_path = path.with_name(f"{path.stem}_inputs.json")
             _save_inputs(cut, inputs_path)
@@ -576,7 +576,7 @@ def _save_min_good(hunt: _Hunt, found: Sequence[Parts], config: ReduceConfig) ->
         return None
     size = len(hunt.nodes(found[0]))
     closest = min(passing, key=lambda parts: (abs(len(hunt.nodes(parts)) - size), len(parts), sorted(parts)))
-    save_model(hunt.cut(closest).proto, config.min_good)
+    hunt.cut(closest).save(config.min_good)
     return config.min_good
 
 
@@ -597,6 +597,7 @@ def _log(run: Run, model: Model, check: Check, config: ReduceConfig, result: Red
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in journal.steps), "reduce/steps.jsonl")
     with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
         for number, culprit in enumerate(result.culprits if run is not NO_RUN else (), start=1):
-            save_model(culprit.model, Path(folder, f"culprit_{number}.onnx"))
+            path = Path(folder, f"culprit_{number}.onnx")
+            save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
         for file in sorted(Path(folder).iterdir()):
             run.log_file(file, f"reduce/{file.name}")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
-from trtops.backend.onnxrt.observe import Observed, RandomInputs, observe, reference_outputs
+from trtops.backend.onnxrt.observe import Observed, RandomInputs, SessionFromMemory, observe, reference_outputs
 
 
 def take_apart(case: models.Case, **options: int) -> tuple[Cutter, Observed]:
@@ -268,6 +268,18 @@ def test_random_inputs_replace_floats_keep_indices_and_come_with_golden_outputs_
     assert feed["j"].tolist() == [7, 0, 3]
     assert not np.array_equal(feed["a"], observed.arrays("a")[0]) and 0 <= feed["a"].min() <= feed["a"].max() <= 1
     np.testing.assert_array_equal(part.golden[0]["g"], feed["a"][[7, 0, 3]])
+
+
+def test_models_too_large_for_one_message_reach_onnxruntime_through_a_file_that_does_not_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    case = models.conv_net()
+
+    session = SessionFromMemory(case.proto, optimized=False, by_file=True)()
+
+    [expected] = reference_outputs(case.proto, [case.feed])
+    np.testing.assert_array_equal(session.run(None, dict(case.feed))[0], expected["scores"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_that_onnxruntime_does_not_have_is_named():

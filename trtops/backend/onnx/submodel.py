@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -23,7 +24,9 @@ from onnx import numpy_helper
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.edit import element_type
+from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import tensor_spec
+from trtops.backend.onnx.save import save_model
 from trtops.metadata import TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -40,6 +43,17 @@ _SEQUENCE_OPS = frozenset(
     )
 )  # fmt: skip
 _MIN_IR_VERSION = 4  # from here on weights need not be inputs too
+
+
+_LARGE_BYTES = (1 << 31) - (1 << 26)  # what protobuf can hold, less room for everything but weights
+
+
+def is_large(model: onnx.ModelProto) -> bool:
+    """Whether a model's weights take it near what one protobuf message can hold, 2 GiB.
+
+    Counts by shapes: a message's own ``ByteSize`` writes all of it out to measure it, and raises beyond 2 GiB.
+    """
+    return sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(model)) > _LARGE_BYTES
 
 
 class Values(Protocol):
@@ -143,6 +157,10 @@ class SubModel:
     inputs: tuple[str, ...] = field(compare=False)
     outputs: tuple[str, ...] = field(compare=False)
     _values: Values = field(repr=False, compare=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a file; the weights of a large one to a second file beside it."""
+        save_model(self.proto, path, external_data_path="" if is_large(self.proto) else None)
 
     @cached_property
     def feeds(self) -> list[Arrays]:

@@ -18,8 +18,8 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, save_model
-from trtops.backend.onnx.submodel import Array, Arrays, Cutter
+from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.submodel import Array, Arrays, Cutter, is_large
 from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
@@ -35,17 +35,17 @@ class SessionFromMemory:
     Attributes:
         model: The model, with its weights inside; shared, not changed.
         optimized: Whether ONNX Runtime may optimize it.
-        limit_bytes: From which size on the weights go through a temporary file; what protobuf cannot hold must.
+        by_file: Whether its weights go through a temporary file; None sends those of models that protobuf cannot hold.
     """
 
     model: onnx.ModelProto
     optimized: bool = True
-    limit_bytes: int = PROTOBUF_LIMIT
+    by_file: bool | None = None
 
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
         level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if self.model.ByteSize() < self.limit_bytes:
+        if not (is_large(self.model) if self.by_file is None else self.by_file):
             return SessionFromOnnx(self.model, graph_optimization_level=level)()
         with tempfile.TemporaryDirectory(prefix="trtops-model-") as folder:
             path = Path(folder, "model.onnx")
