@@ -139,7 +139,7 @@ def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
 
 
 def test_ties_do_not_need_another_pass(monkeypatch):
-    monkeypatch.setattr(metrics._Stream, "_at", lambda *_: pytest.fail("counted out"))
+    monkeypatch.setattr(metrics._Stream, "_count_out", lambda *_: pytest.fail("counted out"))
     random = np.random.default_rng(0)
     for levels in (2, 5, 40):
         b = random.integers(1, levels, 400_000).astype(np.float32)
@@ -159,6 +159,15 @@ def test_ranks_that_the_sample_misses_are_counted_out_exactly(monkeypatch):
     d, r = plain_errors(a, b)
     assert (found.median_abs, found.median_rel) == (np.median(d), np.median(r))
     assert found.quantile(0.99).rel == pytest.approx(np.quantile(r, 0.99), rel=1e-12)
+
+
+def test_what_is_held_in_memory_is_bounded_and_the_rest_counted_out(monkeypatch):
+    monkeypatch.setattr(metrics, "_HELD_ELEMENTS", 1000)
+    random = np.random.default_rng(3)
+    a, b = random.standard_normal((2, 200_000)).astype(np.float32)
+    found = statistics(a, b)
+    d, r = plain_errors(a, b)
+    assert (found.median_abs, found.median_rel) == (np.median(d), np.median(r))
 
 
 def test_statistics_over_iterations_are_those_of_all_elements_in_a_row():
@@ -230,6 +239,17 @@ def test_bfloat16_and_float8_are_compared_by_their_values():
         assert found.dtype == np.dtype(dtype).name
 
 
+def test_score_vectors_of_any_floating_type_have_a_top1():
+    b = np.array([[0.1, 0.9], [0.8, 0.2]])
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, np.float16, np.float64):
+        assert statistics(b.astype(dtype), b.astype(dtype)).top1_agreement == 1.0
+
+
+def test_dtypes_that_change_between_iterations_are_told():
+    with pytest.raises(errors.ComparisonError, match="dtypes change between iterations"):
+        statistics_of_iterations([(np.ones(2), np.ones(2)), (np.ones(2, int), np.ones(2))])
+
+
 def test_strings_are_equal_or_not():
     a = np.array(["cat", "dog", "日本"], object)
     found = statistics(a, np.array(["cat", "cow", "日本"]))
@@ -245,6 +265,7 @@ def test_strings_are_equal_or_not():
         (np.array([1j]), np.array([1j]), "complex128"),
         (np.zeros(2, "f4,i4"), np.zeros(2, "f4,i4"), "only numbers"),
         (np.zeros((2, 3)), np.zeros((3, 2)), r"\(2, 3\).*\(3, 2\)"),
+        (np.array(["a"]), np.array([b"a"]), "text with bytes"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_a_reason(a, b, said):
@@ -298,7 +319,7 @@ def test_memory_order_makes_no_difference(order, monkeypatch):
 
     found = statistics(*layouts[order])
 
-    for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement"):
+    for name in ("max_abs", "median_abs", "median_rel", "psnr", "top1_agreement", "worst_index"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
 
 

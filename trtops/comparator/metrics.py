@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,9 +42,10 @@ _SMALL = 1 << 17
 _COPIED_BYTES = 1 << 24
 _FRONTIER_POINTS = 128
 _FRONTIER_SAMPLE = 256
-_BRACKET_ELEMENTS = 2_000_000
+_HELD_ELEMENTS = 5_000_000
 
-Pair = tuple[Array, Array]
+Pair: TypeAlias = tuple[Array, Array]
+_Series: TypeAlias = Callable[[tuple[Array, Array, Array, Array]], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,56 +213,46 @@ def statistics_of_iterations(
         infinities_equal: As there.
         nans_equal: As there.
     """
+    for level in quantiles:
+        if not 0 <= level <= 1:
+            raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
+    arrays = _checked(pairs)
+    first, first_reference = arrays[0]
+    total = _Totals(atol=atol, rtol=rtol)
+    differ = _difference_of(first, first_reference, infinities_equal, nans_equal)
+    with np.errstate(all="ignore"):
+        stream = _Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
+        (median_abs, median_rel), *orders = stream.run(total, (0.5, *quantiles))
+    return OutputStatistics(
+        shape=first.shape,
+        dtype=dtype_name(first),
+        reference_dtype=dtype_name(first_reference),
+        median_abs=median_abs,
+        median_rel=median_rel,
+        quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders)),
+        worst_index=None if total.worst is None else _place(arrays, total.worst),
+        top1_agreement=_top1(arrays),
+        infinities_equal=infinities_equal,
+        nans_equal=nans_equal,
+        **total.numbers(differ.text),
+    )
+
+
+def _checked(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
     if not pairs:
         raise errors.ComparisonError("There are no iterations to compare.")
     arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    dtypes = [dtype_name(array) for array in arrays[0]]
     for a, b in arrays:
         if a.shape != b.shape:
             raise errors.ComparisonError(
                 f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
             )
-    for level in quantiles:
-        if not 0 <= level <= 1:
-            raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    total = _Totals(atol=atol, rtol=rtol)
-    differ = _difference_of(*arrays[0], infinities_equal, nans_equal)
-    with np.errstate(all="ignore"):
-        stream = _Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
-        orders = stream.run(total, (0.5, *quantiles))
-    levels = tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders[1:]))
-    first, first_reference = arrays[0]
-    text = differ.text
-    return OutputStatistics(
-        shape=first.shape,
-        dtype=dtype_name(first),
-        reference_dtype=dtype_name(first_reference),
-        elements=stream.elements,
-        max_abs=total.max_abs,
-        max_rel=total.max_rel,
-        mean_abs=total.mean(total.sum_abs),
-        mean_rel=total.mean(total.sum_rel),
-        median_abs=orders[0][0],
-        median_rel=orders[0][1],
-        quantiles=levels,
-        l2=math.sqrt(total.dd) if total.dd >= 0 else math.nan,
-        cosine=None if text else total.cosine(),
-        psnr=None if text else total.psnr(),
-        snr=None if text else total.snr(),
-        nan_count=total.nan_a,
-        reference_nan_count=total.nan_b,
-        inf_count=total.inf_a,
-        reference_inf_count=total.inf_b,
-        nan_errors=total.nan_d,
-        violations=total.violations,
-        atol=atol,
-        rtol=rtol,
-        frontier=total.frontier.points(),
-        frontier_exact=total.frontier.exact,
-        worst_index=total.worst,
-        top1_agreement=_top1(arrays),
-        infinities_equal=infinities_equal,
-        nans_equal=nans_equal,
-    )
+        if [dtype_name(a), dtype_name(b)] != dtypes:
+            raise errors.ComparisonError(
+                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
+            )
+    return arrays
 
 
 def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float = 1e-5) -> bool:
@@ -322,11 +313,29 @@ def _block_within(differ: _Difference, x: Array, y: Array, atol: float, rtol: fl
 
 def _flat(array: Array, other: Array) -> Any:
     """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
-    if array.flags.c_contiguous and (other.flags.c_contiguous or array.nbytes <= _COPIED_BYTES):
+    if array.flags.c_contiguous:
         return array.reshape(-1)
-    if array.flags.f_contiguous and other.flags.f_contiguous:
+    if _is_transposed(array, other):
         return array.T.reshape(-1)
     return np.ascontiguousarray(array).reshape(-1) if array.nbytes <= _COPIED_BYTES else array.flat
+
+
+def _is_transposed(array: Array, other: Array) -> bool:
+    """Whether both are read with the first axis running fastest, as they lie in memory."""
+    return not array.flags.c_contiguous and array.flags.f_contiguous and other.flags.f_contiguous
+
+
+def _place(arrays: Sequence[Pair], position: int) -> int:
+    """The index, counted with the last axis running fastest, of the element at a position in the order of reading."""
+    before = 0
+    for a, b in arrays:
+        if position < before + a.size and _is_transposed(a, b):
+            index = np.unravel_index(position - before, a.shape[::-1])
+            return before + int(np.ravel_multi_index(index[::-1], a.shape))
+        before += a.size
+        if position < before:
+            break
+    return position
 
 
 class _Difference:
@@ -381,9 +390,15 @@ def _difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool)
         raise errors.ComparisonError(
             f"Strings cannot be compared with numbers: the dtypes are {a.dtype} and {b.dtype}."
         )
+    if text and _holds_bytes(a) != _holds_bytes(b):
+        raise errors.ComparisonError("The output and its reference are text with bytes; decode the bytes first.")
     floating = not text and b.dtype.kind not in "biu" and not _is_small_integer(b)
     wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
     return _Difference(floating, wide, text, infinities_equal, nans_equal)
+
+
+def _holds_bytes(array: Array) -> bool:
+    return array.dtype.kind in "Sa" or (array.dtype.kind == "O" and any(isinstance(item, bytes) for item in array.flat))
 
 
 def _is_small_integer(array: Array) -> bool:
@@ -441,6 +456,30 @@ class _Totals:
         self.inf_a += int(np.count_nonzero(np.isinf(a)))
         self.inf_b += int(np.count_nonzero(np.isinf(b)))
         self.nan_d += int(np.count_nonzero(np.isnan(d)))
+
+    def numbers(self, text: bool) -> dict[str, Any]:
+        """The fields of :class:`OutputStatistics` that are known after the pass."""
+        return {
+            "elements": self.elements,
+            "max_abs": self.max_abs,
+            "max_rel": self.max_rel,
+            "mean_abs": self.mean(self.sum_abs),
+            "mean_rel": self.mean(self.sum_rel),
+            "l2": math.sqrt(self.dd) if self.dd >= 0 else math.nan,
+            "cosine": None if text else self.cosine(),
+            "psnr": None if text else self.psnr(),
+            "snr": None if text else self.snr(),
+            "nan_count": self.nan_a,
+            "reference_nan_count": self.nan_b,
+            "inf_count": self.inf_a,
+            "reference_inf_count": self.inf_b,
+            "nan_errors": self.nan_d,
+            "violations": self.violations,
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "frontier": self.frontier.points(),
+            "frontier_exact": self.frontier.exact,
+        }
 
     def mean(self, total: float) -> float:
         return total / self.elements if self.elements else 0.0
@@ -556,9 +595,16 @@ class _Bracket:
         self.rank, self.low, self.high = rank, low, high
         self.tied = tied  # many elements may be equal to a bound: these are counted, not collected
         self.up_to_low = self.at_low = self.at_high = self.held = 0
+        self.missed = False
         self.inside: list[Array] = []
 
+    def give_up(self) -> None:
+        """Let go of what was collected, which is too much."""
+        self.missed, self.held, self.inside = True, 0, []
+
     def add(self, x: Array) -> None:
+        if self.missed:
+            return
         inside = x > self.low
         self.up_to_low += x.size - int(np.count_nonzero(inside))
         if self.tied:
@@ -567,14 +613,13 @@ class _Bracket:
                 return
             self.at_high += int(np.count_nonzero(x == self.high))
         inside &= x < self.high
-        if self.held <= _BRACKET_ELEMENTS:
-            found = x[inside]
-            self.held += found.size
-            self.inside.append(found)
+        found = x[inside]
+        self.held += found.size
+        self.inside.append(found)
 
     def pick(self, last: int) -> tuple[float, float] | None:
         """The elements at the rank and behind it (``last`` is the last there is), or None if the bracket missed one."""
-        if self.held > _BRACKET_ELEMENTS:
+        if self.missed:
             return None
         ranks = self.rank - self.up_to_low, min(self.rank + 1, last) - self.up_to_low
         inside = np.concatenate(self.inside) if self.inside else np.empty(0)
@@ -613,16 +658,18 @@ class _Stream:
             return [(0.0, 0.0) for _ in levels]
         if self.elements <= _SMALL:
             return self._run_small(total, levels)
-        brackets_d, brackets_r = self._aim(total, levels)
+        of_d, of_r = self._aim(total, levels)
         for a, b, d, r in self.blocks():
             total.add(a, b, d, r)
-            for bracket in brackets_d:
+            for bracket in of_d:
                 bracket.add(d)
-            for bracket in brackets_r:
+            for bracket in of_r:
                 bracket.add(r)
-        of_d = self._settle(brackets_d, levels, total.max_abs, lambda block: block[2])
-        of_r = self._settle(brackets_r, levels, total.max_rel, lambda block: block[3])
-        return list(zip(of_d, of_r))
+            if sum(bracket.held for bracket in (*of_d, *of_r)) > _HELD_ELEMENTS:
+                max(of_d + of_r, key=lambda bracket: bracket.held).give_up()
+        absolute = self._settle(of_d, levels, total.max_abs, lambda block: block[2])
+        relative = self._settle(of_r, levels, total.max_rel, lambda block: block[3])
+        return list(zip(absolute, relative))
 
     def _run_small(self, total: _Totals, levels: Sequence[float]) -> list[tuple[float, float]]:
         kept_d, kept_r = [], []
@@ -644,15 +691,8 @@ class _Stream:
             parts.append((a[here], b[here]))
             offset += size
         a, b = (np.concatenate(side) for side in zip(*parts))
-        differ = _Difference(
-            self.differ.floating,
-            self.differ.exact,
-            self.differ.text,
-            self.differ.infinities_equal,
-            self.differ.nans_equal,
-        )
-        _, y, d = differ(a, b)
-        r = differ.relative(d, y)
+        _, y, d = self.differ(a, b)
+        r = self.differ.relative(d, y)
         d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
         total.frontier.aim(d, r)
         d.sort()
@@ -671,44 +711,39 @@ class _Stream:
         return _Bracket(rank, low, high, bool(tied))
 
     def _settle(
-        self,
-        brackets: Sequence[_Bracket],
-        levels: Sequence[float],
-        largest: float,
-        series: Callable[[tuple[Array, Array, Array, Array]], Array],
+        self, brackets: Sequence[_Bracket], levels: Sequence[float], largest: float, series: _Series
     ) -> list[float]:
         if math.isnan(largest):
             return [math.nan for _ in levels]
+        last = self.elements - 1
+        found = [bracket.pick(last) for bracket in brackets]
+        missed = {r for b, f in zip(brackets, found) if f is None for r in (b.rank, min(b.rank + 1, last))}
+        counted = self._count_out(missed, series) if missed else {}
         values = []
-        for bracket, level in zip(brackets, levels):
-            found = bracket.pick(self.elements - 1)
-            if found is None:
-                found = self._count_out(bracket.rank, series)
-            values.append(_between(*found, level * (self.elements - 1) - bracket.rank))
+        for bracket, level, picked in zip(brackets, levels, found):
+            low, high = picked or (counted[bracket.rank], counted[min(bracket.rank + 1, last)])
+            values.append(_between(low, high, level * last - bracket.rank))
         return values
 
-    def _count_out(
-        self, rank: int, series: Callable[[tuple[Array, Array, Array, Array]], Array]
-    ) -> tuple[float, float]:
-        """The elements at a rank and behind it, by counting bit patterns 16 bits at a time."""
-        last = min(rank + 1, self.elements - 1)
-        return self._at(rank, series), self._at(last, series)
-
-    def _at(self, rank: int, series: Callable[[tuple[Array, Array, Array, Array]], Array]) -> float:
-        prefix = 0
+    def _count_out(self, ranks: set[int], series: _Series) -> dict[int, float]:
+        """The elements at some ranks, by counting bit patterns, 16 bits more with each of four passes."""
+        known = {rank: (0, rank) for rank in ranks}  # the bits known so far, and the rank among those that share them
         for shift in (48, 32, 16, 0):
-            counts = np.zeros(1 << 16, np.int64)
+            counts = {prefix: np.zeros(1 << 16, np.int64) for prefix, _ in known.values()}
             for block in self.blocks():
                 bits = series(block).view(np.uint64)
-                if shift < 48:
-                    bits = bits[(bits >> np.uint64(shift + 16)) == prefix]
-                digits = (bits >> np.uint64(shift)) & np.uint64(0xFFFF)
-                counts += np.bincount(digits.astype(np.intp), minlength=1 << 16)
-            before = np.cumsum(counts)
-            digit = int(np.searchsorted(before, rank, side="right"))
-            rank -= int(before[digit - 1]) if digit else 0
-            prefix = prefix << 16 | digit
-        return float(np.array(prefix, np.uint64).view(np.float64))
+                for prefix, count in counts.items():
+                    alike = bits if shift == 48 else bits[bits >> np.uint64(shift + 16) == prefix]
+                    digits = alike >> np.uint64(shift) & np.uint64(0xFFFF)
+                    count += np.bincount(digits.astype(np.intp), minlength=1 << 16)
+            known = {rank: _descend(counts[prefix], prefix, left) for rank, (prefix, left) in known.items()}
+        return {rank: float(np.array(bits, np.uint64).view(np.float64)) for rank, (bits, _) in known.items()}
+
+
+def _descend(counts: Array, prefix: int, rank: int) -> tuple[int, int]:
+    up_to = np.cumsum(counts)
+    digit = int(np.searchsorted(up_to, rank, side="right"))
+    return prefix << 16 | digit, rank - (int(up_to[digit - 1]) if digit else 0)
 
 
 def _select(values: Array, levels: Sequence[float], largest: float) -> list[float]:
@@ -739,9 +774,8 @@ def _top1(arrays: Sequence[Pair]) -> float | None:
         if len(shape) < 2 or shape[-1] < 2 or not _is_floating(a) or not _is_floating(b):
             return None
         if a.size:
-            a, b = a.reshape(-1, shape[-1]), b.reshape(-1, shape[-1])
-            rows += a.shape[0]
-            agree += _agreeing_rows(a, b)
+            rows += a.size // shape[-1]
+            agree += _agreeing_rows(a, b, shape[-1])
     return agree / rows if rows else None
 
 
@@ -749,16 +783,16 @@ def _is_floating(array: Array) -> bool:
     return array.dtype.kind == "f" or "float" in array.dtype.name
 
 
-def _agreeing_rows(a: Array, b: Array) -> int:
+def _agreeing_rows(a: Array, b: Array, length: int) -> int:
     agree = 0
-    step = max(1, _BLOCK * 4 // a.shape[1])
-    for start in range(0, a.shape[0], step):
-        x, y = a[start : start + step], b[start : start + step]
+    if a.flags.c_contiguous and b.flags.c_contiguous:
+        a, b = a.reshape(-1, length), b.reshape(-1, length)
+    step = max(1, 4 * _BLOCK // (a.size // len(a)))
+    for start in range(0, len(a), step):
+        x, y = (side[start : start + step].reshape(-1, length) for side in (a, b))
         best_x, best_y = x.argmax(axis=1), y.argmax(axis=1)
-        same = best_x == best_y
-        rows = np.arange(x.shape[0])
+        rows = np.arange(len(x))
         # argmax takes the first NaN for the largest element.
         top_x, top_y = x[rows, best_x], y[rows, best_y]
-        same &= (top_x == top_x) & (top_y == top_y)
-        agree += int(np.count_nonzero(same))
+        agree += int(np.count_nonzero((best_x == best_y) & (top_x == top_x) & (top_y == top_y)))
     return agree
