@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -231,6 +232,9 @@ class DeviceArray(DeviceView):
 class PinnedArray:
     """Page-locked host memory: the device copies to and from it asynchronously, and twice as fast or more.
 
+    The memory goes back when it was let go of here and no array made by :meth:`view` is left, so that outputs may
+    outlive the runner that made them.
+
     Attributes:
         nbytes: Bytes held.
         ptr: Address in host memory.
@@ -242,12 +246,8 @@ class PinnedArray:
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
         self.reserve(nbytes)
 
-    def __del__(self) -> None:
-        if getattr(self, "nbytes", 0):
-            self.free()
-
     def reserve(self, nbytes: int) -> None:
-        """Hold at least so many bytes; arrays made by :meth:`view` before may point to freed memory afterwards."""
+        """Hold at least so many bytes; arrays made by :meth:`view` before keep the memory they had."""
         if nbytes <= self.nbytes:
             return
         import ctypes
@@ -255,10 +255,12 @@ class PinnedArray:
         self.free()
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
-        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.ptr))
+        block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
+        weakref.finalize(block, _free_host, self.ptr).atexit = False  # every view holds the block
+        self._bytes = np.ctypeslib.as_array(block)
 
     def view(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The first bytes as an array; valid until the memory grows or is given back."""
+        """The first bytes as an array, without a copy; the next writer of this memory writes into it too."""
         count = math.prod(shape)
         return self._bytes[: count * dtype.itemsize].view(dtype).reshape(tuple(shape))
 
@@ -268,11 +270,13 @@ class PinnedArray:
         return self.ptr <= start and start + array.nbytes <= self.ptr + self.nbytes
 
     def free(self) -> None:
-        """Give the memory back; does nothing the second time."""
-        if self.nbytes:
-            pointer, self.ptr, self.nbytes = self.ptr, 0, 0
-            self._bytes = np.empty(0, np.uint8)
-            call("cudaFreeHost", pointer)
+        """Let go of the memory; it goes back once no view of it is left."""
+        self.ptr = self.nbytes = 0
+        self._bytes = np.empty(0, np.uint8)
+
+
+def _free_host(pointer: int) -> None:
+    call("cudaFreeHost", pointer)
 
 
 def copy(destination: int, source: int, nbytes: int, kind: str, stream: Stream | None = None) -> None:
