@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
-from trtops.backend.trt import device, editable, inspector, library, tactics, timing_cache
+from trtops.backend.trt import device, editable, inspector, int8, library, tactics, timing_cache
 from trtops.backend.trt.calibrator import Calibrator, calibrator_class
 from trtops.backend.trt.config import CreateConfig
 from trtops.backend.trt.engine import build_plan, engine_from_bytes
@@ -123,6 +124,7 @@ class _Building:
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
         self.recorded = tactics.TacticReplayData()
         self.calibrator: Any = None
+        self.quantized: int8.Quantized | None = None
 
     def run(self) -> Build:
         """Build, load what was built for its layers, and put everything together."""
@@ -133,6 +135,7 @@ class _Building:
             log = stack.enter_context(library.collect_log())
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtops-build-"))
             selector = self._selector()
+            self._quantize()
             loader = self._config_loader(selector, folder)
             builder, network, _parser = self._network(loader)
             builder_config = loader(builder, network)
@@ -162,7 +165,7 @@ class _Building:
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
             timing_cache_use=timing_cache.use(self.timing, cache, seconds),
-            calibration_cache=None if self.calibrator is None else self.calibrator.cache_contents(),
+            calibration_cache=self._calibration_cache(),
             seconds=seconds,
             log=log.text,
         )
@@ -243,30 +246,47 @@ class _Building:
                 )
         return [members[name.upper()] for name in self.options.tactic_sources]
 
+    def _quantize(self) -> None:
+        """Write INT8 into the model where there are no calibrators, or where layers are to be kept from it."""
+        if "int8" not in self._precisions or self._is_quantized():
+            return
+        if self.build_config.keep or not self.line.supports(Feature.CALIBRATOR):
+            self.quantized = int8.quantize(
+                self.model, self.build_config, self.caches.calibration, self.calibration_data
+            )
+
     def _make_calibrator(self, folder: str) -> Any:
-        if "int8" not in self._precisions or not self.line.supports(Feature.CALIBRATOR) or self._is_quantized():
+        if "int8" not in self._precisions or self.quantized is not None or self._is_quantized():
             return None
         if self.caches.calibration is None and self.calibration_data is None:
             raise errors.CalibrationError(
                 "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
             )
+        algorithm, data = self.backend.calibration_algorithm, self.calibration_data
         path = os.path.join(folder, "calibration.cache")
         if self.caches.calibration is not None:
+            text = int8.tensorrt_text(
+                self.caches.calibration, self.model, self.build_config, release=self.line.version, algorithm=algorithm
+            )
             with open(path, "wb") as file:
-                file.write(self.caches.calibration)
-        feeds = (
-            [] if self.calibration_data is None else _take(self.calibration_data, self.build_config.calibration_samples)
-        )
-        self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(self.backend.calibration_algorithm))
+                file.write(text)
+        feeds = itertools.islice(() if data is None else data, self.build_config.calibration_samples)
+        self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(algorithm))
         return self.calibrator
+
+    def _calibration_cache(self) -> bytes | None:
+        if self.quantized is not None:
+            return self.quantized.calibration_cache
+        return None if self.calibrator is None else self.calibrator.cache_contents()
 
     def _is_quantized(self) -> bool:
         return any(node.op_type == "QuantizeLinear" for node in self.model.proto().graph.node)
 
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
-        if self.model.path is not None:
+        if self.model.path is not None and self.quantized is None:
             return network_from_onnx_path(self.model.path, strongly_typed=self.options.strongly_typed, config=loader)
-        data = self.model.proto().SerializeToString()
+        proto = self.model.proto() if self.quantized is None else self.quantized.model
+        data = proto.SerializeToString()
         return network_from_onnx_bytes(data, strongly_typed=self.options.strongly_typed, config=loader)
 
     # --- after --------------------------------------------------------------------------------------------------
@@ -302,6 +322,8 @@ class _Building:
         calibration = None if caches.calibration is None else sha256(caches.calibration)
         if calibration is None and self.calibrator is not None:
             calibration = self.calibrator.data_digest()
+        if calibration is None and self.quantized is not None:
+            calibration = self.quantized.data_sha256
         return BuildSpec(
             model_sha256=self.model.info.sha256,
             config=self.build_config,
@@ -309,9 +331,3 @@ class _Building:
             calibration_sha256=calibration,
             replay_sha256=None if caches.replay is None else caches.replay.digest,
         )
-
-
-def _take(feeds: Iterable[Feed], count: int) -> list[Feed]:
-    import itertools
-
-    return list(itertools.islice(feeds, count))
