@@ -120,7 +120,10 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     Raises:
         InvalidModelError: If nodes wait for each other in a circle; the message names them.
     """
-    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    maker: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            maker.setdefault(name, index)
     waits_for = {i: {maker[name] for name in uses(node) if name in maker} for i, node in enumerate(nodes)}
     if all(before < i for i, needed in waits_for.items() for before in needed):
         return list(range(len(nodes)))

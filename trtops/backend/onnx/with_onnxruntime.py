@@ -15,8 +15,26 @@ import onnx
 from trtops import errors
 
 
+def load(model: onnx.ModelProto) -> Any:
+    """A session for a model on the CPU, with one thread and without optimizing it.
+
+    Raises:
+        InferenceError: If the model is invalid, or ONNX Runtime has no kernel for a node.
+    """
+    import onnxruntime as ort  # noqa: TID251
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+        raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
+
+
 def evaluate(model: onnx.ModelProto, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
-    """Run a model once on the CPU, without optimizing it.
+    """Run a model once, in a session as :func:`load` makes it.
 
     Args:
         model: The model, below 2 GiB.
@@ -29,16 +47,10 @@ def evaluate(model: onnx.ModelProto, outputs: Sequence[str], feed: Mapping[str, 
     Raises:
         InferenceError: If ONNX Runtime has no kernel for a node, or fails.
     """
-    import onnxruntime as ort  # noqa: TID251
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
+    session = load(model)
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed))
-    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+    except Exception as exc:  # as above
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
     return results
 

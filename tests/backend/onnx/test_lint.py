@@ -1,0 +1,203 @@
+"""Lint: every root of trouble in one go, and nothing said of what is fine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests import models
+from trtops.backend.onnx import Model, save_onnx
+from trtops.backend.onnx.lint import LintReport, lint
+
+
+def messages(report: LintReport, level: str | None = None) -> str:
+    return "\n".join(f"{e.level} {e.nodes}: {e.message}" for e in report.entries if level in (None, e.level))
+
+
+@pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
+def test_sound_models_pass_whole(make: Callable[[], models.Case]) -> None:
+    case = make()
+
+    report = lint(case.proto, case.feed)
+
+    assert report.ok and report.failing == report.unchecked == ()
+    assert len(report.passing) == len(case.proto.graph.node)
+
+
+def test_all_roots_are_found_in_one_go_and_what_is_behind_them_is_still_checked() -> None:
+    proto = models.model(
+        """(float[2,3] x) => (float[2,3] y, float[3] z) {
+            [good0] a = Relu(x)
+            [bad0] b = Reshape(a, s)
+            [good1] c = Abs(a)
+            [bad1] d = MatMul(c, w)
+            [good2] e = Neg(b)
+            [bad2] f = NoSuchOperator(e)
+            [good3] y = Identity(e)
+            [good4] z = Identity(v)
+        }""",
+        {"s": np.array([4, 5]), "w": np.ones((7, 2), np.float32), "v": np.zeros(3, np.float32)},
+    )
+    proto.graph.value_info.append(helper.make_tensor_value_info("b", 1, [2, 3]))
+
+    report = lint(proto)
+
+    assert report.failing == ("bad0", "bad1", "bad2")
+    assert report.passing == ("good0", "good1", "good2", "good3", "good4")
+    assert not report.ok
+
+
+def test_a_node_that_fails_only_when_it_runs_is_an_exception() -> None:
+    proto = models.model("(float[n,3] x, int64[2] s) => (float[a,b] y) { [r] y = Reshape(x, s) }")
+
+    bad = lint(proto, {"x": np.ones((2, 3), np.float32), "s": np.array([4, 5])})
+    good = lint(proto, {"x": np.ones((2, 3), np.float32), "s": np.array([3, 2])})
+
+    assert bad.failing == ("r",) and [e.level for e in bad.entries] == ["exception"]
+    assert good.ok
+
+
+def test_custom_operators_are_left_unchecked_with_a_warning_and_so_is_what_reads_them() -> None:
+    report = lint(models.no_kernel().proto)
+
+    assert report.ok
+    assert report.passing == ("t",) and report.failing == ()
+    assert report.unchecked == ("frob", "y")
+    assert "no kernel for custom.Frobnicate" in messages(report, "warning")
+    assert report.entries[-1].nodes == ("y",) and "1 nodes were not checked" in report.entries[-1].message
+
+
+def test_names_defined_twice_or_never_are_named_with_their_nodes() -> None:
+    proto = models.conv_net().proto
+    proto.graph.node[2].input[0] = "n00"
+    proto.graph.node[4].output[0] = "r0"
+    proto.graph.output.append(helper.make_tensor_value_info("ghost", 1, [2]))
+
+    report = lint(proto)
+
+    assert report.failing == ("relu0", "relu1", "pool")
+    assert "reads 'n00', which nothing makes. Did you mean 'n0'" in messages(report, "error")
+    assert "makes 'r0', which is defined 2 times" in messages(report, "error")
+    assert "Output 'ghost' is made by nothing" in messages(report, "error")
+
+
+def test_a_circle_ends_the_check_and_is_named() -> None:
+    proto = models.conv_net().proto
+    proto.graph.node[1].input[0] = "r1"
+
+    report = lint(proto)
+
+    assert not report.ok and report.passing == ()
+    assert "circle" in messages(report, "error")
+
+
+def test_weights_that_are_short_or_elsewhere_are_errors(tmp_path: Path) -> None:
+    short = models.conv_net().proto
+    short.graph.initializer[1].raw_data = b"123"
+    elsewhere = onnx.load(models.write_external(models.conv_net(), tmp_path), load_external_data=False)
+
+    assert "'b0' of shape (8,) has 3 bytes; expected 32" in messages(lint(short), "error")
+    assert "'w0' has its data in another file" in messages(lint(elsewhere), "error")
+    assert lint(Model.load(tmp_path / "conv_net.onnx")).ok
+
+
+def test_what_is_not_used_is_a_warning() -> None:
+    proto = models.identity().proto
+    proto.graph.node.append(helper.make_node("Relu", ["x"], ["dead"], name="idle"))
+    proto.graph.input.append(helper.make_tensor_value_info("spare", 1, [2]))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "unread"))
+    proto.graph.node.append(helper.make_node("Relu", ["x"], ["dead2"], name="idle"))
+
+    report = lint(proto)
+
+    assert report.ok
+    text = messages(report, "warning")
+    for found in (
+        "Input 'spare' is not used",
+        "Weight 'unread' is not used",
+        "2 nodes are named 'idle'",
+        "Nothing uses",
+    ):
+        assert found in text
+
+
+def test_bodies_and_sequences_are_checked_node_by_node_too() -> None:
+    proto = models.branch().proto
+    proto.graph.node.append(helper.make_node("NoSuchOperator", ["y"], ["q"], name="bad"))
+
+    report = lint(proto)
+
+    assert report.failing == ("bad",) and "choose" in report.passing
+
+    sequences = models.model(
+        """(float[4] x) => (float[4] y, float[2] z) {
+            [make] s = SequenceConstruct(x, x)
+            [take] y = SequenceAt(s, zero)
+            [bad] z = MatMul(x, w)
+        }""",
+        {"zero": np.array(0), "w": np.ones((3, 2), np.float32)},
+    )
+    report = lint(sequences)
+
+    assert report.failing == ("bad",) and report.passing == ("make", "take")
+
+
+def test_types_that_numpy_lacks_are_loaded_and_not_run() -> None:
+    proto = models.model(
+        "(bfloat16[4] x) => (float[4] y) { [a] b = Identity(x)\n [c] d = Cast<to = 1>(b)\n [e] y = Relu(d) }"
+    )
+
+    report = lint(proto)
+
+    assert report.ok and report.failing == ()
+
+
+def test_the_report_survives_json_and_has_the_fields_tools_layout() -> None:
+    report = lint(models.no_kernel().proto)
+
+    assert LintReport.from_json(report.to_json()) == report
+    layout = report.to_lint_json()
+    assert set(layout) == {"summary", "lint_entries"}
+    assert set(layout["lint_entries"][0]) == {"level", "source", "message", "nodes"}  # type: ignore[index, call-overload, arg-type]
+
+
+@pytest.mark.parity
+def test_what_fails_with_the_fields_tool_fails_here(tmp_path: Path) -> None:
+    proto = models.transformer().proto
+    next(n for n in proto.graph.node if n.name == "mlp_in").input[1] = "w_out"
+    save_onnx(proto, tmp_path / "m.onnx")
+
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from polygraphy.tools import main; main()",
+            "check",
+            "lint",
+            "m.onnx",
+            "-o",
+            "theirs.json",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    theirs = json.loads((tmp_path / "theirs.json").read_text())["summary"]["failing"]
+
+    assert set(theirs) <= set(lint(proto).failing) and lint(proto).failing == ("mlp_in",)
+
+
+def test_no_node_is_blamed_for_what_another_did() -> None:
+    proto = models.transformer().proto
+    next(n for n in proto.graph.node if n.name == "norm0").op_type = "NoSuchNorm"
+
+    report = lint(proto)
+
+    assert report.failing == ("norm0",)

@@ -1,0 +1,89 @@
+"""Summaries: complete as records, readable as text, without reading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests import models
+from trtops.backend.onnx.model import Model, model_digest
+from trtops.backend.onnx.summary import ModelSummary, describe, summary
+from trtops.metadata import DataType
+
+
+def test_a_plain_summary_looks_as_the_fields_tool_shows_it() -> None:
+    assert summary(models.identity().proto) == "\n".join(
+        [
+            "==== ONNX Model ====",
+            "    Name: test_identity | ONNX Opset: 8",
+            "",
+            "    ---- 1 Graph Input(s) ----",
+            "    {x [dtype=float32, shape=(1, 1, 2, 2)]}",
+            "",
+            "    ---- 1 Graph Output(s) ----",
+            "    {y [dtype=float32, shape=(1, 1, 2, 2)]}",
+            "",
+            "    ---- 0 Initializer(s) ----",
+            "",
+            "    ---- 1 Node(s) ----",
+        ]
+    )
+
+
+def test_layers_attributes_bodies_and_weights_are_shown_when_asked_for() -> None:
+    text = summary(models.branch().proto, ["layers", "attrs", "weights"])
+
+    assert "    Node 1    | choose [Op: If]\n        {flag [dtype=bool, shape=()]}\n         -> {b}" in text
+    assert "choose.then_branch = graph of 1 nodes" in text
+    assert "---- 1 Subgraph Output(s) ----\n" in text
+    assert "{t,\n" in text and "w [dtype=float32, shape=(2, 3)]}" in text
+    assert "Initializer | w [dtype=float32, shape=(2, 3)] | Values:\n        [[" in text
+    assert "Node 0" not in summary(models.branch().proto)
+    assert "then_branch" not in summary(models.branch().proto, ["layers"])
+    conv = summary(models.conv_net().proto, ["attrs"])
+    assert "conv0.pads = [1, 1, 1, 1]" in conv and "Initializer | w0 [dtype=float32" in conv
+
+
+def test_unknown_types_are_left_out_or_inferred_on_request() -> None:
+    proto = models.conv_net().proto
+    before = model_digest(proto)
+
+    assert " -> {c0}" in summary(proto, ["layers"])
+    assert " -> {c0 [dtype=float32, shape=(batch, 8, 8, 8)]}" in summary(proto, ["layers"], infer_shapes=True)
+    assert model_digest(proto) == before
+
+
+@pytest.mark.parametrize("make", [*models.ALL, models.no_kernel], ids=lambda f: f.__name__)
+def test_a_description_is_complete_and_survives_json(make: Callable[[], models.Case]) -> None:
+    proto = make().proto
+
+    described = describe(proto)
+
+    assert ModelSummary.from_json(described.to_json()) == described
+    assert len(described.graph.nodes) == len(proto.graph.node)
+    info = Model.from_proto(proto).info
+    assert (described.graph.inputs, described.graph.outputs) == (info.inputs, info.outputs)
+    assert described.weight_bytes >= sum(len(t.raw_data) for t in proto.graph.initializer)
+    assert summary(proto, ["layers", "attrs", "weights"]).startswith("==== ONNX Model ====")
+
+
+def test_operators_of_other_domains_carry_theirs() -> None:
+    described = describe(models.no_kernel().proto)
+
+    assert described.graph.nodes[1].op == "custom.Frobnicate"
+    assert ("custom", 1) in described.opsets
+
+
+def test_external_weights_need_not_be_there(tmp_path: Path) -> None:
+    path = models.write_external(models.conv_net(), tmp_path)
+    (tmp_path / "weights.bin").unlink()
+    bare = onnx.load(path, load_external_data=False)
+
+    described = describe(bare)
+
+    assert described.weight_bytes == describe(models.conv_net().proto).weight_bytes
+    assert described.graph.initializers[0].dtype is DataType.FLOAT32
+    assert "w0 [dtype=float32, shape=(8, 3, 3, 3)] | Values:\n        (in another file" in summary(bare, ["weights"])

@@ -1,0 +1,316 @@
+"""What is wrong with a model, node by node, all roots in one go.
+
+A model that ONNX Runtime loads and runs whole is fine. One that it does not is run node by node: each node gets the
+values that the nodes before it made. Nodes behind one that fails have no values to run on; they are loaded with the
+types and shapes that the model declares, or that can be inferred, so that roots behind other roots are found, and no
+node is blamed for what another did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from trtops import errors
+from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx.model import Model, raw_bytes
+from trtops.backend.onnx.save import PROTOBUF_LIMIT
+from trtops.record import JSONValue, Record
+
+log = logging.getLogger(__name__)
+
+_SHAPE_BYTES = 1024
+
+Level: TypeAlias = Literal["exception", "error", "warning"]
+Source: TypeAlias = Literal["onnx", "onnxruntime"]
+
+_KNOWN_DOMAINS = frozenset(
+    {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintEntry(Record):
+    """One finding.
+
+    Attributes:
+        level: ``error`` for what is wrong with the model or cannot be loaded, ``exception`` for what fails when it
+            runs, ``warning`` for what may be meant.
+        source: Who says so.
+        message: What was found.
+        nodes: Names of the nodes that it is about; empty if it is about the model.
+    """
+
+    level: Level
+    source: Source
+    message: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintReport(Record):
+    """All findings of one model.
+
+    Attributes:
+        passing: Names of the nodes that ran, or loaded where there was nothing to run them on.
+        failing: Names of the nodes that did not, each for a reason of its own.
+        unchecked: Names of the nodes that could not be tried: custom operators, and nodes whose inputs nobody knows.
+        entries: The findings, first about the model, then in order of execution.
+    """
+
+    passing: tuple[str, ...]
+    failing: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    entries: tuple[LintEntry, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing worse than a warning."""
+        return all(entry.level == "warning" for entry in self.entries)
+
+    def to_lint_json(self) -> dict[str, JSONValue]:
+        """The report as the field's tool writes it, with ``unchecked`` added to its summary."""
+        return {
+            "summary": {
+                "passing": list(self.passing),
+                "failing": list(self.failing),
+                "unchecked": list(self.unchecked),
+            },
+            "lint_entries": [entry.to_dict() for entry in self.entries],
+        }
+
+
+def lint(model: onnx.ModelProto | Model, feed: Mapping[str, Any] | None = None) -> LintReport:
+    """Check a model.
+
+    Args:
+        model: The model, with all its weights; not changed. It need not be valid.
+        feed: Arrays by input name, for inputs whose values matter; random numbers in [0, 1), ones and True are made
+            up for others, with 1 for each dynamic dimension.
+
+    Raises:
+        ExternalDataError: If a :class:`Model` is given and its external data is gone.
+    """
+    proto = model.proto() if isinstance(model, Model) else model
+    names = _node_names(proto.graph)
+    fatal = [*_circles(proto.graph), *_weights(proto)]
+    entries = [*fatal, *_names(proto.graph), *_unused(proto.graph)]
+    if fatal:
+        return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
+    broken = {name for entry in entries if entry.level == "error" for name in entry.nodes}
+    run = _Run(proto, dict(feed or {}), names)
+    if any(entry.level == "error" for entry in entries) or not run.whole():
+        run.node_by_node(broken)
+    untried = run.unchecked | run.custom
+    failing = broken | {name for entry in run.entries if entry.level != "warning" for name in entry.nodes}
+    return LintReport(
+        passing=tuple(name for name in names if name not in failing and name not in untried),
+        failing=tuple(name for name in names if name in failing),
+        unchecked=tuple(name for name in names if name in untried and name not in failing),
+        entries=(*entries, *run.entries),
+    )
+
+
+def _node_names(graph: onnx.GraphProto) -> list[str]:
+    """A name for each node, in order: its own, or its first output's, or its number."""
+    return [node.name or next(filter(None, node.output), f"node {i}") for i, node in enumerate(graph.node)]
+
+
+def _circles(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+    try:
+        walk.execution_order(graph.node)
+    except errors.InvalidModelError as exc:
+        yield LintEntry(level="error", source="onnx", message=str(exc))
+
+
+def _weights(model: onnx.ModelProto) -> Iterator[LintEntry]:
+    for tensor in walk.tensors(model):
+        if external.is_external(tensor):
+            message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
+            yield LintEntry(level="error", source="onnx", message=message)
+            continue
+        try:
+            if tensor.data_type != onnx.TensorProto.STRING:
+                raw_bytes(tensor)
+        except errors.InvalidModelError as exc:
+            yield LintEntry(level="error", source="onnx", message=str(exc))
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+    """Names that are defined twice, or not at all."""
+    if not graph.output:
+        yield LintEntry(level="error", source="onnx", message="The model has no outputs.")
+    names = _node_names(graph)
+    defined = Counter(value.name for value in graph.input)
+    defined.update(name for name in walk.initializer_names(graph) if name not in defined)
+    defined.update(name for node in graph.node for name in node.output if name)
+    for name, node in zip(names, graph.node):
+        for output in filter(None, node.output):
+            if defined[output] > 1:
+                message = f"{walk.label(node)} makes {output!r}, which is defined {defined[output]} times."
+                yield LintEntry(level="error", source="onnx", message=message, nodes=(name,))
+        for used in dict.fromkeys(walk.uses(node)):
+            if used not in defined:
+                message = f"{walk.label(node)} reads {used!r}, which nothing makes. {errors.near(used, defined)}"
+                yield LintEntry(level="error", source="onnx", message=message.rstrip(), nodes=(name,))
+    for value in graph.output:
+        if value.name not in defined:
+            yield LintEntry(level="error", source="onnx", message=f"Output {value.name!r} is made by nothing.")
+    for name, count in Counter(node.name for node in graph.node if node.name).items():
+        if count > 1:
+            yield LintEntry(level="warning", source="onnx", message=f"{count} nodes are named {name!r}.", nodes=(name,))
+
+
+def _unused(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+    """What no output needs; it costs space, and may be a mistake."""
+    used = {value.name for value in graph.output}
+    used.update(name for node in graph.node for name in walk.uses(node))
+    constants = walk.initializer_names(graph)
+    for value in graph.input:
+        if value.name not in used and value.name not in constants:
+            yield LintEntry(level="warning", source="onnx", message=f"Input {value.name!r} is not used.")
+    for name in sorted(constants - used):
+        yield LintEntry(level="warning", source="onnx", message=f"Weight {name!r} is not used.")
+    for name, node in zip(_node_names(graph), graph.node):
+        if used.isdisjoint(filter(None, node.output)):
+            message = f"Nothing uses what {walk.label(node)} makes."
+            yield LintEntry(level="warning", source="onnx", message=message, nodes=(name,))
+
+
+class _Run:
+    """One model being run, whole or node by node."""
+
+    def __init__(self, model: onnx.ModelProto, feed: dict[str, Any], names: list[str]) -> None:
+        self.model = model
+        self.feed = feed
+        self.names = names
+        self.entries: list[LintEntry] = []
+        self.unchecked: set[str] = set()
+        self.custom: set[str] = set()
+        self.declared: dict[str, onnx.ValueInfoProto] = {}
+
+    def whole(self) -> bool:
+        """Run the whole model; True if that worked."""
+        if self.model.ByteSize() >= PROTOBUF_LIMIT:
+            return False
+        constants = walk.initializer_names(self.model.graph)
+        inputs = {v.name: self._input(v) for v in self.model.graph.input if v.name not in constants}
+        if any(array is None for array in inputs.values()):
+            return False
+        try:
+            with_onnxruntime.evaluate(self.model, [v.name for v in self.model.graph.output], inputs)
+        except errors.InferenceError as exc:
+            log.info("The model does not run whole: %s", exc)
+            return False
+        return True
+
+    def node_by_node(self, broken: set[str]) -> None:
+        """Run each node by itself, but those that are known to be broken."""
+        inferred = onnx.ModelProto()
+        inferred.CopyFrom(self.model)
+        try:
+            shapes.infer_shapes(inferred)
+        except errors.InvalidModelError as exc:
+            log.info("%s", exc)
+        graph = inferred.graph
+        self.declared = shapes.values(graph)
+        values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
+        last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
+        for i in walk.execution_order(graph.node):
+            node, name = graph.node[i], self.names[i]
+            made = None if name in broken else self._try(node, name, values)
+            if made is not None:
+                values.update(zip(filter(None, node.output), made))
+            for used in walk.uses(node):
+                if last_use[used] == i:
+                    values.pop(used, None)
+        behind = tuple(name for name in self.names if name in self.unchecked)
+        if behind:
+            message = f"{len(behind)} nodes were not checked: nothing is known of what they read. Shapes in the model would help."
+            self.entries.append(LintEntry(level="warning", source="onnxruntime", message=message, nodes=behind))
+
+    def _try(self, node: onnx.NodeProto, name: str, values: Mapping[str, Any]) -> list[Any] | None:
+        """What a node makes, without the outputs that are left out; None if it fails or cannot be run."""
+        used = list(dict.fromkeys(walk.uses(node)))
+        if any(values.get(n) is None and not self._is_typed(n) for n in used):
+            self.unchecked.add(name)
+            return None
+        made = [output for output in node.output if output]
+        runs = all(values.get(n) is not None for n in used) and all(map(self._is_native, [*used, *made]))
+        try:
+            if not runs:
+                with_onnxruntime.load(self._alone(node, used, values, run=False))
+                return None
+            feed = {n: values[n] for n in used}
+            return list(with_onnxruntime.evaluate(self._alone(node, used, values, run=True), made, feed))
+        except errors.InferenceError as exc:
+            self._failed(node, name, exc)
+            return None
+
+    def _failed(self, node: onnx.NodeProto, name: str, exc: errors.InferenceError) -> None:
+        if node.domain not in _KNOWN_DOMAINS:
+            self.custom.add(name)
+            message = f"ONNX Runtime has no kernel for {node.domain}.{node.op_type}; another back end may have one."
+            self._add("warning", name, message)
+            return
+        text = str(exc.__cause__ or exc)
+        running = "while running" in text or "RUNTIME_EXCEPTION" in text
+        self._add("exception" if running else "error", name, f"{walk.label(node)}: {text}")
+
+    def _add(self, level: Level, name: str, message: str) -> None:
+        self.entries.append(LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,)))
+
+    def _alone(self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any], *, run: bool) -> onnx.ModelProto:
+        """A model of one node: to be run on values, or to be loaded with what is declared and small constants."""
+        graph = onnx.GraphProto(name="node")
+        graph.node.append(node)
+        for name in used:
+            value = values.get(name)
+            if isinstance(value, np.ndarray) and not run and value.dtype.kind == "i" and value.nbytes <= _SHAPE_BYTES:
+                graph.initializer.append(numpy_helper.from_array(value, name))
+            elif isinstance(value, np.ndarray) and self._is_native(name):
+                element = helper.np_dtype_to_tensor_dtype(value.dtype)
+                graph.input.append(helper.make_tensor_value_info(name, element, value.shape))
+            else:
+                graph.input.append(self.declared[name])
+        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
+        model = helper.make_model(
+            graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 4)
+        )
+        model.functions.extend(self.model.functions)
+        return model
+
+    def _is_typed(self, name: str) -> bool:
+        declared = self.declared.get(name)
+        return declared is not None and declared.type.WhichOneof("value") is not None
+
+    def _is_native(self, name: str) -> bool:
+        """Whether a tensor's type is one that numpy has itself, as far as declared."""
+        declared = self.declared.get(name)
+        return declared is None or declared.type.tensor_type.elem_type <= onnx.TensorProto.UINT64
+
+    def _input(self, value: onnx.ValueInfoProto) -> Any:
+        given = self.feed.get(value.name)
+        return given if given is not None else self._stand_in(value)
+
+    @staticmethod
+    def _stand_in(value: onnx.ValueInfoProto) -> Any:
+        """Made-up values for an input; None if its type or rank is not known."""
+        if not value.type.tensor_type.HasField("shape") or not value.type.tensor_type.elem_type:
+            return None
+        dims = value.type.tensor_type.shape.dim
+        shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else 1 for d in dims]
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        if dtype.kind in "OSU":
+            return np.full(shape, "", object)
+        if dtype.kind == "f":
+            return np.random.RandomState(1).random_sample(shape).astype(dtype)
+        return np.ones(shape, dtype)
