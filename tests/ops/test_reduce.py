@@ -291,22 +291,24 @@ def test_the_model_itself_is_never_taken_as_an_output_path(tmp_path: Path):
 
 
 def test_several_sub_models_are_checked_at_a_time_with_the_same_result():
-    case, at_once, most, lock = branchy(), 0, 0, threading.Lock()
+    case, at_once, most, lock, asked = branchy(), 0, 0, threading.Lock(), []
 
     def slow(part: SubModel) -> bool:
         nonlocal at_once, most
         with lock:
+            asked.append(part.nodes)
             at_once += 1
             most = max(most, at_once)
-        time.sleep(0.01)
+        time.sleep(0.01 * (len(part.nodes) % 3))
         with lock:
             at_once -= 1
-        return "n13" not in {node.name for node in part.proto.graph.node}
+        return not {"n3", "n13"} <= {node.name for node in part.proto.graph.node}
 
     result = reduce(case.proto, slow, ReduceConfig(width=3), feeds=[case.feed])
 
-    assert names(result) == [{"n13"}]
+    assert names(result) == [{"n3", "n13"}]
     assert 1 < most <= 3
+    assert len(asked) == len(set(asked))
 
 
 def test_a_flow_may_bring_its_own_way_to_check_several_at_a_time():
@@ -367,6 +369,8 @@ def test_a_journal_of_another_model_or_check_is_refused_and_so_is_another_kind_o
         reduce(branchy(20).proto, Planted({"n1"}), config)
     with pytest.raises(errors.ConfigError, match="begun with check"):
         reduce(branchy().proto, wrong_back_end("n1"), config)
+    with pytest.raises(errors.ConfigError, match="begun with data"):
+        reduce(branchy().proto, Planted({"n1"}), config, feeds=[{"x": np.zeros(8, np.float32)}])
     journal.write_text("a diary\n")
     with pytest.raises(errors.FormatError, match="journal"):
         reduce(branchy().proto, Planted({"n1"}), config)

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values, is_
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops import search
 from trtops.ops.check_submodel import Check, CheckOutcome, describe
-from trtops.ops.feeds import open_feeds
+from trtops.ops.feeds import Feeds, open_feeds
 from trtops.ops.reduce_journal import Journal, Step, from_ranges
 from trtops.ops.reduce_replay import answers_of_replay, save_replay
 from trtops.record import Record
@@ -231,9 +232,10 @@ def reduce(
     if not cutter.parts:
         raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
     with ExitStack() as stack:
-        journal = _open_journal(model, check, config)
+        given = _feeds(model, config, feeds)
+        journal = _open_journal(model, check, config, given)
         stack.callback(journal.close)
-        values = _values(model, cutter, config, feeds, stack)
+        values = _values(model, cutter, config, given, stack)
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
         hunt = _Hunt(cutter, values, check, config, journal, progress, evaluate or map)
@@ -273,33 +275,51 @@ def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
             raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Give another path.")
 
 
-def _open_journal(model: Model, check: Check, config: ReduceConfig) -> Journal:
-    asked = [config.inputs, config.data, config.iterations, config.seed, sorted(config.input_shapes.items())]
-    holds_for = {"model": model.info.sha256, "check": describe(check), "data": repr(asked)}
-    return Journal(None if config.journal is None else Path(config.journal), holds_for=holds_for)
-
-
-def _values(
-    model: Model, cutter: Cutter, config: ReduceConfig, feeds: Iterable[Feed] | None, stack: ExitStack
-) -> Values:
-    """What is known of the model's tensors; what was observed is let go of with the stack."""
+def _inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
+    """The model's inputs, with the shapes that the config gives them."""
     inputs = TensorMetadata.of(model.info.inputs)
     for name, shape in config.input_shapes.items():
         if name not in inputs:
             raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
         inputs[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
+    return inputs
+
+
+def _feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> list[Feed]:
+    """What the whole model is fed with; nothing where no data is wanted."""
+    inputs = _inputs(model, config)
     if config.inputs == "declared":
-        return Declared(cutter.model, inputs)
+        return []
+    if not inputs:
+        return [{}]
+    source = feeds if feeds is not None else config.data
+    given: list[Feed] = []
+    for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed):
+        given.append(dict(feed))
+        check_feed(inputs, feed)
+    return given
+
+
+def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
+    if config.journal is None:
+        return Journal()
+    data: str = config.inputs
+    if given:
+        data += f" {config.seed} {Feeds('', lambda: [_without_objects(feed) for feed in given]).digest()}"
+    return Journal(Path(config.journal), holds_for={"model": model.info.sha256, "check": describe(check), "data": data})
+
+
+def _without_objects(feed: Feed) -> Feed:
+    """A feed with text as text, where it is given as objects: those have no bytes of their own."""
+    return {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in feed.items()}
+
+
+def _values(model: Model, cutter: Cutter, config: ReduceConfig, given: Sequence[Feed], stack: ExitStack) -> Values:
+    """What is known of the model's tensors; what was observed is let go of with the stack."""
+    if config.inputs == "declared":
+        return Declared(cutter.model, _inputs(model, config))
     from trtops.backend.onnxrt.observe import RandomInputs, observe
 
-    source = feeds if feeds is not None else config.data
-    given = (
-        [dict(f) for f in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
-        if inputs
-        else [{}]
-    )
-    for feed in given:
-        check_feed(inputs, feed)
     observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
     stack.callback(observed.close)
     return observed if config.inputs == "real" else RandomInputs(observed, config.seed)
@@ -333,6 +353,8 @@ class _Hunt:
         self._evaluate = evaluate
         self._stage = "whole"
         self.unfinished: Parts | None = None
+        self._lock = threading.Lock()
+        self._asked: dict[Parts, threading.Event] = {}
         self._remember(journal)
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
@@ -489,7 +511,26 @@ class _Hunt:
         return next(iter(self.ask([frozenset(parts)])))
 
     def _answer(self, parts: Parts) -> None:
-        """Check one set, and keep the answer. May run in any thread."""
+        """Get the answer about one set, from whoever is about to have it. May run in any thread."""
+        with self._lock:
+            if parts in self.answers:
+                return
+            asked_before = self._asked.get(parts)
+            asked = self._asked[parts] = asked_before or threading.Event()
+        if asked_before is None:
+            try:
+                self._check_parts(parts)
+            finally:
+                with self._lock:
+                    del self._asked[parts]
+                asked.set()
+        else:
+            asked.wait()
+        if parts not in self.answers:  # whoever asked before got an error, which is this one's too
+            self._check_parts(parts)
+
+    def _check_parts(self, parts: Parts) -> None:
+        """Check one set, and keep the answer."""
         nodes, stage = self.nodes(parts), self._stage
         self._journal.begin(nodes)
         start = time.perf_counter()
