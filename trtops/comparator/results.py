@@ -141,10 +141,9 @@ class IterationResult(MutableMapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IterationResult):
             return NotImplemented
-        return (
-            (self.runtime, self.runner_name, list(self)) == (other.runtime, other.runner_name, list(other))
-            and all(np.array_equal(to_numpy(array), to_numpy(other[name])) for name, array in self.items())
-        )  # fmt: skip
+        if (self.runtime, self.runner_name, list(self)) != (other.runtime, other.runner_name, list(other)):
+            return False
+        return all(np.array_equal(to_numpy(array), to_numpy(other[name])) for name, array in self.items())
 
     __hash__ = None  # type: ignore[assignment]
 
