@@ -210,7 +210,7 @@ def test_random_values_follow_no_input_into_fp16() -> None:
     np.testing.assert_allclose(run(half, {"x": x})["y"], np.maximum(x, 0), atol=1e-2)
 
 
-def test_weights_listed_as_inputs_lower_with_their_declaration() -> None:
+def test_weights_listed_as_inputs_lower_and_are_inputs_no_longer() -> None:
     case = models.conv_net()
     case.proto.ir_version = 3
     for tensor in case.proto.graph.initializer:
@@ -219,6 +219,7 @@ def test_weights_listed_as_inputs_lower_with_their_declaration() -> None:
     half = convert_to_fp16(case.proto)
 
     onnx.checker.check_model(half, full_check=True)
+    assert [value.name for value in half.graph.input] == ["image"]
     np.testing.assert_allclose(run(half, case.feed)["scores"], run(case.proto, case.feed)["scores"], atol=1e-2)
 
 

@@ -221,7 +221,13 @@ class _Rewrite:
             for i, name in enumerate(node.input):
                 if name in self.renamed:
                     node.input[i] = self.renamed[name]
-        model.ir_version = max(model.ir_version, 4)  # before 4, every initializer had to be an input as well
+        # Before version 4 every weight had to be an input as well; since then that would let callers replace it (and
+        # ONNX Runtime 1.23 crashes on such a weight in FP16).
+        model.ir_version = max(model.ir_version, 4)
+        weights = walk.initializer_names(model.graph)
+        inputs = [value for value in model.graph.input if value.name not in weights]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
 
     def _graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
         """Rewrite one graph in place; the scopes know the tensors of the graphs around it."""
@@ -347,17 +353,14 @@ class _Rewrite:
 
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
         """Write each weight in the precisions that are used; a single one keeps the weight's name."""
-        declared = {value.name: value for value in graph.input}
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
                 graph.initializer.append(tensor.weight)
             if tensor.low is not None:
-                name = tensor.low
-                if not tensor.full_used:
-                    self.renamed[name] = name = tensor.weight.name
-                    if name in declared:
-                        declared[name].type.tensor_type.elem_type = self.element
+                name = tensor.low if tensor.full_used else tensor.weight.name
+                if name != tensor.low:
+                    self.renamed[tensor.low] = name
                 graph.initializer.append(self._lower_weight(tensor, name))
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
