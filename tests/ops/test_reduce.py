@@ -371,6 +371,11 @@ def test_a_journal_of_another_model_or_check_is_refused_and_so_is_another_kind_o
         reduce(branchy().proto, wrong_back_end("n1"), config)
     with pytest.raises(errors.ConfigError, match="begun with data"):
         reduce(branchy().proto, Planted({"n1"}), config, feeds=[{"x": np.zeros(8, np.float32)}])
+    header = journal.read_text().splitlines()[0]
+    for line in ('{"begin": "5-99999999999999999"}', '{"begin": 7.5}', '{"nodes": []}', "[]", '{"begin": "99"}'):
+        journal.write_text(f"{header}\n{line}\n")
+        with pytest.raises(errors.FormatError):
+            reduce(branchy().proto, Planted({"n1"}), ReduceConfig(journal=str(journal), after_crash="fail"))
     journal.write_text("a diary\n")
     with pytest.raises(errors.FormatError, match="journal"):
         reduce(branchy().proto, Planted({"n1"}), config)

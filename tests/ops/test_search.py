@@ -137,6 +137,36 @@ def test_ddmin_gives_something_1_minimal_and_proved_so_by_its_own_questions(culp
         assert not without or without in oracle.asked
 
 
+@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 5))
+def test_the_quick_way_gives_something_1_minimal_too(culprits: list[set[int]], width: int):
+    oracle = Oracle(*culprits)
+
+    found = frozenset(search.smallest(oracle, range(12), width))
+
+    assert oracle.fails(found)
+    for item in found:
+        assert not oracle.fails(found - {item})
+        assert not found - {item} or found - {item} in oracle.asked
+
+
+def test_the_quick_way_asks_far_less_where_what_is_needed_lies_far_apart():
+    quick, plain = Oracle({3, 90, 199}), Oracle({3, 90, 199})
+
+    assert search.smallest(quick, range(200)) == search.ddmin(plain, range(200)) == [3, 90, 199]
+    assert len(set(quick.asked)) < len(set(plain.asked)) / 2
+
+
+@given(st.sets(st.frozensets(st.integers(0, 6)), max_size=40))
+def test_the_quick_way_is_1_minimal_for_any_failure_whatever(failing: set[frozenset[int]]):
+    def ask(sets: Sequence[frozenset[int]]) -> list[bool]:
+        return [s in failing or len(s) == 7 for s in sets]
+
+    found = frozenset(search.smallest(ask, range(7)))
+
+    assert ask([found]) == [True]
+    assert not any(ask([found - {item}])[0] for item in found if len(found) > 1)
+
+
 def test_ddmin_is_1_minimal_for_failures_that_are_not_monotone():
     def fails(items: frozenset[int]) -> bool:
         return len(items) % 2 == 0 and {3, 7} <= items

@@ -6,8 +6,8 @@ meets in the whole.
 
 The search goes in stages. *Halves*: a stretch of nodes, in execution order, that fails by itself while neither of its
 halves does; a single wrong node is found here. *Outputs*: in that stretch the shortest beginning that fails; its last node
-is needed. *Inputs*: of what is left, the shortest end that fails. *Nodes*: delta debugging over whatever is between, so that
-in the end no single node can be left out. Answers are kept by node set, in memory and in a journal, and no question is put
+is needed. *Inputs*: of what is left, the shortest end that fails. *Nodes*: divide and conquer, and then delta debugging, over
+whatever is between, so that in the end no single node can be left out. Answers are kept by node set, in memory and in a journal, and no question is put
 twice.
 """
 
@@ -454,7 +454,7 @@ class _Hunt:
         parts = self._end_early(parts)
         parts = self._start_late(parts)
         self._stage = "nodes"
-        return frozenset(search.ddmin(self.ask, parts, self._config.width))
+        return frozenset(search.smallest(self.ask, parts, self._config.width))
 
     def _end_early(self, parts: list[int]) -> list[int]:
         """The shortest beginning that fails, or what its last part needs, or that part alone."""
@@ -570,7 +570,12 @@ class _Hunt:
         return sorted({self._parts(nodes) for nodes, passed in known if not passed}, key=len)
 
     def _parts(self, nodes: frozenset[int]) -> Parts:
-        return frozenset(self._part_of[index] for index in nodes)
+        try:
+            return frozenset(self._part_of[index] for index in nodes)
+        except KeyError as exc:
+            raise errors.FormatError(
+                f"The journal names node {exc}, which this model does not have. It is damaged."
+            ) from None
 
     @functools.cached_property
     def _part_of(self) -> dict[int, int]:

@@ -20,6 +20,7 @@ from trtops.record import Record
 
 FORMAT = "trtops.reduce.journal"
 VERSION = 1
+_MAX_DIGITS = 14  # two numbers below ten million, more nodes than any model has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,8 @@ def from_ranges(text: str) -> frozenset[int]:
     try:
         for run in filter(None, text.split(",")):
             start, _, end = run.partition("-")
+            if len(f"{start}{end}") > _MAX_DIGITS:
+                raise ValueError
             numbers.update(range(int(start), int(end or start) + 1))
     except ValueError:
         raise errors.FormatError(f"{text!r} are no ranges of numbers; expected something like 0-4,9.") from None
@@ -153,7 +156,7 @@ class Journal:
             _check_header(path, lines[0], header)
         for line in lines[1:]:
             if "begin" in line:
-                self.unanswered.add(from_ranges(line["begin"]))
+                self.unanswered.add(from_ranges(str(line["begin"])))
             else:
                 self.steps.append(Step.from_dict(line))
                 self.unanswered.discard(from_ranges(self.steps[-1].nodes))

@@ -113,7 +113,42 @@ def _second_halves(interval: Interval) -> Iterator[Interval]:
         yield low, high
 
 
-def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
+def quickxplain(ask: Ask[Items], items: Sequence[int]) -> list[int]:
+    """For monotone failures a part of ``items`` that fails, and of which nothing can be left out; else just a part.
+
+    This is Junker's QuickXplain ("Preferred explanations and relaxations for over-constrained problems", AAAI 2004): with
+    ``k`` of ``n`` items needed it asks about ``2k log2(n / k) + 2k`` sets, far fewer than :func:`ddmin` where the needed
+    ones lie far apart.
+
+    Args:
+        ask: Tells which sets fail; the empty set is not asked about and taken not to fail.
+        items: Taken to fail together.
+
+    Returns:
+        The part, in the order of ``items``.
+    """
+
+    def needed(base: list[int], changed: bool, among: list[int]) -> list[int]:
+        if changed and base and next(iter(ask([frozenset(base)]))):
+            return []
+        if len(among) == 1:
+            return among
+        first, second = among[: len(among) // 2], among[len(among) // 2 :]
+        of_second = needed(base + first, True, second)
+        return needed(base + of_second, bool(of_second), first) + of_second
+
+    return needed([], False, list(items)) if items else []
+
+
+def smallest(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
+    """What :func:`ddmin` promises, with fewer questions where the failure is monotone."""
+    quick = quickxplain(ask, items)
+    if len(quick) < len(items) and first_failing(ask, [frozenset(quick)]) is None:
+        quick = list(items)
+    return ddmin(ask, quick, width, parts=len(quick) if len(quick) < len(items) else 2)
+
+
+def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1, *, parts: int = 2) -> list[int]:
     """A part of ``items`` that fails and of which no single item can be left out: it is *1-minimal*.
 
     This is Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002):
@@ -123,11 +158,12 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1) -> list[int]:
         ask: Tells which sets fail; the empty set is not asked about and taken not to fail.
         items: Taken to fail together; neighbours are tried together.
         width: How many sets to ask about at a time.
+        parts: In how many chunks to begin with; as many as items where little is expected to go.
 
     Returns:
         The part, in the order of ``items``. Every set of it without one item was asked about and did not fail.
     """
-    kept, parts = list(items), 2
+    kept, parts = list(items), max(min(parts, len(items)), 2)
     while len(kept) > 1:
         chunks = _chunks(kept, parts)
         # With two chunks each is what is left without the other.
