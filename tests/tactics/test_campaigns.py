@@ -61,8 +61,8 @@ def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
     conclusions = Counter(found.conclusion for _, found in outcomes("none", builds))
 
     assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
-    if builds == 500:
-        assert conclusions["no single tactic explains this"] >= 95
+    if builds >= 100:
+        assert conclusions["no single tactic explains this"] >= 90
 
 
 def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100():

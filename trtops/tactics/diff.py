@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from trtops import errors
 from trtops.tactics import evidence, report
 from trtops.tactics.evidence import Bools, Evidence, Features, Groups, Ints
-from trtops.tactics.findings import By, Conclusion, Explanation, LayerChoice, SetDifference, Suspect, TacticDiff
+from trtops.tactics.findings import (
+    ACQUITTED,
+    By,
+    Conclusion,
+    Explanation,
+    LayerChoice,
+    SetDifference,
+    Suspect,
+    TacticDiff,
+)
 from trtops.tactics.spelling import SPELLINGS, spell
 from trtops.tactics.table import ABSENT, VERDICTS, CampaignTable
 
@@ -61,6 +71,7 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
         p_value=found.p_value if found else 1.0,
         e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
         p_innocent=found.innocent if found else 0.5,
+        thorough=found is not None and _would_have_shown(case, 2, confidence),
         contradicting=_contradicting(case),
         set_difference=set_difference(table),
     )
@@ -231,17 +242,24 @@ def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclus
         return "no single tactic explains this"
     if found.log_e_value >= -math.log(1 - confidence):
         return "convicted" if found.guilt.max() >= confidence else "narrowed down"
-    if found.innocent > 0.5 and _would_have_shown(case, confidence):
+    if _acquits(case, found, confidence):
         return "no single tactic explains this"
     return "not enough runs"
 
 
-def _would_have_shown(case: _Case, confidence: float) -> bool:
-    """Whether a pair of average weight that comes with the bad builds, but for wrong verdicts, would be convicted."""
+def _acquits(case: _Case, found: Evidence, confidence: float) -> bool:
+    """Whether a culprit would have been convicted by now: a single one, or, if innocence is less clear, even a pair."""
+    if found.innocent > ACQUITTED:
+        return _would_have_shown(case, 1, confidence)
+    return found.innocent > 0.5 and _would_have_shown(case, 2, confidence)
+
+
+def _would_have_shown(case: _Case, culprits: Literal[1, 2], confidence: float) -> bool:
+    """Whether one or two culprits of average prior that come with the bad builds, but for wrong verdicts, would show."""
+    prior = evidence.average_prior(len(case.groups.members), culprits)
     builds, bad = len(case.bad), int(case.bad.sum())
     likelihood = evidence.Likelihood(builds, bad)
-    hits = bad - math.ceil(_WRONG_VERDICTS * bad)
-    prior = evidence.pair_prior(len(case.groups.members))
+    hits = bad - int(_WRONG_VERDICTS * bad)
     log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
     return log_e_value >= -math.log(1 - confidence)
 

@@ -30,7 +30,7 @@ import bisect
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -147,9 +147,9 @@ class Evidence:
     log_e_value: float
 
 
-def pair_prior(groups: int) -> float:
-    """Logarithm of the prior of a pair of average weight."""
-    return _PAIR - 2 * math.log(groups)
+def average_prior(groups: int, culprits: Literal[1, 2]) -> float:
+    """Logarithm of the prior of a single group, or of one kind of pair, of average weight."""
+    return (_ONE if culprits == 1 else _PAIR) - culprits * math.log(groups)
 
 
 class Likelihood:

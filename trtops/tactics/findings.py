@@ -23,7 +23,8 @@ Conclusion: TypeAlias = Literal[
 ]
 
 
-_ACQUITTED = 0.7
+ACQUITTED = 0.7
+"""Posterior probability of innocence at which a campaign may stop looking for a culprit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,7 @@ class TacticDiff(Record):
         e_value_log10: Logarithm of the evidence that holds however often one looked; a conviction needs
             ``-log10(1 - confidence)``.
         p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
+        thorough: Whether there are verdicts enough that even two choices that fail only together would be convicted.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
         set_difference: The plain set difference, layer by layer; always by tactic and formats, as the field's tool.
     """
@@ -156,6 +158,7 @@ class TacticDiff(Record):
     p_value: float = 1.0
     e_value_log10: float = 0.0
     p_innocent: float = 0.5
+    thorough: bool = False
     contradicting: int = 0
     set_difference: tuple[SetDifference, ...] = ()
 
@@ -178,5 +181,5 @@ class TacticDiff(Record):
         A conviction holds at any time. That no tactic explains the verdicts needs more than at a single look: an early
         lull in the evidence must not end the search.
         """
-        acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > _ACQUITTED
-        return self.conclusion == "convicted" or acquitted
+        acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > ACQUITTED
+        return self.conclusion == "convicted" or (acquitted and self.thorough)
