@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
-from trtops.ops.compare import CompareResult
-from trtops.ops.convert import ConvertResult
-from trtops.ops.report import markdown
+from trtops.ops.report import Reportable, markdown
 
 
-def show_result(title: str, result: ConvertResult | CompareResult) -> None:
+def show_result(title: str, result: Reportable) -> None:
     """Put a result beside the flow run, under a key that keeps the history of its experiment together."""
     key = "".join(c if c.isascii() and c.isalnum() else "-" for c in f"{title} {result.experiment}".lower())
     create_markdown_artifact(markdown(title, result), key="-".join(filter(None, key.split("-"))) or "result")

@@ -10,9 +10,7 @@ from typing import Any, get_args
 import cyclopts
 
 from trtops.errors import TrtopsError
-from trtops.ops.compare import CompareResult
-from trtops.ops.convert import ConvertResult
-from trtops.ops.report import markdown
+from trtops.ops.report import Reportable, markdown, verdict_of
 from trtops.record import Record
 
 
@@ -27,7 +25,7 @@ config_flag = cyclopts.Parameter(accepts_keys=False, n_tokens=1, converter=_read
 """Marks a flow's config parameter: a flag that takes a JSON file, or JSON itself."""
 
 
-def run(flow: Callable[..., ConvertResult | CompareResult], name: str) -> int:
+def run(flow: Callable[..., Reportable], name: str) -> int:
     """Run a flow with the arguments of this process.
 
     Returns:
@@ -40,7 +38,7 @@ def run(flow: Callable[..., ConvertResult | CompareResult], name: str) -> int:
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    if not isinstance(result, (ConvertResult, CompareResult)):
+    if not isinstance(result, get_args(Reportable)):
         return 0  # help was asked for
     print(markdown(name, result))
-    return 0 if result.verdict == "good" else 1
+    return 0 if verdict_of(result) == "good" else 1

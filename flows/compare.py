@@ -12,17 +12,16 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
-from flows.tasks import flow_tags, trtops_flow, trtops_task
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.compare import CompareConfig, CompareResult
 from trtops.ops.compare import compare as compare_op
-from trtops.tracking.store import default_tracker
 
 
 @trtops_task(name="compare-sides")
 def compare_sides(actual: str, golden: str, config: CompareConfig, experiment: str | None) -> CompareResult:
     """One call of the compare op, logged to the default store."""
     tags = flow_tags()
-    return compare_op(actual, golden, config, tracker=default_tracker(), experiment=experiment, tags=tags)
+    return compare_op(actual, golden, config, tracker=tracker(), experiment=experiment, tags=tags)
 
 
 @trtops_flow(name="compare")

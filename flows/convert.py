@@ -13,11 +13,10 @@ from typing import Annotated, Literal
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
-from flows.tasks import flow_tags, trtops_flow, trtops_task
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.convert import ConvertConfig, ConvertResult
 from trtops.ops.convert import convert as convert_op
 from trtops.spec import OnnxRuntimeOptions, Precision, TensorRTOptions
-from trtops.tracking.store import default_tracker
 
 BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}
 
@@ -26,7 +25,7 @@ BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}
 def convert_model(model: str, config: ConvertConfig, experiment: str | None) -> ConvertResult:
     """One call of the convert op, logged to the default store."""
     tags = flow_tags()
-    return convert_op(model, config, tracker=default_tracker(), experiment=experiment, tags=tags)
+    return convert_op(model, config, tracker=tracker(), experiment=experiment, tags=tags)
 
 
 @trtops_flow(name="convert", run_name="{model.stem}")

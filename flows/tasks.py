@@ -15,6 +15,8 @@ from flows.home import ensure_prefect_home
 from trtops import errors
 from trtops.errors import TrtopsError
 from trtops.tracking import schema
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.store import default_tracker, reap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,9 +51,36 @@ def trtops_flow(
     """Declare a flow: parameters validated, results never persisted (Prefect would pickle them)."""
 
     def declare(function: Callable[P, R]) -> CalledFlow[P, R]:
-        return CalledFlow(function, name=name, flow_run_name=run_name, validate_parameters=True, persist_result=False)
+        return CalledFlow(
+            function,
+            name=name,
+            flow_run_name=run_name,
+            validate_parameters=True,
+            persist_result=False,
+            on_crashed=[close_runs],
+            on_cancellation=[close_runs],
+        )
 
     return declare
+
+
+def close_runs(flow: object, flow_run: Any, state: Any) -> None:
+    """Close the MLflow runs that a flow run left open. Prefect calls it, by these names, when one crashed or was cancelled."""
+    tracker = default_tracker()
+    for run in tracker.find(tags={schema.Tag.PREFECT_FLOW_RUN: str(flow_run.id)}, status="running"):
+        tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
+
+
+def tracker() -> MlflowTracker:
+    """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process."""
+    opened = default_tracker()
+    if opened not in _reaped:
+        _reaped.add(opened)
+        reap(opened)
+    return opened
+
+
+_reaped: set[MlflowTracker] = set()
 
 
 def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:

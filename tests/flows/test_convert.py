@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from prefect.client.orchestration import get_client
 
 from flows.compare import compare
 from flows.convert import convert, convert_model
-from flows.tasks import worth_a_retry
+from flows.tasks import close_runs, worth_a_retry
 from tests import models
 from trtops import errors
 from trtops.ops.check import CheckConfig
@@ -109,6 +110,31 @@ def test_only_lost_infrastructure_is_worth_a_retry() -> None:
 
     assert worth(errors.TrackingUnavailableError("gone")) and worth(ConnectionError())
     assert not worth(errors.InvalidModelError("x")) and not worth(errors.LogError("full")) and not worth(ValueError())
+
+
+def test_a_flow_run_that_crashed_leaves_no_run_open(store: Path) -> None:
+    tags = {schema.Tag.PREFECT_FLOW_RUN: "11111111-2222-3333-4444-555555555555"}
+    mine = default_tracker().start("e", "mine", kind="build", tags=tags)
+    other = default_tracker().start("e", "other", kind="build")
+
+    close_runs(
+        None, SimpleNamespace(id=tags[schema.Tag.PREFECT_FLOW_RUN], name="happy-owl"), SimpleNamespace(name="Crashed")
+    )
+
+    assert default_tracker().info(mine.id).status == "killed"
+    assert "happy-owl" in default_tracker().info(mine.id).tags[schema.Tag.ERROR]
+    assert default_tracker().info(other.id).status == "running"
+    other.fail("done")
+
+
+def test_a_flow_closes_the_runs_of_dead_processes(store: Path, model: Path) -> None:
+    code = "from trtops.tracking.store import default_tracker as t; print(t().start('e', 'dead', kind='build').id)"
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert default_tracker().info(left).status == "running"
+
+    convert(model)
+
+    assert default_tracker().info(left).status == "killed"
 
 
 def test_prefect_shows_the_result_with_the_way_to_the_run(store: Path, model: Path) -> None:
