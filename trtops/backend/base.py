@@ -267,6 +267,13 @@ class EngineBackend(Protocol):
         """
         ...
 
+    def device_state(self) -> Mapping[str, str]:
+        """What the device is doing now, for the tags of a build's run: names such as ``sm_clock_mhz`` to values.
+
+        Empty where there is nothing to tell. Must not fail for want of a tool that tells.
+        """
+        ...
+
     def build(
         self,
         model: Model,

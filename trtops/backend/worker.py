@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -244,6 +244,10 @@ class IsolatedBackend:
         """Where builds made now are made."""
         return self.worker.run(_environment, self.backend, timeout=self.timeout)
 
+    def device_state(self) -> Mapping[str, str]:
+        """What the device is doing now, as the child sees it."""
+        return self.worker.run(_device_state, self.backend, timeout=self.timeout)
+
     def build(
         self,
         model: Model,
@@ -275,6 +279,10 @@ class IsolatedBackend:
 
 def _environment(backend: str) -> Environment:
     return engine_backend(backend).environment()
+
+
+def _device_state(backend: str) -> Mapping[str, str]:
+    return engine_backend(backend).device_state()
 
 
 def _build(backend: str, model: Model, config: BuildConfig, caches: Caches, feeds: list[Feed] | None) -> Build:

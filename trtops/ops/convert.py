@@ -125,7 +125,7 @@ def _convert(path: Path, config: ConvertConfig, run: Run, tracker: Tracker, expe
     model = Model.load(path)
     job = _Job.prepare(model, config, backend)
     builds.log_spec(run, job.spec, job.environment)
-    build, reused_from = job.build_or_reuse(tracker)
+    build, reused_from = job.build_or_reuse(tracker, run)
     if reused_from is None:
         builds.log_build(run, build, backend.engine_suffix)
         if config.keep_model:
@@ -192,13 +192,14 @@ class _Job:
         )
         return cls(model, config, backend, backend.environment(), feeds, calibration, caches, spec)
 
-    def build_or_reuse(self, tracker: Tracker) -> tuple[Build, str | None]:
+    def build_or_reuse(self, tracker: Tracker, run: Run) -> tuple[Build, str | None]:
         """The build, and the run it was taken from if it was not made now."""
         if not self.config.rebuild:
             stored = builds.find_build(tracker, builds.build_key(self.spec, self.environment))
             if stored is not None:
                 log.info("Reusing the engine of run %s: same spec, same environment.", stored.info.id)
                 return builds.load_build(stored), stored.info.id
+        run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in self.backend.device_state().items()})
         build = self.backend.build(self.model, self.config.build, caches=self.caches, calibration_data=self.calibration)
         return replace(build, spec=self.spec), None
 

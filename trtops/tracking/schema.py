@@ -39,6 +39,10 @@ KINDS = (
     "sensitivity",
     "audit",
     "triage",
+    "proof",
+    "promote",
+    "deny",
+    "noise",
 )
 """What a run can be of."""
 
@@ -71,12 +75,28 @@ class Tag:
     DEVICE = "trtops.device"
     DEVICE_SHA256 = "trtops.device.sha256"
     ENVIRONMENT_SHA256 = "trtops.environment.sha256"
+    DEVICE_STATE = "trtops.device."
+    """First part of tags for what the device was doing during the build (clocks, other processes on it)."""
     COMPUTE_CAPABILITY = "trtops.compute_capability"
     DRIVER = "trtops.driver"
     CUDA = "trtops.cuda"
     GIT_COMMIT = "trtops.git_commit"
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
     DATA_SHA256 = "trtops.data.sha256"
+    ITERATION = "trtops.iteration"
+    """Number of a campaign's iteration, from 0. Runs that were killed half-way share theirs with the one that made it."""
+    GOLDEN_SHA256 = "trtops.golden.sha256"
+    """Digest of the golden outputs that a running campaign keeps."""
+    TRIAL = "trtops.trial"
+    """What a build of a proof is for: ``in`` (the suspect put into a good build) or ``out`` (taken out of a bad one)."""
+    PROOF = "trtops.proof"
+    """``confirmed``, ``refuted`` or ``not isolable``."""
+    EVIDENCE = "trtops.evidence"
+    """Id of the run that says why: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
+    PARDONED = "trtops.pardoned"
+    """``true`` for an entry of the deny-list that is not to be minded any more."""
+    REGISTERED = "trtops.registered"
+    """``<model>/<version>`` in the registry, in the run that was promoted."""
     TABLES = "mlflow.loggedArtifacts"
     """Artifacts that the UI shows as tables (:func:`trtops.tracking.tables.log_table`)."""
     NOTE = "mlflow.note.content"
@@ -118,6 +138,17 @@ class Artifact:
     ACCURACY = "accuracy/results.json"
     ACCURACY_PLOTS = "accuracy/"
     INPUTS = "inputs/"
+    CAMPAIGN = "debug_build.json"
+    """A campaign's config, as a whole."""
+    CAMPAIGN_TABLE = "tactics/campaign.table"
+    """All iterations of a campaign in one file (:class:`trtops.tactics.table.CampaignTable`)."""
+    GOLDEN = "golden/outputs.npz"
+    DIFF = "tactics/diff.json"
+    DIFF_PAGE = "tactics/diff.md"
+    DIFF_PICTURE = "tactics/diff.png"
+    PROOF = "tactics/proof.json"
+    DENIED = "tactics/denied.json"
+    NOISE = "noise.json"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
     BUILD_LOG = "build.log"

@@ -57,6 +57,10 @@ class OnnxRuntimeBackend:
             packages=_PACKAGES,
         )
 
+    def device_state(self) -> dict[str, str]:
+        """Nothing: a processor is always shared, and its clock changes from one moment to the next."""
+        return {}
+
     def build(
         self,
         model: Model,

@@ -55,6 +55,11 @@ class TensorRTBackend:
         """
         return device.environment()
 
+    def device_state(self) -> dict[str, str]:
+        """The GPU, by a digest of its UUID, its clocks, and how many other processes compute on it; none for RTX builds
+        without a GPU."""
+        return device.state()
+
     def build(
         self,
         model: Model,

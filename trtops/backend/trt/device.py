@@ -106,6 +106,20 @@ def environment(gpu: Gpu | None = None) -> Environment:
     )
 
 
+def state() -> dict[str, str]:
+    """What is worth knowing of the current GPU beside its kind, as texts; empty without one."""
+    if memory.device_count() == 0:
+        return {}
+    gpu = current_gpu()
+    known = {
+        "uuid_sha256": gpu.uuid_sha256,
+        "sm_clock_mhz": gpu.sm_clock_mhz,
+        "memory_clock_mhz": gpu.memory_clock_mhz,
+        "other_processes": gpu.other_processes,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _State:
     driver: str | None = None
