@@ -552,6 +552,114 @@ class TrackerContract:
         assert tracker.close(run.id, "why").status == "finished"
         assert tracker.load(run.id).manifest.artifacts == ()
 
+    # Going on with interrupted runs
+
+    def dead_owner(self) -> str:
+        child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+        return dataclasses.replace(owner.current(), pid=int(child.stdout), started=1).to_json()
+
+    def test_a_run_whose_process_is_gone_is_gone_on_with_and_keeps_what_it_had(self, tracker: Tracker):
+        first = tracker.start("m", "r", kind="debug_build", tags={Tag.OWNER: self.dead_owner()})
+        first.log_bytes(b"early", "deep/early.bin")
+        first.log_metrics({("a[b]", "c"): 1.0, ("d",): 2.0})
+        first.log_params({"p": 1})
+
+        again = tracker.reopen(first.id)
+        again.log_bytes(b"late", "late.bin")
+        again.log_metrics({("d",): 1.5})
+        again.finish("good")
+
+        stored = tracker.load(first.id)
+        assert again.id == first.id
+        assert {stored.read_bytes("deep/early.bin"), stored.read_bytes("late.bin")} == {b"early", b"late"}
+        assert stored.info.metrics == {("a[b]", "c"): 1.0, ("d",): 1.5}
+        assert json.loads(stored.read_bytes("outputs.json")) == {"a-5b-b-5d-/c": ["a[b]", "c"]}
+        assert (stored.info.status, stored.info.verdict, stored.info.params) == ("finished", "good", {"p": "1"})
+        assert owner.Owner.from_json(stored.info.tags[Tag.OWNER]) == owner.current()
+
+    def test_a_failed_or_closed_run_can_be_gone_on_with_and_its_error_goes(self, tracker: Tracker):
+        failed, closed = (tracker.start("m", name, kind="debug_build") for name in ("failed", "closed"))
+        failed.fail("boom")
+        tracker.close(closed.id, "gone")
+
+        for run in (failed, closed):
+            tracker.reopen(run.id).finish()
+
+            info = tracker.info(run.id)
+            assert info.status == "finished"
+            assert info.verdict is None and Tag.ERROR not in info.tags
+
+    def test_a_run_that_is_whole_or_may_be_written_by_another_is_not_reopened(self, tracker: Tracker):
+        whole = tracker.start("m", "whole", kind="debug_build")
+        whole.finish()
+        mine = tracker.start("m", "mine", kind="debug_build")
+        elsewhere = dataclasses.replace(owner.current(), host="elsewhere").to_json()
+        far = tracker.start("m", "far", kind="debug_build", tags={Tag.OWNER: elsewhere})
+
+        with pytest.raises(errors.LogError, match="whole"):
+            tracker.reopen(whole.id)
+        with pytest.raises(errors.LogError, match="may still be writing"):
+            tracker.reopen(mine.id)
+        with pytest.raises(errors.LogError, match="elsewhere"):
+            tracker.reopen(far.id)
+        with pytest.raises(errors.RunNotFoundError):
+            tracker.reopen("0" * 32)
+
+    def test_artifacts_of_a_running_run_can_be_peeked_at(self, tracker: Tracker):
+        run = tracker.start("m", "r", kind="debug_build")
+        run.log_bytes(b"one", "a/b.bin")
+        seen = [tracker.peek(run.id, "a/b.bin")]
+        run.log_bytes(b"two", "a/b.bin")
+        seen.append(tracker.peek(run.id, "a/b.bin"))
+
+        assert seen == [b"one", b"two"]
+        assert tracker.peek(run.id, "a/c.bin") is None and tracker.peek(run.id, "nowhere/at.all") is None
+        with pytest.raises(errors.RunNotFoundError):
+            tracker.peek("0" * 32, "a/b.bin")
+
+    # The registry
+
+    def test_an_alias_points_to_the_version_that_was_registered_last_under_it(self, tracker: Tracker):
+        runs = []
+        for data in (b"one", b"two"):
+            run = tracker.start("m", "r", kind="build")
+            run.log_bytes(data, "engine/engine.ort")
+            run.finish("good")
+            runs.append(run.id)
+
+        first = tracker.register("net", runs[0], "engine/engine.ort", alias="cpu_1", tags={"who": "me" * 5000})
+        other = tracker.register("net", runs[0], "engine/engine.ort", alias="cpu_2")
+        second = tracker.register("net", runs[1], "engine/engine.ort", alias="cpu_1")
+
+        assert [first.version, other.version, second.version] == ["1", "2", "3"]
+        assert first.tags == {"who": "me" * 5000}
+        assert tracker.registered("net", "cpu_1") == second
+        assert tracker.registered("net", "cpu_2") == other
+        assert tracker.aliases("net") == {"cpu_1": "3", "cpu_2": "2"}
+        assert second.run_id == runs[1] and second.path == "engine/engine.ort"
+
+    def test_what_was_never_registered_is_not_found(self, tracker: Tracker):
+        assert tracker.registered("nothing", "cpu") is None
+        assert tracker.aliases("nothing") == {} == tracker.aliases("a/b")
+
+    def test_only_whole_runs_artifacts_and_possible_aliases_are_registered(self, tracker: Tracker):
+        running = tracker.start("m", "r", kind="build")
+        running.log_bytes(b"x", "engine.ort")
+        whole = tracker.start("m", "r", kind="build")
+        whole.log_bytes(b"x", "engine.ort")
+        whole.finish()
+
+        with pytest.raises(errors.IncompleteRunError):
+            tracker.register("net", running.id, "engine.ort", alias="cpu")
+        with pytest.raises(errors.IncompleteRunError, match="other"):
+            tracker.register("net", whole.id, "other.ort", alias="cpu")
+        for alias in ("", "latest", "v3", "a/b", "a" * 256):
+            with pytest.raises(errors.ConfigError, match="Alias"):
+                tracker.register("net", whole.id, "engine.ort", alias=alias)
+        with pytest.raises(errors.ConfigError, match="Registered model"):
+            tracker.register("a/b", whole.id, "engine.ort", alias="cpu")
+        assert tracker.aliases("net") == {}
+
     def test_only_runs_whose_process_is_gone_are_reaped(self, tracker: Tracker):
         child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
         here = owner.current()

@@ -243,6 +243,29 @@ class Tracker(Protocol):
         """
         ...
 
+    def reopen(self, run_id: str) -> Run:
+        """Go on writing a run that was interrupted: its process is gone, or it failed.
+
+        What it has logged stays, and every artifact of it will be in the manifest. The run is the caller's now, and
+        running; its error and its verdict are taken away.
+
+        Raises:
+            RunNotFoundError: If there is none with this id.
+            LogError: If it is whole, or its process may still be writing it: one that lives, or one of another machine
+                (:meth:`close` the run if that machine is gone).
+        """
+        ...
+
+    def peek(self, run_id: str, path: str) -> bytes | None:
+        """An artifact of a run that need not be whole; None if it has none of that path.
+
+        Nothing vouches for the content: whoever needs that keeps a digest in a tag, or a format that has its own.
+
+        Raises:
+            RunNotFoundError: If there is none with this id.
+        """
+        ...
+
 
 @contextmanager
 def tracked(

@@ -14,9 +14,19 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
+from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.registry import RegisteredVersion, check_registration
 from trtops.tracking.schema import Artifact, Tag
-from trtops.tracking.writer import RunReader, RunWriter, Scratch, check_names, read_manifest, starting_tags
+from trtops.tracking.writer import (
+    RunReader,
+    RunWriter,
+    Scratch,
+    check_names,
+    check_reopening,
+    read_manifest,
+    starting_tags,
+)
 
 
 @dataclasses.dataclass
@@ -43,6 +53,8 @@ class MemoryTracker:
 
     def __init__(self) -> None:
         self._runs: dict[str, _Kept] = {}
+        self._versions: dict[str, list[RegisteredVersion]] = {}
+        self._aliases: dict[str, dict[str, str]] = {}
         self._lock = threading.RLock()
         self._scratch = Scratch()
 
@@ -120,6 +132,51 @@ class MemoryTracker:
                     kept.tags[Tag.ERROR] = why
                 kept.end("finished" if whole else "killed")
             return self.info(run_id)
+
+    def reopen(self, run_id: str) -> MemoryRun:
+        """Go on writing a run that was interrupted."""
+        with self._lock:
+            kept = self._kept(run_id)
+            check_reopening(self.info(run_id), whole=Artifact.MANIFEST in kept.artifacts)
+            kept.status, kept.end_time = "running", None
+            for tag in (Tag.ERROR, Tag.VERDICT):
+                kept.tags.pop(tag, None)
+            kept.tags[Tag.OWNER] = owner.current().to_json()
+            run = MemoryRun(run_id, kept, self._lock)
+            entries = (
+                ArtifactEntry(path=path, size=len(data), sha256=sha256(data)) for path, data in kept.artifacts.items()
+            )
+            run.take_over(entries, kept.metrics)
+        return run
+
+    def peek(self, run_id: str, path: str) -> bytes | None:
+        """An artifact of a run that need not be whole."""
+        with self._lock:
+            return self._kept(run_id).artifacts.get(path)
+
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
+    ) -> RegisteredVersion:
+        """Add a version and let an alias point to it."""
+        check_registration(self, name, run_id, path, alias)
+        with self._lock:
+            versions = self._versions.setdefault(name, [])
+            number = str(len(versions) + 1)
+            version = RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=dict(tags or {}))
+            versions.append(version)
+            self._aliases.setdefault(name, {})[alias] = number
+        return version
+
+    def registered(self, name: str, alias: str) -> RegisteredVersion | None:
+        """The version that an alias points to."""
+        with self._lock:
+            number = self._aliases.get(name, {}).get(alias)
+            return None if number is None else self._versions[name][int(number) - 1]
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """A registered model's aliases, as names to version numbers."""
+        with self._lock:
+            return dict(self._aliases.get(name, {}))
 
     def _kept(self, run_id: str) -> _Kept:
         kept = self._runs.get(run_id)

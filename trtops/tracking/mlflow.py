@@ -27,8 +27,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trtops import errors
-from trtops.tracking import schema
+from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import Store, ensure_store, resolve
 from trtops.tracking.store import default_tracker as default_tracker
@@ -38,6 +39,8 @@ from trtops.tracking.writer import (
     RunWriter,
     Scratch,
     check_names,
+    check_path,
+    check_reopening,
     hash_file,
     read_manifest,
     starting_tags,
@@ -226,6 +229,66 @@ class MlflowTracker:
             files.sweep()
         return self.info(run_id)
 
+    def reopen(self, run_id: str) -> MlflowRun:
+        """Go on writing a run that was interrupted."""
+        entity = self._entity(run_id)
+        files, info = self._files(entity), self._info(entity)
+        check_reopening(info, whole=files.manifest() is not None)
+        self.log_batch(run_id, tags=_stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
+        for tag in {Tag.ERROR, Tag.VERDICT} & entity.data.tags.keys():
+            self.call(self._client.delete_tag, run_id, tag)
+        self.call(self._client.update_run, run_id, status="RUNNING")
+        files.sweep()
+        run = MlflowRun(self, entity, files)
+        run.take_over(files.entries(), info.metrics)
+        return run
+
+    def peek(self, run_id: str, path: str) -> bytes | None:
+        """An artifact of a run that need not be whole."""
+        return self._files(self._entity(run_id)).peek(path)
+
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
+    ) -> RegisteredVersion:
+        """Add a version and let an alias point to it."""
+        check_registration(self, name, run_id, path, alias)
+        if self._registered_model(name) is None:
+            try:
+                self.call(self._client.create_registered_model, name)
+            except errors.TrackingError:
+                if self._registered_model(name) is None:  # otherwise somebody else has just made it
+                    raise
+        version = self.call(
+            self._client.create_model_version, name, source_of(run_id, path), run_id, tags=_stored_tags(tags or {})
+        )
+        self.call(self._client.set_registered_model_alias, name, alias, version.version)
+        return self._version(name, str(version.version))
+
+    def registered(self, name: str, alias: str) -> RegisteredVersion | None:
+        """The version that an alias points to."""
+        number = self.aliases(name).get(alias)
+        return None if number is None else self._version(name, number)
+
+    def aliases(self, name: str) -> dict[str, str]:
+        """A registered model's aliases, as names to version numbers."""
+        model = self._registered_model(name)
+        return {} if model is None else {alias: str(version) for alias, version in model.aliases.items()}
+
+    def _registered_model(self, name: str) -> Any:
+        try:
+            return self.call(self._client.get_registered_model, name)
+        except (errors.RunNotFoundError, errors.LogError):  # unknown, or a name that no model can have
+            return None
+
+    def _version(self, name: str, number: str) -> RegisteredVersion:
+        version = self.call(self._client.get_model_version, name, number)
+        run_id, path = parse_source(name, number, version.source)
+        long = schema.long_texts(version.tags)
+        tags = {
+            _name(k, long): schema.whole_value(v, long) for k, v in version.tags.items() if not schema.is_internal(k)
+        }
+        return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
+
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call MLflow; what can be tried again is, what goes wrong is one of our errors.
 
@@ -398,7 +461,10 @@ class MlflowRun(RunWriter):
         self._tracker = tracker
         self._files = files
         self._started = int(entity.info.start_time)
-        self._metrics: dict[str, tuple[float, int]] = {}
+        tags = entity.data.tags
+        self._metrics: dict[str, tuple[float, int]] = {
+            m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
+        }
 
     def _put_params(self, params: Mapping[str, str]) -> None:
         stored: dict[str, str] = {}
@@ -457,6 +523,14 @@ class _Files(Protocol):
         """The manifest's bytes, or None if there is none."""
         ...
 
+    def peek(self, path: str) -> bytes | None:
+        """The bytes that an artifact has now, or None if there is none."""
+        ...
+
+    def entries(self) -> list[ArtifactEntry]:
+        """Every artifact that there is, whole, whatever a manifest says."""
+        ...
+
     def sweep(self) -> None:
         """Remove what an interrupted writer left."""
         ...
@@ -476,8 +550,21 @@ class _LocalFiles:
         return file if file.is_file() else None
 
     def manifest(self) -> bytes | None:
-        file = self._folder / Artifact.MANIFEST
+        return self.peek(Artifact.MANIFEST)
+
+    def peek(self, path: str) -> bytes | None:
+        check_path(path)
+        file = self._folder / path
         return file.read_bytes() if file.is_file() else None
+
+    def entries(self) -> list[ArtifactEntry]:
+        files = (file for file in self._folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
+        return [
+            ArtifactEntry(
+                path=file.relative_to(self._folder).as_posix(), size=file.stat().st_size, sha256=hash_file(file)
+            )
+            for file in files
+        ]
 
     def sweep(self) -> None:
         for leftover in self._folder.rglob(f"{TEMPORARY}*"):
@@ -510,11 +597,28 @@ class _RemoteFiles:
         return self._download(entry.path, entry.sha256)
 
     def manifest(self) -> bytes | None:
-        listed = self._tracker.call(self._client.list_artifacts, self._run_id)
-        if all(item.path != Artifact.MANIFEST for item in listed):
+        return self.peek(Artifact.MANIFEST)
+
+    def peek(self, path: str) -> bytes | None:
+        check_path(path)
+        if all(item.path != path for item in self._list(path.rpartition("/")[0])):
             return None
-        file = self._download(Artifact.MANIFEST, self._run_id, again=True)
+        file = self._download(path, self._run_id, again=True)
         return file.read_bytes() if file else None
+
+    def entries(self) -> list[ArtifactEntry]:
+        entries, folders = [], [""]
+        while folders:
+            for item in self._list(folders.pop()):
+                if item.is_dir:
+                    folders.append(item.path)
+                elif (file := self._download(item.path, self._run_id, again=True)) is not None:
+                    size = file.stat().st_size
+                    entries.append(ArtifactEntry(path=item.path, size=size, sha256=hash_file(file)))
+        return entries
+
+    def _list(self, folder: str) -> list[Any]:
+        return list(self._tracker.call(self._client.list_artifacts, self._run_id, folder or None))
 
     def _download(self, path: str, key: str, *, again: bool = False) -> Path | None:
         """Fetch an artifact, whole or not at all, unless one that was fetched under the same key will do."""

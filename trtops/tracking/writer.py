@@ -15,7 +15,7 @@ import tempfile
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
@@ -114,6 +114,12 @@ class RunWriter(ABC):
                     self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
             except Exception as exc:  # the error being handled matters more than this one
                 logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
+
+    def take_over(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
+        """Count what an earlier process logged to this run as logged; see :meth:`Tracker.reopen`."""
+        with self._lock:
+            self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.NAMES}
+            self._names = set(names)
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         self._put_tags(tags)
@@ -271,6 +277,27 @@ def starting_tags(kind: str, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.OWNER: own.to_json(indent=None),
         **(tags or {}),
     }
+
+
+def check_reopening(info: RunInfo, *, whole: bool) -> None:
+    """Refuse to go on writing a run that is whole or may be somebody's.
+
+    Raises:
+        LogError: If it is.
+    """
+    if whole or info.status == "finished":
+        raise errors.LogError(f"Run {info.id} is whole; nothing can be logged to it any more. Start another.")
+    if info.status != "running":
+        return
+    try:
+        own = owner.Owner.from_json(info.tags.get(Tag.OWNER, ""))
+    except errors.FormatError:
+        raise errors.LogError(f"Run {info.id} was not started by trtops, which cannot tell whose it is.") from None
+    if not owner.is_gone(own):
+        raise errors.LogError(
+            f"Run {info.id} belongs to process {own.pid} on {own.host}, which may still be writing it. Wait for its end; "
+            "if that machine is gone for good, close the run first."
+        )
 
 
 def check_names(experiment: str, name: str) -> None:
