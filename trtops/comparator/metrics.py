@@ -42,7 +42,8 @@ _SMALL = 1 << 17
 _COPIED_BYTES = 1 << 24
 _FRONTIER_POINTS = 128
 _FRONTIER_SAMPLE = 256
-_HELD_ELEMENTS = 5_000_000
+_SAMPLE_ELEMENTS = 1 << 19
+_HELD_ELEMENTS = 4_200_000
 
 Pair: TypeAlias = tuple[Array, Array]
 _Series: TypeAlias = Callable[[tuple[Array, Array, Array, Array]], Array]
@@ -683,7 +684,7 @@ class _Stream:
 
     def _aim(self, total: _Totals, levels: Sequence[float]) -> tuple[list[_Bracket], list[_Bracket]]:
         """Brackets around the wanted ranks, and the frontier's pivot, from a random sample."""
-        count = int(self.elements ** (2 / 3))
+        count = min(int(self.elements ** (2 / 3)), _SAMPLE_ELEMENTS)
         where = np.random.default_rng(0).integers(0, self.elements, count)
         parts, offset = [], 0
         for a, b, size in self.pairs:
