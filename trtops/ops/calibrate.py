@@ -177,7 +177,7 @@ def calibrate(
         cache, histograms = collect_ranges(loaded, config, data=data, run=run, on_progress=on_progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
-        engines = _engines(path, cache, config, tracker, experiment, run.id)
+        engines = _engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
         _log_engines(run, engines)
         int8 = engines[-1]
         run.finish(int8.verdict)
@@ -345,7 +345,14 @@ def _log_cache(
 
 
 def _engines(
-    path: Path, cache: CalibrationCache, config: CalibrateConfig, tracker: Tracker, experiment: str, parent: str
+    path: Path,
+    cache: CalibrationCache,
+    config: CalibrateConfig,
+    *,
+    tracker: Tracker,
+    experiment: str,
+    tags: Mapping[str, str] | None,
+    parent: str,
 ) -> tuple[ConvertResult, ...]:
     """One run each for the precisions to compare with, then for INT8 from the cache."""
     beside = [precision for precision in dict.fromkeys(config.beside) if precision != "int8"]
@@ -360,7 +367,9 @@ def _engines(
                 check=config.check,
                 calibration_cache=str(file) if precision == "int8" else None,
             )
-            results.append(convert(path, convert_config, tracker=tracker, experiment=experiment, parent=parent))
+            results.append(
+                convert(path, convert_config, tracker=tracker, experiment=experiment, tags=tags, parent=parent)
+            )
     return tuple(results)
 
 

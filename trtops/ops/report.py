@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
+from trtops.ops.calibrate import CalibrateResult
 from trtops.ops.compare import CompareResult
 from trtops.ops.convert import ConvertResult
+from trtops.ops.sensitivity import SensitivityResult
+from trtops.tracking.base import Verdict
+
+Reportable: TypeAlias = ConvertResult | CompareResult | CalibrateResult | SensitivityResult
+"""What ops return and :func:`markdown` shows."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -44,8 +51,67 @@ def _build_row(result: ConvertResult) -> tuple[str, ...]:
     )
 
 
-def markdown(title: str, result: ConvertResult | CompareResult) -> str:
-    """A result as a Markdown page: verdict and reasons, a table of the outputs, the way to the run."""
+def verdict_of(result: Reportable) -> Verdict:
+    """The verdict of a result; of a measurement whether its budget is met with what it proposes."""
+    if isinstance(result, SensitivityResult):
+        return "good" if result.error_kept <= result.budget else "bad"
+    return result.verdict
+
+
+def markdown(title: str, result: Reportable) -> str:
+    """A result as a Markdown page: the verdict and its reasons, tables, the way to the run."""
+    if isinstance(result, CalibrateResult):
+        lines = _calibrate_lines(title, result)
+    elif isinstance(result, SensitivityResult):
+        lines = _sensitivity_lines(title, result)
+    else:
+        lines = _judgement_lines(title, result)
+    run = f"[{result.run_id}]({result.url})" if result.url.startswith("http") else f"`{result.run_id}`"
+    return "\n".join([*lines, "", f"MLflow run {run} in experiment `{result.experiment}`."])
+
+
+def _calibrate_lines(title: str, result: CalibrateResult) -> list[str]:
+    lines = [f"# {title}: {result.verdict}", "", *(f"- {reason}" for reason in result.reasons)]
+    lines += [
+        "",
+        f"Ranges of {result.tensors} tensors by {result.algorithm}, from {result.samples} samples in "
+        f"{result.seconds:.2f} s (data `{result.data_sha256[:12]}`, ranges `{result.cache_sha256[:12]}`).",
+    ]
+    if result.excluded:
+        lines += [
+            "",
+            f"Without a range, since NaN or infinity occurred: {', '.join(f'`{n}`' for n in result.excluded)}.",
+        ]
+    lines += [
+        "",
+        "| precision | verdict | largest error | accuracy | p50 | engine | run |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for engine in result.engines:
+        row = _build_row(engine)
+        lines.append(f"| {row[0]} | {row[1]} | {row[2]} | {row[4]} | {row[5]} | {row[6]} | `{row[8]}` |")
+    return lines
+
+
+def _sensitivity_lines(title: str, result: SensitivityResult, limit: int = 30) -> list[str]:
+    lines = [f"# {title}: {verdict_of(result)}", ""]
+    lines.append(f"Relative error with every layer in INT8: {result.error:.4g}; the budget is {result.budget:g}.")
+    if result.keep:
+        kept = ", ".join(f"`{name}`" for name in result.keep)
+        lines += ["", f"Kept in higher precision: {kept}. Relative error then: {result.error_kept:.4g}."]
+    else:
+        lines += ["", "No layer need be kept in higher precision."]
+    lines += ["", "| layer | op | error | share | keep |", "|---|---|---|---|---|"]
+    for each in result.layers[:limit]:
+        lines.append(
+            f"| `{each.layer}` | {each.op} | {each.error:.4g} | {each.share:.1%} | {'yes' if each.kept else ''} |"
+        )
+    if len(result.layers) > limit:
+        lines += ["", f"And {len(result.layers) - limit} layers with less."]
+    return lines
+
+
+def _judgement_lines(title: str, result: ConvertResult | CompareResult) -> list[str]:
     lines = [f"# {title}: {result.verdict}", ""]
     lines += [f"- {reason}" for reason in result.reasons]
     if isinstance(result, ConvertResult):
@@ -71,8 +137,7 @@ def markdown(title: str, result: ConvertResult | CompareResult) -> str:
     if judgement.accuracy is not None:
         a = judgement.accuracy
         lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
-    run = f"[{result.run_id}]({result.url})" if result.url.startswith("http") else f"`{result.run_id}`"
-    return "\n".join([*lines, "", f"MLflow run {run} in experiment `{result.experiment}`."])
+    return lines
 
 
 def size(count: int) -> str:

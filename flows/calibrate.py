@@ -1,0 +1,99 @@
+"""The calibrate flow: a model and real data become a calibration cache, judged by the INT8 engine it builds.
+
+From Python: ``from flows.calibrate import calibrate; calibrate("model.onnx", "images/", labels="labels.npy")``. From the
+shell: ``python -m flows.calibrate model.onnx images/ --algorithm percentile``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.convert import BACKENDS
+from flows.progress import progress
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.calibration.histogram import Algorithm
+from trtops.ops.calibrate import CalibrateConfig, CalibrateResult
+from trtops.ops.calibrate import calibrate as calibrate_op
+
+
+@trtops_task(name="calibrate-model")
+def calibrate_model(model: str, config: CalibrateConfig, experiment: str | None) -> CalibrateResult:
+    """One call of the calibrate op, logged to the default store."""
+    with progress("Calibrating", "samples") as bar:
+        return calibrate_op(
+            model,
+            config,
+            tracker=tracker(),
+            experiment=experiment,
+            tags=flow_tags(),
+            on_progress=lambda done: bar.update(done.samples),
+        )
+
+
+@trtops_flow(name="calibrate", run_name="{model.stem}")
+def calibrate(
+    model: Path,
+    data: str | None = None,
+    config: Annotated[CalibrateConfig | None, config_flag] = None,
+    *,
+    algorithm: Algorithm | None = None,
+    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    batch: int | None = None,
+    samples: int | None = None,
+    check_data: str | None = None,
+    labels: str | None = None,
+    keep: tuple[str, ...] | None = None,
+    output: str | None = None,
+    experiment: str | None = None,
+) -> CalibrateResult:
+    """Calibrate a model for INT8, judge the engine beside FP32 and FP16, and keep everything in MLflow.
+
+    Args:
+        model: The ONNX file.
+        data: Where calibration data comes from: saved inputs, a folder of arrays, or a script.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        algorithm: How ranges are chosen.
+        backend: What builds the engines, with that back end's default options.
+        batch: Samples per feed; feeds as they come unless given.
+        samples: How many samples to use at most.
+        check_data: Data that was held out, to judge the engines with.
+        labels: The right class of each held-out sample, as ``.npy``.
+        keep: Layers that INT8 leaves in higher precision: names, patterns or op types.
+        output: File to write the cache to: our JSON if it ends in ``.json``, else TensorRT's text.
+        experiment: MLflow experiment; the model's name unless given.
+
+    Returns:
+        Verdict, numbers and the ids of the MLflow runs.
+
+    Raises:
+        TrtopsError: If no verdict could be reached. What was collected by then is in the run that is marked failed.
+    """
+    config = CalibrateConfig() if config is None else config
+    build, check = config.build, config.check
+    if backend is not None and backend != build.backend:
+        build = replace(build, options=BACKENDS[backend]())
+    if keep is not None:
+        build = replace(build, keep=keep)
+    check = replace(check, data=check_data or check.data, labels=labels or check.labels)
+    config = replace(
+        config,
+        build=build,
+        check=check,
+        data=data or config.data,
+        algorithm=algorithm or config.algorithm,
+        batch=batch or config.batch,
+        samples=samples or config.samples,
+        output=output or config.output,
+    )
+    result = calibrate_model(str(model), config, experiment)
+    show_result(f"calibrate {Path(model).name}", result)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(calibrate, "calibrate"))

@@ -1,0 +1,40 @@
+"""Tables in runs, in MLflow's own format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlflow
+import pandas as pd
+
+from trtops.tracking import schema
+from trtops.tracking.base import tracked
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.store import open_tracker
+from trtops.tracking.tables import log_table
+
+COLUMNS = ("tensor", "amax", "kept")
+ROWS = [("gpu_0/softmax:1", 1.5, True), ("日本", 2.0, False)]
+
+
+def test_a_table_is_what_mlflow_itself_would_have_written(tmp_path: Path) -> None:
+    tracker = open_tracker(tmp_path / "mlruns")
+    with tracked(tracker, "tables", "ours", kind="calibrate") as run:
+        log_table(run, "calibration/ranges.json", COLUMNS, ROWS)
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    theirs = client.create_run(client.get_run(run.id).info.experiment_id).info.run_id
+    client.log_table(theirs, pd.DataFrame(ROWS, columns=list(COLUMNS)), "calibration/ranges.json")
+
+    tags, their_tags = (client.get_run(i).data.tags for i in (run.id, theirs))
+    assert tags[schema.Tag.TABLES] == their_tags[schema.Tag.TABLES]
+    written = Path(client.download_artifacts(theirs, "calibration/ranges.json", str(tmp_path))).read_text()
+    assert json.loads(tracker.load(run.id).read_bytes("calibration/ranges.json")) == json.loads(written)
+
+
+def test_numbers_that_json_has_no_word_for_are_null() -> None:
+    tracker = MemoryTracker()
+    with tracked(tracker, "tables", "run", kind="calibrate") as run:
+        log_table(run, "t.json", ["x"], [[float("nan")], [float("inf")], [None], ["nan"], [1]])
+
+    assert json.loads(tracker.load(run.id).read_bytes("t.json"))["data"] == [[None], [None], [None], ["nan"], [1]]
