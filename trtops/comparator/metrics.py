@@ -20,6 +20,7 @@ counting bit patterns instead, which sort like the non-negative floats that they
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -692,8 +693,9 @@ class _Stream:
             parts.append((a[here], b[here]))
             offset += size
         a, b = (np.concatenate(side) for side in zip(*parts))
-        _, y, d = self.differ(a, b)
-        r = self.differ.relative(d, y)
+        differ = copy.copy(self.differ)  # so that the large buffers go when this is done
+        _, y, d = differ(a, b)
+        r = differ.relative(d, y)
         d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
         total.frontier.aim(d, r)
         d.sort()
