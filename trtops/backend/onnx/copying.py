@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
+from trtops.backend.onnx import external
+
 PutTensor: TypeAlias = Callable[[onnx.TensorProto, onnx.TensorProto], None]
 """Fills the second tensor, which is empty, with what shall stand for the first, which must not be changed."""
 
@@ -23,12 +25,12 @@ def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
         The copy; besides tensors it equals the model.
     """
     copy = onnx.ModelProto()
-    _copy_fields(model, copy, without=("graph", "functions"))
+    copy_fields(model, copy, without=("graph", "functions"))
     if model.HasField("graph"):
         _copy_graph(model.graph, copy.graph, put)
     for function in model.functions:
         target = copy.functions.add()
-        _copy_fields(function, target, without=("node",))
+        copy_fields(function, target, without=("node",))
         _copy_nodes(function.node, target.node, put)
     return copy
 
@@ -37,7 +39,8 @@ def put_small(limit_bytes: int) -> PutTensor:
     """Keeps tensors of up to ``limit_bytes`` bytes; of others only name, type and shape, marked as external data."""
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-        if tensor.ByteSize() <= limit_bytes:
+        size = external.expected_bytes(tensor)
+        if (tensor.ByteSize() if size is None else size) <= limit_bytes:
             target.CopyFrom(tensor)
         else:
             copy_header(tensor, target)
@@ -54,7 +57,8 @@ def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
     target.dims.extend(tensor.dims)
 
 
-def _copy_fields(source: Any, target: Any, without: tuple[str, ...]) -> None:
+def copy_fields(source: Any, target: Any, without: tuple[str, ...]) -> None:
+    """Copy what is set of a message, but for some fields."""
     for field, value in source.ListFields():
         if field.name in without:
             continue
@@ -67,7 +71,7 @@ def _copy_fields(source: Any, target: Any, without: tuple[str, ...]) -> None:
 
 
 def _copy_graph(graph: onnx.GraphProto, target: onnx.GraphProto, put: PutTensor) -> None:
-    _copy_fields(graph, target, without=("node", "initializer", "sparse_initializer"))
+    copy_fields(graph, target, without=("node", "initializer", "sparse_initializer"))
     for tensor in graph.initializer:
         put(tensor, target.initializer.add())
     for sparse in graph.sparse_initializer:
@@ -85,7 +89,7 @@ def _copy_nodes(nodes: Any, target: Any, put: PutTensor) -> None:
     for node in nodes:
         if any(attribute.type in _HOLDS_TENSORS for attribute in node.attribute):
             copy = target.add()
-            _copy_fields(node, copy, without=("attribute",))
+            copy_fields(node, copy, without=("attribute",))
             for attribute in node.attribute:
                 _copy_attribute(attribute, copy.attribute.add(), put)
         else:
@@ -93,7 +97,7 @@ def _copy_nodes(nodes: Any, target: Any, put: PutTensor) -> None:
 
 
 def _copy_attribute(attribute: onnx.AttributeProto, target: onnx.AttributeProto, put: PutTensor) -> None:
-    _copy_fields(attribute, target, without=("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"))
+    copy_fields(attribute, target, without=("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors"))
     if attribute.HasField("t"):
         put(attribute.t, target.t)
     for tensor in attribute.tensors:

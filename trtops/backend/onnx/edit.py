@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def extract(
     declared = _declared_for_cut(model)
     if inputs is not None:
         new_inputs = [_described(spec, declared) for spec in inputs.values()]
-        _keep(graph.initializer, [t for t in graph.initializer if t.name not in inputs])
+        keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(new_inputs)
     if outputs is not None:
@@ -177,36 +178,48 @@ def remove_unused(graph: onnx.GraphProto) -> None:
     weights = walk.initializer_names(graph)
     inputs = {value.name for value in graph.input} - weights
     needed = {value.name for value in graph.output} - inputs
-    kept: list[onnx.NodeProto] = []
-    for index in reversed(walk.execution_order(graph.node)):
+    order = walk.execution_order(graph.node)
+    kept: set[int] = set()
+    for index in reversed(order):
         node = graph.node[index]
         if needed.isdisjoint(node.output):
             continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
         for i, name in enumerate(node.output):
             if name in inputs:
-                copy.output[i] = f"{name}_unused"
-        kept.append(copy)
+                node.output[i] = f"{name}_unused"
+        kept.add(index)
         needed.update(name for name in walk.uses(node) if name not in inputs)
-    kept.reverse()
-    del graph.node[:]
-    graph.node.extend(kept)
+    set_order(graph, [index for index in order if index in kept])
     # Up to IR version 3 a weight was an input as well, and would become one that must be fed.
-    _keep(graph.input, [v for v in graph.input if v.name not in weights or v.name in needed])
-    _keep(graph.initializer, [t for t in graph.initializer if t.name in needed])
-    _keep(graph.sparse_initializer, [s for s in graph.sparse_initializer if s.values.name in needed])
-    made = {name for node in kept for name in node.output}
-    _keep(graph.value_info, [v for v in graph.value_info if v.name in made])
+    keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
+    keep_only(graph.initializer, lambda tensor: tensor.name in needed)
+    keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
+    made = {name for node in graph.node for name in node.output}
+    keep_only(graph.value_info, lambda value: value.name in made)
 
 
-def _keep(field: Any, items: list[Any]) -> None:
-    """Reduce a repeated field to some of its items."""
-    if len(items) == len(field):
+def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
+    """Reduce a graph's nodes to those at some places, in this order. Nodes are only copied if they change places."""
+    if all(before < behind for before, behind in pairwise(order)):
+        keep_places(graph.node, set(order))
         return
-    copies = [_copy(item) for item in items]
-    del field[:]
-    field.extend(copies)
+    copies = [_copy(graph.node[index]) for index in order]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def keep_only(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Reduce a repeated field to the items that are wanted."""
+    keep_places(field, {i for i, item in enumerate(field) if wanted(item)})
+
+
+def keep_places(field: Any, places: Collection[int]) -> None:
+    """Reduce a repeated field to the items at some places. None is copied, however large it is."""
+    end = len(field)
+    for place in [*sorted(places, reverse=True), -1]:
+        if place + 1 < end:
+            del field[place + 1 : end]
+        end = place
 
 
 def _copy(message: Any) -> Any:

@@ -17,8 +17,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk, with_onnxruntime
-from trtops.backend.onnx.edit import remove_unused
+from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx.edit import keep_places, remove_unused
 
 log = logging.getLogger(__name__)
 
@@ -170,18 +170,17 @@ def _fold_graph(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto], s
     folded |= _evaluate_all(foldable, [n for node in foldable for n in node.output if n in read], constants, settings)
     constants.weights.update(folded)
     # Of the nodes that stay, remove_unused takes out what only folded ones needed.
-    kept = [node for node in graph.node if folded.keys().isdisjoint(node.output)]
+    keep_places(graph.node, {i for i, node in enumerate(graph.node) if folded.keys().isdisjoint(node.output)})
     # Not every parser takes a weight for an output: a Constant node makes it.
-    kept += [
+    graph.node.extend(
         helper.make_node("Constant", [], [n], name=f"{n}_constant", value=t) for n, t in folded.items() if n in outputs
-    ]
+    )
     graph.initializer.extend(tensor for name, tensor in folded.items() if name not in outputs)
     changed |= bool(folded) or len(settings.stuck) > stuck
-    for node in kept:
+    for node in graph.node:
         for body in walk.subgraphs(node):
             changed |= _fold_graph(body, constants.weights, settings)
             remove_unused(body)
-    _set_nodes(graph, kept)
     return changed
 
 
@@ -249,7 +248,9 @@ def _evaluate(
     feed: dict[str, Array] = {}
     for name in sorted({name for node in nodes for name in walk.uses(node)} - made):
         tensor = constants.weights[name]
-        if tensor.ByteSize() <= _FED_BYTES or tensor.data_type > onnx.TensorProto.UINT64:  # numpy lacks those beyond
+        size = external.expected_bytes(tensor)
+        # numpy lacks the types beyond UINT64.
+        if size is None or size <= _FED_BYTES or tensor.data_type > onnx.TensorProto.UINT64:
             graph.initializer.append(tensor)
         else:
             feed[name] = constants.array(name)

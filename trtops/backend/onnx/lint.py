@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.model import Model, raw_bytes
-from trtops.backend.onnx.save import PROTOBUF_LIMIT
+from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.record import JSONValue, Record
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class _Run:
 
     def whole(self) -> bool:
         """Run the whole model; True if that worked."""
-        if self.model.ByteSize() >= PROTOBUF_LIMIT:
+        if model_bytes(self.model) >= PROTOBUF_LIMIT:
             return False
         constants = walk.initializer_names(self.model.graph)
         inputs = {v.name: self._input(v) for v in self.model.graph.input if v.name not in constants}

@@ -11,7 +11,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.common import open_atomically
-from trtops.backend.onnx import copying, external
+from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.model import raw_bytes
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
@@ -27,7 +27,7 @@ def serialize(model: onnx.ModelProto) -> bytes:
     Raises:
         InvalidModelError: If it is too large for one protobuf message.
     """
-    size = model.ByteSize()
+    size = model_bytes(model)
     if size >= PROTOBUF_LIMIT:
         raise errors.InvalidModelError(
             f"The model has {size / 2**30:.2f} GiB; a serialized model holds at most 2 GiB. Save it with external data."
@@ -62,7 +62,7 @@ def save_model(
     """
     path = Path(path)
     if external_data_path is None:
-        if model.ByteSize() < PROTOBUF_LIMIT:
+        if model_bytes(model) < PROTOBUF_LIMIT:
             _write(model, path)
             return
         external_data_path = ""
@@ -81,9 +81,70 @@ def save_model(
 
 
 def _write(model: onnx.ModelProto, path: Path) -> None:
-    data = serialize(model)
     with open_atomically(path) as file:
-        file.write(data)
+        for piece in _pieces(model):
+            file.write(piece)
+
+
+def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
+    """The bytes of a model, weight by weight: protobuf itself would hold all of them twice.
+
+    The format is a sequence of fields, of which those of messages and bytes are a tag, a length and the content
+    (https://protobuf.dev/programming-guides/encoding).
+    """
+    rest, graph = onnx.ModelProto(), onnx.GraphProto()
+    copying.copy_fields(model, rest, without=("graph",))
+    copying.copy_fields(model.graph, graph, without=("initializer",))
+    heads = [_head(tensor) for tensor in model.graph.initializer]
+    graph_bytes = graph.SerializeToString()
+    lengths = [len(head) + _raw_length(tensor) for head, tensor in zip(heads, model.graph.initializer)]
+    tag = _tag("GraphProto", "initializer")
+    total = len(graph_bytes) + sum(len(tag) + len(_varint(length)) + length for length in lengths)
+    if total >= PROTOBUF_LIMIT:
+        raise errors.InvalidModelError(
+            f"The model has {total / 2**30:.2f} GiB without what can be external; a model file holds at most 2 GiB."
+        )
+    yield rest.SerializeToString() + _tag("ModelProto", "graph") + _varint(total)
+    yield graph_bytes
+    for head, length, tensor in zip(heads, lengths, model.graph.initializer):
+        yield tag + _varint(length) + head
+        if tensor.HasField("raw_data"):
+            yield tensor.raw_data
+
+
+def model_bytes(model: onnx.ModelProto) -> int:
+    """About the bytes of a model. Protobuf would serialize it to tell."""
+    bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
+    large = (external.expected_bytes(tensor) or 0 for tensor in walk.tensors(model))
+    return int(bare.ByteSize()) + sum(size for size in large if size > _SHAPE_BYTES)
+
+
+def _head(tensor: onnx.TensorProto) -> bytes:
+    """The bytes of a tensor as far as its raw data, which comes last."""
+    if not tensor.HasField("raw_data"):
+        whole: bytes = tensor.SerializeToString()
+        return whole
+    head = onnx.TensorProto()
+    copying.copy_fields(tensor, head, without=("raw_data",))
+    return bytes(head.SerializeToString() + _tag("TensorProto", "raw_data") + _varint(len(tensor.raw_data)))
+
+
+def _raw_length(tensor: onnx.TensorProto) -> int:
+    return len(tensor.raw_data) if tensor.HasField("raw_data") else 0
+
+
+def _tag(message: str, field: str) -> bytes:
+    return _varint(getattr(onnx, message).DESCRIPTOR.fields_by_name[field].number << 3 | 2)
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the low ones first; the eighth bit says that there is more."""
+    result = bytearray()
+    while value > 0x7F:
+        result.append(value & 0x7F | 0x80)
+        value >>= 7
+    result.append(value)
+    return bytes(result)
 
 
 class _Writer:

@@ -1,0 +1,164 @@
+"""2:4 structured sparsity: of every four neighbouring weights along the axis that is summed over, two are zero.
+
+Sparse tensor cores skip those zeros (NVIDIA, "Accelerating Sparse Deep Neural Networks", arXiv:2104.08378). The axis is
+the input channels of Conv, and the inner dimension of MatMul and Gemm; it is followed back through Cast, Transpose and
+quantization to the weight itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from trtops.record import Record
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_ELEMENTWISE = frozenset({"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"})
+_ROWS = 1 << 18  # groups of four handled at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseWeight(Record):
+    """A weight that sparse kernels could use.
+
+    Attributes:
+        name: The weight.
+        axis: The axis that is summed over.
+        shape: Its shape.
+        sparse: Whether at most two of every four along the axis are not zero.
+        zeros: Share of its elements that are zero.
+    """
+
+    name: str
+    axis: int
+    shape: tuple[int, ...]
+    sparse: bool
+    zeros: float
+
+
+def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
+    """What sparse kernels could use of a model's weights, and whether it is 2:4 sparse already."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    return tuple(_described(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
+
+
+def prune(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Set the two smallest of every four weights to zero, in place, and return the names of the weights changed.
+
+    Meant for measuring what sparse kernels would gain; a model pruned without retraining is no longer accurate.
+
+    Args:
+        model: The model, with its weights inside.
+    """
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    changed = []
+    for name, axis in summed_axes(model.graph).items():
+        array = numpy_helper.to_array(tensors[name])
+        if not is_sparse(array, axis):
+            _replace(tensors[name], pruned(array, axis))
+            changed.append(name)
+    return tuple(changed)
+
+
+def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
+    """The floating-point weights of Conv, MatMul and Gemm, and which of their axes is summed over.
+
+    Axes whose length four does not divide are left out. A weight used along two axes has the first.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output if name}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        for name, axis in _operands(node):
+            traced = _trace(name, axis, makers, tensors)
+            if traced is not None:
+                found.setdefault(*traced)
+    return found
+
+
+def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
+    """Operands of a node, each with the axis that it is summed over, counted from the end."""
+    if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+        return
+    if node.op_type == "Conv":
+        yield node.input[1], 1
+    elif node.op_type == "MatMul":
+        yield node.input[0], -1
+        yield node.input[1], -2
+    elif node.op_type == "Gemm":
+        flags = {attribute.name: attribute.i for attribute in node.attribute}
+        yield node.input[0], -2 if flags.get("transA") else -1
+        yield node.input[1], -1 if flags.get("transB") else -2
+
+
+def _trace(
+    name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
+) -> tuple[str, int] | None:
+    """The weight behind an operand, and the axis there; None if there is none, or it cannot be sparse."""
+    seen = set()
+    while name not in tensors:
+        node = makers.get(name)
+        if node is None or name in seen or not node.input:
+            return None
+        seen.add(name)
+        if node.op_type == "Transpose":
+            perm = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            if perm is None:
+                axis = -1 - axis if axis < 0 else axis  # reversed: counted from the other end
+            elif -len(perm) <= axis < len(perm):
+                axis = perm[axis]
+            else:
+                return None
+        elif node.op_type not in _ELEMENTWISE:
+            return None
+        name = node.input[0]
+    dims = tensors[name].dims
+    if tensors[name].data_type not in _FLOATS or len(dims) < 2 or not -len(dims) <= axis < len(dims):
+        return None
+    axis %= len(dims)
+    return (name, axis) if dims[axis] and dims[axis] % 4 == 0 else None
+
+
+def is_sparse(array: Array, axis: int) -> bool:
+    """Whether at most two of every four neighbours along an axis are not zero."""
+    groups = np.moveaxis(array, axis, -1).reshape(-1, 4)
+    return all(bool((np.count_nonzero(groups[i : i + _ROWS], axis=1) <= 2).all()) for i in range(0, len(groups), _ROWS))
+
+
+def pruned(array: Array, axis: int) -> Array:
+    """A copy with the two smallest magnitudes of every four neighbours along an axis set to zero.
+
+    Of equal ones those that come first go.
+    """
+    groups = np.array(np.moveaxis(array, axis, -1), copy=True).reshape(-1, 4)
+    for start in range(0, len(groups), _ROWS):
+        block = groups[start : start + _ROWS]
+        smallest = np.argsort(np.abs(block), axis=1, kind="stable")[:, :2]
+        np.put_along_axis(block, smallest, np.zeros((), block.dtype), axis=1)
+    moved = [size for i, size in enumerate(array.shape) if i != axis % array.ndim] + [array.shape[axis]]
+    return np.moveaxis(groups.reshape(moved), -1, axis)
+
+
+def _described(tensor: TensorProto, axis: int) -> SparseWeight:
+    array = numpy_helper.to_array(tensor)
+    return SparseWeight(
+        name=tensor.name,
+        axis=axis,
+        shape=tuple(tensor.dims),
+        sparse=is_sparse(array, axis),
+        zeros=1 - float(np.count_nonzero(array)) / max(array.size, 1),
+    )
+
+
+def _replace(tensor: TensorProto, array: Array) -> None:
+    """Put other values into a weight, which keeps its name, type and comment."""
+    fresh = numpy_helper.from_array(np.ascontiguousarray(array), tensor.name)
+    fresh.doc_string = tensor.doc_string
+    tensor.CopyFrom(fresh)
