@@ -64,6 +64,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "allow_approximation": (OnnxRuntimeOptions(), OnnxRuntimeOptions(allow_approximation=True)),
         "timing_iterations": (OnnxRuntimeOptions(), OnnxRuntimeOptions(timing_iterations=9)),
         "intra_op_threads": (OnnxRuntimeOptions(), OnnxRuntimeOptions(intra_op_threads=1)),
+        "tactic_seed": (OnnxRuntimeOptions(), OnnxRuntimeOptions(tactic_seed=0)),
     },
     TensorRTOptions: {
         "kind": (TensorRTOptions(), OnnxRuntimeOptions()),
@@ -77,6 +78,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "sparse_weights": (TensorRTOptions(), TensorRTOptions(sparse_weights=True)),
         "refittable": (TensorRTOptions(), TensorRTOptions(refittable=True)),
         "version_compatible": (TensorRTOptions(), TensorRTOptions(version_compatible=True)),
+        "tactic_seed": (TensorRTOptions(), TensorRTOptions(tactic_seed=0)),
     },
     BuildConfig: {
         "precision": (BuildConfig(), BuildConfig(precision="fp16")),
@@ -95,6 +97,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
             dataclasses.replace(SPEC, config=INT8, calibration_sha256="d"),
         ),
         "replay_sha256": (SPEC, dataclasses.replace(SPEC, replay_sha256="e")),
+        "denied_sha256": (SPEC, dataclasses.replace(SPEC, denied_sha256="f")),
     },
 }
 NOT_DECIDING: dict[type, set[str]] = {}

@@ -76,6 +76,8 @@ class OnnxRuntimeOptions(Record):
         allow_approximation: Whether choices that are faster but less exact (Gelu approximation) may be picked.
         timing_iterations: Timed inferences per candidate; the median counts.
         intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
+        tactic_seed: Choose tactics by lot, with this seed, and not by their time. What a campaign does to see choices
+            that the clock seldom makes.
     """
 
     kind: Literal["onnxruntime"] = "onnxruntime"
@@ -84,10 +86,12 @@ class OnnxRuntimeOptions(Record):
     allow_approximation: bool = False
     timing_iterations: int = 8
     intra_op_threads: int = 0
+    tactic_seed: int | None = None
 
     def deciding(self) -> JSONValue:
         """All options; ``tactics`` as the set it is."""
-        return replace(self, tactics=None if self.tactics is None else tuple(sorted(set(self.tactics)))).to_dict()
+        tactics = None if self.tactics is None else tuple(sorted(set(self.tactics)))
+        return _without_lot(replace(self, tactics=tactics).to_dict())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,8 @@ class TensorRTOptions(Record):
         sparse_weights: Whether 2:4 sparse kernels may be used.
         refittable: Whether weights can be exchanged later.
         version_compatible: Whether later releases may load the plan.
+        tactic_seed: Offer the builder half of each layer's tactics only, drawn with this seed; on releases with algorithm
+            selectors. What a campaign does to see choices that the clock seldom makes.
     """
 
     kind: Literal["tensorrt"] = "tensorrt"
@@ -119,11 +125,17 @@ class TensorRTOptions(Record):
     sparse_weights: bool = False
     refittable: bool = False
     version_compatible: bool = False
+    tactic_seed: int | None = None
 
     def deciding(self) -> JSONValue:
         """All options; precisions and tactic sources as the sets they are."""
         sources = None if self.tactic_sources is None else tuple(sorted(set(self.tactic_sources)))
-        return replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict()
+        return _without_lot(replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict())
+
+
+def _without_lot(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
+    """Options without the seed where nothing is drawn: digests stay what they were before there were seeds."""
+    return {name: value for name, value in options.items() if name != "tactic_seed" or value is not None}
 
 
 BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
@@ -154,7 +166,9 @@ class BuildConfig(Record):
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise errors.ConfigError(f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), PRECISIONS)}")
+            raise errors.ConfigError(
+                f"Unknown precision {self.precision!r}. {errors.near(str(self.precision), PRECISIONS)}"
+            )
         if self.calibration_samples < 1:
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 
@@ -186,6 +200,7 @@ class BuildSpec(Record):
         timing_cache_sha256: Digest of the timing cache given to the builder, if any.
         calibration_sha256: Digest of the calibration cache, or else of the calibration data; None unless INT8.
         replay_sha256: Digest of the tactic record to be replayed, if any.
+        denied_sha256: Digest of the tactics that may not be chosen, if any.
     """
 
     model_sha256: str
@@ -193,10 +208,12 @@ class BuildSpec(Record):
     timing_cache_sha256: str | None = None
     calibration_sha256: str | None = None
     replay_sha256: str | None = None
+    denied_sha256: str | None = None
 
     def deciding(self) -> JSONValue:
         """All parts, each reduced to what decides the engine."""
-        return {
+        denied: dict[str, JSONValue] = {} if self.denied_sha256 is None else {"denied": self.denied_sha256}
+        return denied | {
             "model": self.model_sha256,
             "config": self.config.deciding(),
             "timing_cache": self.timing_cache_sha256,
@@ -241,7 +258,15 @@ class Environment(Record):
     def build_digest(self) -> str:
         """SHA-256 of what makes engines of one spec interchangeable: back end, device, driver and library releases."""
         return digest(
-            [self.backend, self.backend_version, self.device_sha256, self.driver, self.cuda, self.os, sorted(self.packages)]
+            [
+                self.backend,
+                self.backend_version,
+                self.device_sha256,
+                self.driver,
+                self.cuda,
+                self.os,
+                sorted(self.packages),
+            ]
         )
 
     @property

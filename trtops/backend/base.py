@@ -23,6 +23,7 @@ from trtops import errors
 from trtops.metadata import FeedCheck, TensorMetadata
 from trtops.record import JSONValue
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
 if TYPE_CHECKING:
@@ -182,11 +183,19 @@ class Caches:
         timing: A timing cache, in the back end's own bytes.
         calibration: A calibration cache, in bytes.
         replay: A tactic record whose choices the builder must make again.
+        denied: Tactics that the builder must not choose; those of other devices and releases do not count. The builder
+            takes the next best, and says so in its log. A replay of a denied tactic is refused.
     """
 
     timing: bytes | None = field(default=None, repr=False)
     calibration: bytes | None = field(default=None, repr=False)
     replay: TacticRecord | None = field(default=None, repr=False)
+    denied: DenyList = field(default=DenyList(), repr=False)
+
+    def denied_sha256(self, environment: Environment) -> str | None:
+        """Digest of what is denied in an environment; None if nothing is."""
+        here = self.denied.here(environment)
+        return here.digest if here.entries else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +304,7 @@ class EngineBackend(Protocol):
             EngineBuildError: If no engine comes out; the message carries the builder's last error lines.
             CalibrationError: If INT8 is asked for without a cache or data, or calibration fails.
             TimingCacheError: If the timing cache does not fit this device and release.
-            TacticMismatchError: If the replay was not followed.
+            TacticMismatchError: If the replay was not followed, or asks for a tactic that is denied.
             UnsupportedFeatureError: If this release cannot do what the config asks for.
         """
         ...

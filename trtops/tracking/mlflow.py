@@ -282,7 +282,7 @@ class MlflowTracker:
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
         version = self.call(self._client.get_model_version, name, number)
-        run_id, path = parse_source(name, number, version.source)
+        run_id, path = parse_source(name, number, str(version.source))
         long = schema.long_texts(version.tags)
         tags = {
             _name(k, long): schema.whole_value(v, long) for k, v in version.tags.items() if not schema.is_internal(k)

@@ -29,6 +29,7 @@ from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.metadata import TensorMetadata
 from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, OnnxRuntimeOptions
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime")
@@ -102,7 +103,14 @@ class OnnxRuntimeBackend:
         with Optimizer(
             rewritten.proto, providers=options.providers, threads=options.intra_op_threads, log=log
         ) as optimizer:
-            choice = replayed or task.search(optimizer, rewritten.sha256, cache, log).run(task.tactics)
+            denied = _Denied(caches.denied.here(environment), optimizer, rewritten.proto)
+            choice = replayed or task.search(optimizer, rewritten.sha256, cache, log).run(
+                task.tactics, seed=options.tactic_seed, why_not=denied
+            )
+            if replayed is not None and (why := denied(replayed.candidate, replayed.applicable)) is not None:
+                raise errors.TacticMismatchError(
+                    f"The tactic record may not be followed: {why}. Pardon it, or replay another."
+                )
             optimized = optimizer(choice.candidate)
             content, graph = optimized.plan, optimized.graph
         open_plan(content, providers=options.providers, threads=options.intra_op_threads)
@@ -117,7 +125,7 @@ class OnnxRuntimeBackend:
         if caches.replay is not None:
             _check_followed(caches.replay, record)
         return Build(
-            spec=_spec(model, config, caches, rewritten),
+            spec=_spec(model, config, caches, rewritten, environment),
             engine=pack(
                 content,
                 choice.candidate,
@@ -236,6 +244,7 @@ def _rewrite_int8(
             inputs=TensorMetadata.of(model.info.inputs),
             max_feeds=config.calibration_samples,
             model_sha256=model.info.sha256,
+            counted=False,
         ).cache
     else:
         raise errors.CalibrationError(
@@ -250,7 +259,9 @@ def _rewrite_int8(
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
-def _spec(model: Model, config: BuildConfig, caches: Caches, rewritten: _Rewritten) -> BuildSpec:
+def _spec(
+    model: Model, config: BuildConfig, caches: Caches, rewritten: _Rewritten, environment: Environment
+) -> BuildSpec:
     given = caches.calibration
     return BuildSpec(
         model_sha256=model.info.sha256,
@@ -258,7 +269,23 @@ def _spec(model: Model, config: BuildConfig, caches: Caches, rewritten: _Rewritt
         timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
         calibration_sha256=rewritten.data_sha256 if given is None else sha256(given),
         replay_sha256=None if caches.replay is None else caches.replay.digest,
+        denied_sha256=caches.denied_sha256(environment),
     )
+
+
+@dataclass(frozen=True)
+class _Denied:
+    """Why a candidate may not be built, in words, or None."""
+
+    tactics: DenyList
+    optimizer: Optimizer
+    model: onnx.ModelProto
+
+    def __call__(self, candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
+        if not self.tactics.entries:
+            return None
+        _, choices = describe(self.optimizer(candidate).graph, self.model)
+        return self.tactics.why(choices, candidate.settings(applicable))
 
 
 def _replayed(record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions) -> Choice:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +32,15 @@ _INTERLEAVE_BYTES = 1 << 30
 
 # Up to this many tactics that matter, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
+
+_MAX_DRAWN = 1024
+
+WhyNot: TypeAlias = "Callable[[Candidate, tuple[str, ...]], str | None]"
+
+
+def _always(candidate: Candidate, applicable: tuple[str, ...]) -> None:
+    """Every candidate may be built."""
+
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -77,19 +87,37 @@ class Search:
     log: SessionLog
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
 
-    def run(self, tactics: Iterable[Tactic]) -> Choice:
-        """Find the fastest candidate.
+    def run(self, tactics: Iterable[Tactic], *, seed: int | None = None, why_not: WhyNot = _always) -> Choice:
+        """Find the fastest candidate that may be built, or draw one.
 
         With up to three tactics that matter, all their combinations are tried; with more, each on its own, and then
         those together that were faster than the default alone. Of candidates with the same graph one is timed.
 
+        Args:
+            tactics: What may be varied.
+            seed: Draw from all combinations with this seed, and time nothing; None takes the fastest.
+            why_not: Says why a candidate, given with the names of the tactics that matter, may not be built; None if it may.
+
         Raises:
-            EngineBuildError: If ONNX Runtime refuses the model.
+            EngineBuildError: If ONNX Runtime refuses the model, or no candidate may be built.
         """
         applicable = self._applicable(tactics)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
+        best_first = self._by_time(applicable) if seed is None or not applicable else by_lot(applicable, seed)
+        for candidate in best_first:
+            why = why_not(candidate, applicable)
+            if why is None:
+                return Choice(candidate=candidate, applicable=applicable, cache_use=self.use)
+            self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
+        raise errors.EngineBuildError(
+            "Each candidate has a tactic on the deny-list, and there is no other way to build the model. Pardon one, or "
+            "allow more tactics."
+        )
+
+    def _by_time(self, applicable: tuple[str, ...]) -> list[Candidate]:
+        """The candidates, the fastest first; the default alone if nothing can be timed or varied."""
         if not applicable:
-            return Choice(candidate=Candidate(), applicable=(), cache_use=self.use)
+            return [Candidate()]
         exhaustive = len(applicable) <= _MAX_EXHAUSTIVE
         sizes = range(len(applicable) + 1) if exhaustive else range(2)
         candidates = [Candidate.toggling(names) for size in sizes for names in combinations(applicable, size)]
@@ -99,11 +127,10 @@ class Search:
                 seconds |= self._seconds(self._distinct([*seconds, self._without_idle(together)])[len(seconds) :])
         except errors.InferenceError as exc:
             self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults stand: {exc}")
-            return Choice(candidate=Candidate(), applicable=applicable, cache_use=self.use)
+            return [Candidate()]
         for candidate, median in seconds.items():
             self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
-        best = min(seconds, key=lambda c: seconds[c])
-        return Choice(candidate=best, applicable=applicable, cache_use=self.use)
+        return sorted(seconds, key=lambda c: seconds[c])
 
     def _applicable(self, tactics: Iterable[Tactic]) -> tuple[str, ...]:
         """Names of the tactics whose other setting gives another graph."""
@@ -199,6 +226,14 @@ def _groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
         yield engines
     else:
         yield from ([engine] for engine in engines)
+
+
+def by_lot(names: Sequence[str], seed: int) -> Iterator[Candidate]:
+    """Combinations of tactics in random order, each once; the same for the same names and seed."""
+    draw = random.Random(seed)
+    combinations_ = 1 << len(names)
+    for bits in draw.sample(range(combinations_), min(combinations_, _MAX_DRAWN)):
+        yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 
 
 def _combination(seconds: Mapping[Candidate, float]) -> Candidate | None:

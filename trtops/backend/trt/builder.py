@@ -128,6 +128,8 @@ class _Building:
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
         self.recorded = tactics.TacticReplayData()
+        self.denied = caches.denied.here(self.environment)
+        self.restriction = tactics.restriction(self.denied, self.options.tactic_seed)
         self.calibrator: Any = None
         self.quantized: int8.Quantized | None = None
 
@@ -136,6 +138,11 @@ class _Building:
         if self.timing is not None:
             self.timing.check(self.environment)
         self._check_replay_fits()
+        if self.options.tactic_seed is not None and (self._edits or self.caches.replay is not None):
+            raise errors.UnsupportedFeatureError(
+                f"{self.line.name}: tactic_seed needs a release with algorithm selectors, and no replay. Leave it out; "
+                "TensorRT's own timing varies as well."
+            )
         with ExitStack() as stack:
             log = stack.enter_context(library.collect_log())
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtops-build-"))
@@ -158,6 +165,7 @@ class _Building:
             cache = self._collect_cache(builder_config, seconds)
             layers = self._layers(plan)
             record = self._record(builder_config, layers)
+            self._check_denied(record)
         return Build(
             spec=self._spec(),
             engine=Engine(
@@ -172,7 +180,7 @@ class _Building:
             timing_cache_use=timing_cache.use(self.timing, cache, seconds),
             calibration_cache=self._calibration_cache(),
             seconds=seconds,
-            log=log.text,
+            log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
 
     # --- before -------------------------------------------------------------------------------------------------
@@ -193,6 +201,10 @@ class _Building:
             return
         if not (self._edits or self.line.supports(Feature.ALGORITHM_SELECTOR)):
             self.line.require(Feature.ALGORITHM_SELECTOR)
+        if (why := self.denied.why(replay.choices)) is not None:
+            raise errors.TacticMismatchError(
+                f"The tactic record may not be followed: {why}. Pardon it, or replay another."
+            )
         here = (self.line.version, self.environment.device_sha256)
         if (replay.backend_version, replay.device_sha256) != here:
             raise errors.TacticMismatchError(
@@ -207,7 +219,7 @@ class _Building:
             replayer = tactics.TacticReplayer(tactics.from_record(self.caches.replay))
             self.recorded = replayer.chosen
             return replayer
-        return tactics.TacticRecorder(self.recorded)
+        return tactics.TacticRecorder(self.recorded, self.restriction)
 
     def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
         options = self.options
@@ -322,6 +334,18 @@ class _Building:
         choices = tuple(tactics.unreplayable(layer) for layer in layers)
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
+    def _check_denied(self, record: TacticRecord) -> None:
+        """Refuse a build that made a denied choice where no algorithm selector could keep TensorRT from it.
+
+        The editable timing cache says which tactic was chosen, and not which others there are.
+        """
+        why = self.denied.why(record.choices) if self._edits else None
+        if why is not None:
+            raise errors.EngineBuildError(
+                f"{self.line.name} chose a tactic on the deny-list: {why}. This release cannot be told what to choose "
+                "instead: build from the tactic record of a good run, or again."
+            )
+
     def _spec(self) -> BuildSpec:
         caches = self.caches
         calibration = None if caches.calibration is None else sha256(caches.calibration)
@@ -335,4 +359,5 @@ class _Building:
             timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
             calibration_sha256=calibration,
             replay_sha256=None if caches.replay is None else caches.replay.digest,
+            denied_sha256=caches.denied_sha256(self.environment),
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
 from trtops.record import JSONValue
 from trtops.spec import Layer
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
 
@@ -193,11 +195,53 @@ def _fields(value: Any, kind: str) -> Mapping[str, Any]:
     return value
 
 
-def TacticRecorder(record: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
+@dataclass
+class Restriction:
+    """What a :class:`TacticRecorder` keeps from TensorRT.
+
+    Attributes:
+        denied: Layers with algorithms that they must not get.
+        seed: Offer half of a layer's algorithms, drawn with this seed; None offers all.
+        notes: What was kept back, a sentence each; filled during the build.
+    """
+
+    denied: frozenset[tuple[str, Algorithm]] = frozenset()
+    seed: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __call__(self, layer: str, offered: list[Algorithm]) -> list[int]:
+        """Positions of the algorithms that a layer may get; all of them if none would be left."""
+        kept = [i for i, algorithm in enumerate(offered) if (layer, algorithm) not in self.denied]
+        if not kept:
+            self.notes.append(f"{layer}: all {len(offered)} tactics are on the deny-list, so one of them was taken")
+            kept = list(range(len(offered)))
+        elif len(kept) < len(offered):
+            self.notes.append(f"{layer}: {len(offered) - len(kept)} of {len(offered)} tactics are on the deny-list")
+        if self.seed is None:
+            return kept
+        draw = random.Random(f"{self.seed} {layer} {len(offered)}")
+        return sorted(draw.sample(kept, (len(kept) + 1) // 2))
+
+
+def restriction(denied: DenyList, seed: int | None) -> Restriction:
+    """The restriction that a deny-list, already cut down to this device and release, and a seed make."""
+    algorithms = {
+        (choice.layer, algorithm)
+        for entry in denied.entries
+        for choice in entry.choices
+        if (algorithm := _algorithm(choice)) is not None
+    }
+    return Restriction(frozenset(algorithms), seed)
+
+
+def TacticRecorder(
+    record: str | os.PathLike[str] | IO[Any] | TacticReplayData, restriction: Restriction | None = None
+) -> Any:
     """Make an algorithm selector that notes what TensorRT chooses.
 
     Args:
         record: Where to: a path or open file, or a :class:`TacticReplayData` to be filled.
+        restriction: What TensorRT may not choose; nothing unless given.
 
     Raises:
         UnsupportedFeatureError: If this release has no algorithm selectors.
@@ -214,7 +258,9 @@ def TacticRecorder(record: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
             self.data = data
 
         def select_algorithms(self, context: Any, choices: list[Any]) -> list[int]:
-            return list(range(len(choices)))
+            if restriction is None:
+                return list(range(len(choices)))
+            return restriction(context.name, [Algorithm.from_trt(context, choice) for choice in choices])
 
         def report_algorithms(self, contexts: list[Any], choices: list[Any]) -> None:
             for context, choice in zip(contexts, choices):
@@ -360,10 +406,15 @@ def from_record(record: TacticRecord) -> TacticReplayData:
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
     return TacticReplayData(
-        (c.layer, Algorithm(c.implementation, c.tactic_id, _from_formats(c.inputs), _from_formats(c.outputs)))
-        for c in record.choices
-        if c.replayable and c.implementation is not None and c.tactic_id is not None
+        (c.layer, algorithm) for c in record.choices if c.replayable and (algorithm := _algorithm(c)) is not None
     )
+
+
+def _algorithm(choice: TacticChoice) -> Algorithm | None:
+    if choice.implementation is None or choice.tactic_id is None:
+        return None
+    inputs, outputs = _from_formats(choice.inputs), _from_formats(choice.outputs)
+    return Algorithm(choice.implementation, choice.tactic_id, inputs, outputs)
 
 
 def _to_format(info: TensorInfo) -> TensorFormat:

@@ -1,0 +1,74 @@
+"""Tactics that were convicted: what later builds must not choose, and which run proved it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from trtops.record import JSONValue, Record
+from trtops.spec import Environment
+from trtops.tactics.record import TacticChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeniedTactic(Record):
+    """Choices that were convicted together, on one kind of device and one release.
+
+    A choice is known by its layer's name and its tactic, into whose text TensorRT's tensor formats go as well; so it is
+    denied in every model that has such a layer, a model exported anew among them, and in no other.
+
+    Attributes:
+        backend_version: Release of the back end that chose them.
+        device_sha256: Kind of device that they ran on.
+        choices: The layers and what they got.
+        settings: Choices for the whole engine, where no layer shows them; denied if all of them come together.
+        evidence: Id of the run that proved it.
+    """
+
+    backend_version: str
+    device_sha256: str
+    choices: tuple[TacticChoice, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    evidence: str = ""
+
+    def deciding(self) -> JSONValue:
+        """What is denied, not why."""
+        return replace(self, evidence="").to_dict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenyList(Record):
+    """What builds of one kind of device and release must not choose.
+
+    Attributes:
+        entries: The convictions.
+    """
+
+    entries: tuple[DeniedTactic, ...] = ()
+
+    def here(self, environment: Environment) -> DenyList:
+        """The entries of an environment's device and release."""
+        place = (environment.backend_version, environment.device_sha256)
+        return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == place))
+
+    def deciding(self) -> JSONValue:
+        """The entries, as the set they are."""
+        return sorted({entry.digest for entry in self.entries})  # type: ignore[return-value]
+
+    def why(self, choices: Iterable[TacticChoice], settings: Iterable[tuple[str, str]] = ()) -> str | None:
+        """What in a build's choices is denied, and by which run, in words; None if nothing is."""
+        chosen = {chosen_by(choice) for choice in choices}
+        given = set(settings)
+        for entry in self.entries:
+            for choice in entry.choices:
+                if chosen_by(choice) in chosen:
+                    return f"it gives {choice.layer} the tactic {choice.tactic}, which run {entry.evidence} convicted"
+            if not entry.choices and entry.settings and given.issuperset(entry.settings):
+                named = ", ".join(f"{name}={value}" for name, value in entry.settings)
+                return f"it sets {named}, which run {entry.evidence} convicted"
+        return None
+
+
+def chosen_by(choice: TacticChoice) -> tuple[object, ...]:
+    """What two choices of one layer have in common if they are the same."""
+    return (choice.layer, choice.tactic, choice.implementation, choice.tactic_id)
