@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from trtops.comparator.report import ComparisonReport as ComparisonReport
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
+    from trtops.calibration.cache import CalibrationCache as CalibrationCache
     from trtops.errors import TrtopsError as TrtopsError
+    from trtops.ops.calibrate import CalibrateConfig as CalibrateConfig
+    from trtops.ops.calibrate import CalibrateResult as CalibrateResult
+    from trtops.ops.calibrate import calibrate as calibrate
     from trtops.ops.check import CheckConfig as CheckConfig
     from trtops.ops.compare import CompareConfig as CompareConfig
     from trtops.ops.compare import CompareResult as CompareResult
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from trtops.ops.convert import ConvertConfig as ConvertConfig
     from trtops.ops.convert import ConvertResult as ConvertResult
     from trtops.ops.convert import convert as convert
+    from trtops.ops.sensitivity import SensitivityConfig as SensitivityConfig
+    from trtops.ops.sensitivity import SensitivityResult as SensitivityResult
+    from trtops.ops.sensitivity import sensitivity as sensitivity
     from trtops.spec import BuildConfig as BuildConfig
     from trtops.spec import BuildSpec as BuildSpec
     from trtops.spec import Environment as Environment
@@ -41,6 +48,9 @@ _HOMES = {
     "Build": "backend.base",
     "BuildConfig": "spec",
     "BuildSpec": "spec",
+    "CalibrateConfig": "ops.calibrate",
+    "CalibrateResult": "ops.calibrate",
+    "CalibrationCache": "calibration.cache",
     "CheckConfig": "ops.check",
     "CompareConfig": "ops.compare",
     "CompareResult": "ops.compare",
@@ -53,14 +63,18 @@ _HOMES = {
     "Model": "backend.onnx.model",
     "OnnxRuntimeOptions": "spec",
     "OptimizationProfile": "spec",
+    "SensitivityConfig": "ops.sensitivity",
+    "SensitivityResult": "ops.sensitivity",
     "TacticRecord": "tactics.record",
     "TensorRTOptions": "spec",
     "Tolerances": "comparator.report",
     "TrtopsError": "errors",
+    "calibrate": "ops.calibrate",
     "compare": "ops.compare",
     "compare_outputs": "comparator.report",
     "convert": "ops.convert",
     "default_tracker": "tracking.store",
+    "sensitivity": "ops.sensitivity",
 }
 
 __all__ = sorted(_HOMES)

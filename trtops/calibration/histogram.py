@@ -63,13 +63,19 @@ class Histogram:
         """The largest magnitude seen; 0 if nothing was."""
         return max(abs(self.low), abs(self.high)) if self.size else 0.0
 
-    def add(self, array: NDArray[Any]) -> None:
-        """Count the values of an array of any shape, in float16, float32 or float64."""
+    def add(self, array: NDArray[Any], counted: bool = True) -> None:
+        """Add the values of an array.
+
+        Args:
+            array: Of any shape, in float16, float32 or float64.
+            counted: False notes the smallest and largest value only, which is all that ``minmax`` needs, at less than
+                half the cost.
+        """
         values = np.ascontiguousarray(array).reshape(-1)
         for start in range(0, values.size, _BLOCK):
-            self._add_block(values[start : start + _BLOCK])
+            self._add_block(values[start : start + _BLOCK], counted)
 
-    def _add_block(self, block: NDArray[Any]) -> None:
+    def _add_block(self, block: NDArray[Any], counted: bool) -> None:
         if block.dtype == np.float16:
             block = block.astype(np.float32)
         low, high = float(block.min()), float(block.max())
@@ -82,6 +88,8 @@ class Histogram:
             low, high = float(block.min()), float(block.max())
         self.low, self.high = min(self.low, low), max(self.high, high)
         self.size += block.size
+        if not counted:
+            return
         self._sum += float(block.sum(dtype=np.float64))
         self._grow(max(abs(low), abs(high)))
         if self.limit:

@@ -238,6 +238,7 @@ def collect_ranges(
             percentile=config.percentile,
             min_samples=config.min_samples,
             model_sha256=model.info.sha256,
+            counted=config.pictures > 0,
             on_progress=on_progress,
         )
     except errors.CalibrationError as exc:

@@ -84,6 +84,15 @@ def test_minmax_agrees_with_onnx_runtimes_own_calibrator(tmp_path) -> None:
         assert (ours[name].low, ours[name].high) == (np.asarray(data.lowest).item(), np.asarray(data.highest).item())
 
 
+def test_minmax_without_histograms_finds_the_same_ranges() -> None:
+    counted = collect(CASE.proto, images(3), inputs=INPUTS)
+    quick = collect(CASE.proto, images(3), inputs=INPUTS, counted=False)
+    entropy = collect(CASE.proto, images(3), inputs=INPUTS, algorithm="entropy", counted=False)
+
+    assert quick.cache == counted.cache and not any(h.counts.any() for h in quick.histograms.values())
+    assert all(h.counts.any() for h in entropy.histograms.values())
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_ranges_do_not_depend_on_how_the_data_is_cut_into_feeds(algorithm) -> None:
     whole = {"image": np.concatenate([feed["image"] for feed in images(6)])}
