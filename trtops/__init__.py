@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from trtops.backend.base import Build as Build
     from trtops.backend.base import Engine as Engine
     from trtops.backend.onnx.model import Model as Model
+    from trtops.calibration.cache import CalibrationCache as CalibrationCache
     from trtops.comparator.report import ComparisonReport as ComparisonReport
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
-    from trtops.calibration.cache import CalibrationCache as CalibrationCache
     from trtops.errors import TrtopsError as TrtopsError
     from trtops.ops.calibrate import CalibrateConfig as CalibrateConfig
     from trtops.ops.calibrate import CalibrateResult as CalibrateResult

@@ -264,3 +264,26 @@ def test_a_partial_fit_builds_with_what_the_cache_has() -> None:
 
     assert "no ranges for r0" in build.log
     assert sum("QLinearConv" in layer.op for layer in build.layers) == 1
+
+
+def test_a_model_that_is_quantized_already_is_built_as_it_is_without_data() -> None:
+    case = models.qdq_net()
+    build = OnnxRuntimeBackend().build(Model.from_proto(case.proto), BuildConfig(precision="int8", options=QUICK))
+
+    with OnnxRuntimeBackend().runner(build.engine) as runner:
+        case.check(runner.infer)
+    assert build.calibration_cache is None
+
+
+@pytest.mark.parametrize("keep", [(), ("conv0", "conv1", "fc")])
+def test_an_int8_engine_without_an_int8_layer_is_refused(keep) -> None:
+    case = models.conv_net() if keep else models.identity()
+    [(name, array)] = case.feed.items()
+    feeds = [{name: array}, {name: array}]
+
+    with pytest.raises(errors.CalibrationError, match="all of them are kept" if keep else "none that computes in FP32"):
+        OnnxRuntimeBackend().build(
+            Model.from_proto(case.proto),
+            BuildConfig(precision="int8", keep=keep, options=QUICK),
+            calibration_data=feeds,
+        )

@@ -63,6 +63,19 @@ class Quantization(Record):
     kept: tuple[str, ...]
     missing: tuple[str, ...] = ()
 
+    def require_layers(self) -> None:
+        """Refuse to call a model INT8 that has no INT8 layer.
+
+        Raises:
+            CalibrationError: If nothing was quantized.
+        """
+        if not self.layers:
+            why = f"all of them are kept ({', '.join(self.kept)})" if self.kept else "it has none that computes in FP32"
+            raise errors.CalibrationError(
+                f"INT8 was asked for, and no layer of the model is quantized: of {', '.join(DEFAULT_OP_TYPES)} {why}. "
+                "Keep fewer, start from the model in FP32, or build another precision."
+            )
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -71,6 +84,11 @@ class _Layer:
     node: onnx.NodeProto
     activations: tuple[int, ...]
     weights: tuple[tuple[int, int | None], ...]
+
+
+def is_quantized(model: onnx.ModelProto) -> bool:
+    """Whether a model has Q/DQ nodes already."""
+    return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
 
 
 def layer_name(node: onnx.NodeProto) -> str:
@@ -151,7 +169,7 @@ def insert_qdq(
         InvalidModelError: If types contradict each other, or the operator set cannot be raised.
         UnsupportedFeatureError: If the model has quantized layers already.
     """
-    if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node):
+    if is_quantized(model):
         raise errors.UnsupportedFeatureError(
             "The model has QuantizeLinear nodes already; build it as it is, or start from the model without them."
         )

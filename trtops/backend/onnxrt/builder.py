@@ -17,6 +17,7 @@ from trtops import errors
 from trtops.backend import environment as surroundings
 from trtops.backend.base import Build, Caches, Engine, Feed, TimingCacheUse
 from trtops.backend.onnx.model import Model, model_digest
+from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt import calibration, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
 from trtops.backend.onnxrt.log import SessionLog
@@ -235,6 +236,9 @@ def _rewrite_int8(
     data: Iterable[Feed] | None,
     log: SessionLog,
 ) -> _Rewritten:
+    if is_quantized(proto):
+        log.add("[trtops] the model has Q/DQ nodes and is built as it is")
+        return _Rewritten(proto, model.info.sha256)
     if given is not None:
         cache = calibration.read_cache(given)
     elif data is not None:

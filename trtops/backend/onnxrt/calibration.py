@@ -21,7 +21,7 @@ import onnxruntime as ort
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
-from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names, layer_name
+from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnxrt.loader import create_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
@@ -319,7 +319,7 @@ def quantize(
     """Fold a model and write ranges into it as Q/DQ nodes, in the patterns that ONNX Runtime has integer kernels for.
 
     Args:
-        proto: The model; not changed. A model that has Q/DQ nodes already is returned as it is.
+        proto: The model, without Q/DQ nodes; not changed.
         cache: Ranges of its tensors.
         log: Collects what ONNX Runtime says, and which layers stayed in FP32.
         keep: Layers to leave in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`), as the model names them.
@@ -328,29 +328,15 @@ def quantize(
     Raises:
         EngineBuildError: If ONNX Runtime refuses the model.
         ConfigError: If a pattern of ``keep`` chooses nothing.
-        CalibrationError: If the cache does not fit the model.
+        CalibrationError: If the cache does not fit the model, or no layer is quantized.
     """
-    if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
-        return proto, Quantization(layers=(), kept=())
     kept = kept_names(proto, keep)
     folded = fold(proto, log)
     # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
     there = [name for node in folded.graph.node for name in (node.name, *node.output) if name in kept]
     done = insert_qdq(folded, cache, style="onnxruntime", keep=there, op_types=INT8_OP_TYPES, policy=policy)
+    done.require_layers()
     log.add(f"[trtops] {len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32: {', '.join(done.kept) or '-'}")
     if done.missing:
         log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")
     return folded, done
-
-
-__all__ = [
-    "INT8_OP_TYPES",
-    "Collected",
-    "Progress",
-    "RangeCollector",
-    "collect",
-    "fold",
-    "layer_name",
-    "quantize",
-    "read_cache",
-]

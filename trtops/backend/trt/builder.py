@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
+from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import device, editable, inspector, int8, library, tactics, timing_cache
 from trtops.backend.trt.calibrator import Calibrator, calibrator_class
 from trtops.backend.trt.config import CreateConfig
@@ -297,7 +298,7 @@ class _Building:
         return None if self.calibrator is None else self.calibrator.cache_contents()
 
     def _is_quantized(self) -> bool:
-        return any(node.op_type == "QuantizeLinear" for node in self.model.proto().graph.node)
+        return is_quantized(self.model.proto())
 
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
         if self.model.path is not None and self.quantized is None:

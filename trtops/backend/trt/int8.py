@@ -111,6 +111,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
             "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
         )
     done = insert_qdq(proto, ranges, style="tensorrt", keep=config.keep, policy=config.calibration_fit)
+    done.require_layers()
     log.info("%d layers in INT8, kept in higher precision: %s", len(done.layers), ", ".join(done.kept) or "none")
     return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256)
 
