@@ -135,6 +135,15 @@ def test_memory_does_not_grow_with_the_number_of_feeds() -> None:
     assert peak(40) < peak(3) * 1.1
 
 
+def test_models_too_large_for_one_message_are_calibrated_with_their_weights_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = collect(CASE.proto, images(2), inputs=INPUTS).cache
+    monkeypatch.setattr("trtops.backend.onnxrt.calibration.PROTOBUF_LIMIT", 1000)
+
+    assert collect(CASE.proto, images(2), inputs=INPUTS).cache == expected
+
+
 def test_progress_is_told_after_every_feed() -> None:
     told: list[Progress] = []
     collect(CASE.proto, images(3), inputs=INPUTS, on_progress=told.append)

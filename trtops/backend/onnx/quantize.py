@@ -311,7 +311,7 @@ class _Writer:
     def write(self, layers: Sequence[_Layer]) -> None:
         """Write the pairs of these layers, and bring the nodes into an order in which they can run."""
         tensors = self._tensors(layers)
-        quantized = {id(layer.node) for layer in layers}
+        quantized = {tuple(layer.node.output) for layer in layers}
         params = {name: self._params(name, tensors) for name in tensors}
         pairs = {name: self._pair(name, params[name]) for name in tensors}
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
@@ -327,7 +327,7 @@ class _Writer:
         for name in tensors:
             for node in self.readers.get(name, ()):
                 if (
-                    id(node) in quantized
+                    tuple(node.output) in quantized
                     or (name in integer and self._may_read_rounded(node))
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
