@@ -1,0 +1,69 @@
+"""Sixteen bit on a processor that has no kernels for it, rounded where a GPU would round.
+
+ONNX Runtime computes 16-bit nodes in FP32 on most processors, and leaves out the rounding between two of them: what
+overflows in FP16 does not there, and errors that a GPU makes do not show. Here every 16-bit node becomes an FP32 one
+between Cast nodes of its own, which ONNX Runtime keeps, so that each result is rounded once. What a GPU sums up in
+16 bit inside one node is not shown.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from trtops.backend.onnx import shapes, walk
+
+_LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
+
+
+def emulate_low_precision(model: onnx.ModelProto) -> None:
+    """Make a model with 16-bit tensors compute in FP32 and round to 16 bit after each node, in place.
+
+    Types of inputs and outputs stay. Nodes that hold graphs are left alone, and what is inside them is changed.
+
+    Args:
+        model: The model, as :func:`trtops.backend.onnx.precision.lower_precision` makes it, with its weights inside.
+
+    Raises:
+        InvalidModelError: If its types contradict each other.
+    """
+    shapes.infer_shapes(model)
+    _emulate(model.graph, {}, {})
+
+
+def _emulate(graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str]) -> None:
+    types = {**outer_types, **shapes.element_types(graph)}
+    low_weights = [tensor for tensor in graph.initializer if tensor.data_type in _LOW]
+    widened = {**outer_weights, **{tensor.name: f"{tensor.name}/float32" for tensor in low_weights}}
+    nodes: list[onnx.NodeProto] = []
+    casts: dict[str, str] = {}
+    for index in walk.execution_order(graph.node):
+        node = graph.node[index]
+        bodies = list(walk.subgraphs(node))
+        for body in bodies:
+            _emulate(body, types, widened)
+        if bodies or node.op_type in _LEFT_ALONE:
+            nodes.append(node)
+            continue
+        for i, name in enumerate(node.input):
+            if types.get(name) not in _LOW:
+                continue
+            if name in widened:
+                node.input[i] = widened[name]
+                continue
+            if name not in casts:
+                casts[name] = f"{name}/float32"
+                nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
+            node.input[i] = casts[name]
+        nodes.append(node)
+        for i, name in enumerate(node.output):
+            if name and types.get(name) in _LOW:
+                node.output[i] = f"{name}/exact"
+                nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    for tensor in low_weights:
+        array = numpy_helper.to_array(tensor).astype("float32")
+        graph.initializer.append(numpy_helper.from_array(array, widened[tensor.name]))
