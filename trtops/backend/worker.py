@@ -47,9 +47,14 @@ class Worker:
         starts: Children started so far.
     """
 
-    def __init__(self) -> None:
-        """Nothing is started before the first call."""
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Nothing is started before the first call.
+
+        Args:
+            environment: Environment variables that the child has otherwise than this process.
+        """
         self.starts = 0
+        self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: _Pipe | None = None
@@ -126,7 +131,11 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
+                **self._environment,
+            },
         )
         os.close(child_read)
         os.close(child_write)

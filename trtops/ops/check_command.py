@@ -31,8 +31,8 @@ class CommandCheck(Record):
     ``fail_regex`` too, only if one is found as well; with ``fail_regex`` alone a match is the failure, whatever the code.
 
     Attributes:
-        command: The program and its arguments, which no shell sees. In each, ``{model}`` stands for the sub-model's path,
-            ``{inputs}`` for a JSON file of its inputs, as ``--load-inputs`` of the field's tool takes them, and
+        command: The program and its arguments, which no shell sees. In each, ``{model}`` stands for the sub-model's path
+            (for an engine's, where engines are checked, which may be written ``{engine}`` as well), ``{inputs}`` for a JSON file of its inputs, as ``--load-inputs`` of the field's tool takes them, and
             ``{golden}`` for one of the outputs that are expected, as ``--load-outputs`` takes them.
         fail_codes: Exit codes that are the failure. A signal counts as its negative number.
         ignore_fail_codes: Exit codes that are not.
@@ -56,7 +56,7 @@ class CommandCheck(Record):
             raise errors.ConfigError("The check command is empty; expected a program and its arguments.")
         if self.fail_codes and self.ignore_fail_codes:
             raise errors.ConfigError("Give fail_codes or ignore_fail_codes, not both.")
-        if self.artifact is None and not any("{model}" in argument for argument in self.command):
+        if self.artifact is None and not any("{model}" in a or "{engine}" in a for a in self.command):
             raise errors.ConfigError(
                 f"The command {' '.join(self.command)!r} does not say where the model goes. Put {{model}} where its path "
                 "belongs, or name the file that the command reads as artifact."

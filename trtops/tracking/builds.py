@@ -25,13 +25,21 @@ def build_key(spec: BuildSpec, environment: Environment) -> str:
     return digest([spec.digest, environment.build_digest()])
 
 
-def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
-    """Log what is about to be built, and where, before it is."""
+def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: bool = True) -> None:
+    """Log what is about to be built, and where, before it is.
+
+    Args:
+        run: The run.
+        spec: What is asked for.
+        environment: Where.
+        reusable: Whether later builds of the same spec may take this engine instead; not so if it may well be bad.
+    """
+    if reusable:
+        run.set_tags({schema.Tag.BUILD_KEY: build_key(spec, environment)})
     run.set_tags(
         {
             schema.Tag.MODEL_SHA256: spec.model_sha256,
             schema.Tag.SPEC_SHA256: spec.digest,
-            schema.Tag.BUILD_KEY: build_key(spec, environment),
             **environment_tags(environment),
         }
     )

@@ -85,6 +85,8 @@ class Tag:
     DATA_SHA256 = "trtops.data.sha256"
     ITERATION = "trtops.iteration"
     """Number of a campaign's iteration, from 0. Runs that were killed half-way share theirs with the one that made it."""
+    VARIED = "trtops.varied"
+    """What a campaign varied for an iteration, as JSON pairs of names and values."""
     GOLDEN_SHA256 = "trtops.golden.sha256"
     """Digest of the golden outputs that a running campaign keeps."""
     TRIAL = "trtops.trial"

@@ -391,8 +391,14 @@ def reap(tracker: Tracker) -> list[RunInfo]:
     return [
         tracker.close(info.id, "Its process ended without closing the run: it was killed or crashed.")
         for info in tracker.find(status="running")
-        if (own := _owner(info)) is not None and owner.is_gone(own)
+        if is_abandoned(info)
     ]
+
+
+def is_abandoned(info: RunInfo) -> bool:
+    """Whether a running run's process has certainly ended; one of another machine, or not of ours, never has."""
+    own = _owner(info)
+    return own is not None and owner.is_gone(own)
 
 
 def _owner(info: RunInfo) -> owner.Owner | None:

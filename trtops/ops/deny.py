@@ -1,0 +1,95 @@
+"""The deny-list: tactics that were proved guilty, kept in the memory, and minded by later builds on the same device and release."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtops import errors
+from trtops.record import Record
+from trtops.spec import Environment
+from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tracking import schema
+from trtops.tracking.base import Tracker, tracked
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenyResult(Record):
+    """An entry of the deny-list, or the pardon of one.
+
+    Attributes:
+        run_id: The run that holds it.
+        entry: What is denied, or pardoned.
+    """
+
+    run_id: str
+    entry: DeniedTactic
+
+
+def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
+    """Put what a proof confirmed on the deny-list of its device and release.
+
+    Args:
+        proof_run: The proof's run.
+        tracker: The memory.
+        tags: Further tags of the entry's run.
+
+    Raises:
+        ConfigError: If the run is no proof, or it did not confirm its suspicion.
+        IncompleteRunError: If it is not whole.
+    """
+    stored = tracker.load(proof_run)
+    outcome = stored.info.tags.get(schema.Tag.PROOF)
+    if outcome != "confirmed":
+        raise errors.ConfigError(
+            f"Run {proof_run} is a proof that ended as {outcome!r}; only 'confirmed' ones convict."
+            if outcome
+            else f"Run {proof_run} is no proof."
+        )
+    entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
+    own = {
+        schema.Tag.EVIDENCE: proof_run,
+        schema.Tag.BACKEND_VERSION: entry.backend_version,
+        schema.Tag.DEVICE_SHA256: entry.device_sha256,
+    }
+    name = f"deny {entry.choices[0].tactic if entry.choices else entry.settings}"[:250]
+    with tracked(tracker, stored.info.experiment, name, kind="deny", tags={**(tags or {}), **own}) as run:
+        run.log_json(entry, schema.Artifact.DENIED)
+    return DenyResult(run_id=run.id, entry=entry)
+
+
+def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
+    """Take an entry off the deny-list; it stays in the memory, with the reason.
+
+    Raises:
+        ConfigError: If the run is no entry of the deny-list.
+    """
+    stored = tracker.load(deny_run)
+    if stored.info.tags.get(schema.Tag.KIND) != "deny" or schema.Tag.PARDONED in stored.info.tags:
+        raise errors.ConfigError(f"Run {deny_run} is no entry of the deny-list.")
+    entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
+    own = {name: stored.info.tags[name] for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
+    tags = own | {schema.Tag.PARDONED: deny_run, schema.Tag.NOTE: why}
+    with tracked(tracker, stored.info.experiment, "pardon", kind="deny", tags=tags) as run:
+        run.log_json(entry, schema.Artifact.DENIED)
+    return DenyResult(run_id=run.id, entry=entry)
+
+
+def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
+    """What builds in an environment must not choose: the memory's convictions that nobody pardoned."""
+    place = {
+        schema.Tag.KIND: "deny",
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+    }
+    found = tracker.find(tags=place, status="finished")
+    pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
+    runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
+    entries = (_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)) for run_id in runs)
+    return DenyList(entries=tuple(dict.fromkeys(entries)))
+
+
+@functools.lru_cache(maxsize=256)
+def _entry(data: bytes) -> DeniedTactic:
+    return DeniedTactic.from_json(data)
