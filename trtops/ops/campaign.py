@@ -114,19 +114,10 @@ class DebugBuildConfig(Record):
 
     def build_of(self, number: int) -> BuildConfig:
         """The build config of an iteration."""
-        build = self.build
-        varied = dict(self.vary.combination(number))
-        if "precision" in varied:
-            build = replace(build, precision=varied["precision"])  # type: ignore[arg-type]
-        options = build.options
-        if isinstance(options, TensorRTOptions):
-            if "optimization_level" in varied:
-                options = replace(options, optimization_level=int(varied["optimization_level"]))
-            if "tactic_sources" in varied:
-                options = replace(options, tactic_sources=tuple(filter(None, varied["tactic_sources"].split(","))))
+        build = with_varied(self.build, self.vary.combination(number))
         if self.vary.tactics:
-            options = replace(options, tactic_seed=self.seed + number)
-        return replace(build, options=options)
+            return replace(build, options=replace(build.options, tactic_seed=self.seed + number))
+        return build
 
     @property
     def limit(self) -> int:
@@ -137,6 +128,20 @@ class DebugBuildConfig(Record):
         """Whether iterations of both may stand in one campaign: whatever decides a build or its verdict is the same."""
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
         return replace(self, timeout_seconds=None, **free) == replace(other, timeout_seconds=None, **free)  # type: ignore[arg-type]
+
+
+def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
+    """A build config with what a campaign varies: names and values of :meth:`Vary.combination`; others are passed over."""
+    given = dict(varied)
+    if "precision" in given:
+        build = replace(build, precision=given["precision"])  # type: ignore[arg-type]
+    options = build.options
+    if isinstance(options, TensorRTOptions):
+        if "optimization_level" in given:
+            options = replace(options, optimization_level=int(given["optimization_level"]))
+        if "tactic_sources" in given:
+            options = replace(options, tactic_sources=tuple(filter(None, given["tactic_sources"].split(","))))
+    return replace(build, options=options)
 
 
 @dataclass(frozen=True, kw_only=True)

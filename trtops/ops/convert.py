@@ -14,6 +14,7 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.check import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.ops.deny import deny_list
 from trtops.ops.feeds import Feeds, open_feeds
 from trtops.record import Record, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment
@@ -35,6 +36,8 @@ class ConvertConfig(Record):
         timing_cache: A timing cache file to build with.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record (``tactics/replay.json`` of a run) whose choices must be made again.
+        mind_deny_list: Keep off tactics that were proved guilty on this device and release; a replay is refused if it has
+            one.
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
@@ -46,6 +49,7 @@ class ConvertConfig(Record):
     timing_cache: str | None = None
     calibration_cache: str | None = None
     replay: str | None = None
+    mind_deny_list: bool = True
     rebuild: bool = False
     keep_model: bool = True
 
@@ -123,7 +127,7 @@ def convert(
 def _convert(path: Path, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str) -> ConvertResult:
     backend = engine_backend(config.build.backend)
     model = Model.load(path)
-    job = _Job.prepare(model, config, backend)
+    job = _Job.prepare(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
     build, reused_from = job.build_or_reuse(tracker, run)
     if reused_from is None:
@@ -169,11 +173,13 @@ class _Job:
     spec: BuildSpec
 
     @classmethod
-    def prepare(cls, model: Model, config: ConvertConfig, backend: EngineBackend) -> _Job:
+    def prepare(cls, model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> _Job:
         inputs = TensorMetadata.of(model.info.inputs)
         check = config.check
         feeds = open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
-        caches = read_caches(config)
+        environment, caches = backend.environment(), read_caches(config)
+        if config.mind_deny_list:
+            caches = replace(caches, denied=deny_list(tracker, environment))
         calibration = None
         calibration_sha256 = None
         if config.build.precision == "int8":
@@ -189,8 +195,9 @@ class _Job:
             timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
             calibration_sha256=calibration_sha256,
             replay_sha256=None if caches.replay is None else caches.replay.digest,
+            denied_sha256=caches.denied_sha256(environment),
         )
-        return cls(model, config, backend, backend.environment(), feeds, calibration, caches, spec)
+        return cls(model, config, backend, environment, feeds, calibration, caches, spec)
 
     def build_or_reuse(self, tracker: Tracker, run: Run) -> tuple[Build, str | None]:
         """The build, and the run it was taken from if it was not made now."""

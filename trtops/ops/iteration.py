@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
-from trtops.backend.engines import engine_backend
+from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.benches import bench
 from trtops.ops.campaign import Campaign, DebugBuildConfig
-from trtops.ops.check import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.ops.check import CheckConfig, Judgement, collect, default_tolerances, judge, log_judgement
 from trtops.ops.check_command import CommandCheck, run_group
 from trtops.ops.check_submodel import CheckOutcome
 from trtops.ops.deny import deny_list
@@ -226,6 +227,38 @@ def judge_in_child(
     from trtops.comparator.plot import error_figures
 
     return judgement, list(error_figures(outputs, expected))
+
+
+def compare_in_child(
+    engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
+) -> tuple[Judgement, Judgement]:
+    """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
+    tolerances = check.tolerances or default_tolerances(build.precision)
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    backend = engine_backend(engine.backend)
+    with backend.runner(engine) as runner:
+        if check.golden is not None:
+            judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
+        else:
+            with reference_runner(model) as reference:
+                judged = judge(runner, reference, feeds, check, tolerances)
+    with backend.runner(other) as runner:
+        expected = collect(runner, feeds)
+    return judged[0], Judgement(report=compare_outputs(judged[1], expected, tolerances))
+
+
+def errors_in_child(
+    engine: Engine, model: Model, check: CheckConfig, golden: str, runs: int, statistic: str
+) -> list[float]:
+    """The worst output's error of each of several runs of one engine, against golden outputs."""
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    found = []
+    with engine_backend(engine.backend).runner(engine) as runner:
+        for _ in range(runs):
+            report = compare_outputs(collect(runner, feeds), _golden(golden), Tolerances())
+            statistics = (output.statistics for output in report.outputs)
+            found.append(max(getattr(s, statistic) for s in statistics if s is not None))
+    return found
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,0 +1,69 @@
+"""Parts of campaigns put together into one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from trtops.tactics.table import ABSENT, VERDICTS, CampaignTable
+
+
+def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> CampaignTable:
+    """One table of several tables' builds.
+
+    Args:
+        parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build that an
+            earlier part has already is not taken again.
+    """
+    names: list[str] = []
+    verdicts: list[np.ndarray] = []
+    layers, settings = _Union(), _Union()
+    seen: set[str] = set()
+    for table, wanted in parts:
+        rows = [row for row, name in enumerate(table.names) if name not in seen]
+        if wanted is not None:
+            place = {name: row for row, name in enumerate(table.names)}
+            rows = [place[name] for name in dict.fromkeys(wanted) if name in place and name not in seen]
+        taken = [table.names[row] for row in rows]
+        seen.update(taken)
+        names += taken
+        verdicts.append(table.verdicts[rows])
+        layers.add(table.layers, table.choices, table.codes[rows])
+        settings.add(table.settings, table.values, table.setting_codes[rows])
+    return CampaignTable.from_columns(
+        names=names,
+        verdicts=[VERDICTS[code] for code in (np.concatenate(verdicts) if verdicts else ())],
+        layers=tuple(layers.columns),
+        choices=tuple(layers.values),  # type: ignore[arg-type]
+        codes=layers.matrix(),
+        settings=tuple(settings.columns),
+        values=tuple(settings.values),  # type: ignore[arg-type]
+        setting_codes=settings.matrix(),
+    )
+
+
+class _Union:
+    """Matrices of codes with columns and values of their own, translated into common ones."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, int] = {}
+        self.values: dict[object, int] = {}
+        self._blocks: list[tuple[list[int], np.ndarray]] = []
+
+    def add(self, columns: Sequence[str], values: Sequence[object], codes: np.ndarray) -> None:
+        places = [self.columns.setdefault(name, len(self.columns)) for name in columns]
+        used = np.unique(codes[codes != ABSENT])
+        translate = np.full(len(values) + 1, ABSENT, np.int32)  # the last entry is the absent one's
+        for code in used.tolist():
+            translate[code] = self.values.setdefault(values[code], len(self.values))
+        self._blocks.append((places, translate[codes]))
+
+    def matrix(self) -> np.ndarray:
+        rows = sum(len(block) for _, block in self._blocks)
+        result = np.full((rows, len(self.columns)), ABSENT, np.int32)
+        start = 0
+        for places, block in self._blocks:
+            result[start : start + len(block), places] = block
+            start += len(block)
+        return result
