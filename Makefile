@@ -32,7 +32,7 @@ demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, judge and log 
 	@$(PY) -m flows.demo
 
 test: $(VENV)/.test check ## all tests that need no GPU, after `make check`
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -q
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup -q
 
 check: $(VENV)/.test ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .

@@ -20,6 +20,7 @@ for _name, _value in {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "trtops",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # No result of ours is persisted, but Prefect writes the exception of a failed flow in any case, by default pickled.
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
 }.items():

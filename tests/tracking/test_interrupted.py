@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import store
@@ -46,7 +47,7 @@ def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(n
     points = 24
 
     for i in range(points):
-        child = fork.Process(target=log_a_build, args=(tracker, source))
+        child = ForkedProcess(target=log_a_build, args=(tracker, source))
         child.start()
         time.sleep(seconds * 1.3 * i / points)
         os.kill(child.pid, signal.SIGKILL)
@@ -84,7 +85,7 @@ def test_a_process_killed_while_it_writes_an_artifact_leaves_none(new_store, tmp
     source.write_bytes(PLAN * 16)
     folder = tmp_path / "mlruns" / "artifacts" / "m"
 
-    child = fork.Process(target=log_a_build, args=(tracker, source))
+    child = ForkedProcess(target=log_a_build, args=(tracker, source))
     child.start()
     while not (begun := [file for file in folder.rglob("*") if file.is_file()]):
         time.sleep(0.001)
@@ -166,7 +167,7 @@ def test_a_file_that_the_system_refuses_to_let_grow_is_not_logged_in_part(new_st
         resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
         log_a_build(tracker, source)
 
-    child = fork.Process(target=limited)
+    child = ForkedProcess(target=limited)
     child.start()
     child.join()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.tracker import TrackerContract
+from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
@@ -112,7 +113,7 @@ def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server
 
     with ThreadPoolExecutor(8) as pool:
         paths = set(pool.map(stored.local_path, ["engine/x.plan"] * 16))
-    child = multiprocessing.get_context("fork").Process(target=tracker.load, args=(run.id,))
+    child = ForkedProcess(target=tracker.load, args=(run.id,))
     child.start()
     child.join()
 
@@ -258,7 +259,7 @@ def test_forked_children_log_through_the_tracker_they_inherited(embedded: Mlflow
                 run.log_metrics({("i",): float(i)})
         assert (engine.pool is connections) == (i == 4)  # SQLite's connections must not be used by a child
 
-    children = [fork.Process(target=work, args=(i,)) for i in range(4)]
+    children = [ForkedProcess(target=work, args=(i,)) for i in range(4)]
     for child in children:
         child.start()
     work(4)
@@ -279,7 +280,7 @@ def test_many_processes_may_make_the_same_experiment_at_once(embedded: MlflowTra
         gate.wait()
         embedded.start("new", str(i), kind="build").finish()
 
-    children = [fork.Process(target=work, args=(i,)) for i in range(6)]
+    children = [ForkedProcess(target=work, args=(i,)) for i in range(6)]
     for child in children:
         child.start()
     for child in children:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.tracking import store
 from trtops.tracking.base import tracked
@@ -121,7 +122,7 @@ def test_eight_processes_opening_a_new_store_at_once_all_log_to_it(tmp_path: Pat
         (tmp_path / f"seen by {i}").write_text(str(tracker.store.database.stat().st_ino))
         log_one(tracker, str(i))
 
-    children = [fork.Process(target=work, args=(i,)) for i in range(8)]
+    children = [ForkedProcess(target=work, args=(i,)) for i in range(8)]
     for child in children:
         child.start()
     for child in children:
@@ -322,7 +323,7 @@ def test_the_runs_of_a_killed_process_are_found_and_closed(new_store, tmp_path: 
         tracker.start("m", "left", kind="build")
         os._exit(9)
 
-    child = fork.Process(target=leave)
+    child = ForkedProcess(target=leave)
     child.start()
     child.join()
     assert sorted(info.name for info in tracker.find(status="running")) == ["left", "mine"]

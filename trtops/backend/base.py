@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.metadata import FeedCheck, TensorMetadata
@@ -57,7 +57,7 @@ class BaseRunner(ABC):
         is_active: Whether the runner is active now.
     """
 
-    _counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)
+    _counters: ClassVar[defaultdict[str, itertools.count[int]]] = defaultdict(itertools.count)
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:
         """Name the runner, as ``<prefix>-N<count>`` unless a name is given."""
@@ -168,10 +168,10 @@ class BaseRunner(ABC):
     def get_input_metadata_impl(self) -> TensorMetadata:
         """The inputs' metadata; called once per activation."""
 
-    def activate_impl(self) -> None:
+    def activate_impl(self) -> None:  # noqa: B027 - optional to fill in
         """Take hold of what inference needs."""
 
-    def deactivate_impl(self) -> None:
+    def deactivate_impl(self) -> None:  # noqa: B027 - optional to fill in
         """Let go of it; also called after :meth:`activate_impl` failed half-way."""
 
 

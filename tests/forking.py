@@ -1,0 +1,28 @@
+"""Forked children that leave this process' exit handlers alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from multiprocessing.context import ForkProcess
+
+
+class ForkedProcess(ForkProcess):
+    """A forked process that ends when its target returns: with 0, or with 1 and the traceback if it raised.
+
+    Other tests of the same process may have started Prefect, whose exit handlers fail in a child and change its exit
+    code after the work is done.
+    """
+
+    def run(self) -> None:
+        code = 1
+        try:
+            super().run()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
