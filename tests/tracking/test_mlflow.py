@@ -249,7 +249,6 @@ def test_the_user_and_the_program_are_noted(embedded: MlflowTracker):
 
 def test_forked_children_log_through_the_tracker_they_inherited(embedded: MlflowTracker):
     embedded.start("m", "before", kind="build")
-    fork = multiprocessing.get_context("fork")
     engine = embedded._client._tracking_client.store.engine
     connections = engine.pool
 
