@@ -15,8 +15,8 @@ import onnx
 from trtops import errors
 
 
-def load(model: onnx.ModelProto) -> Any:
-    """A session for a model on the CPU, with one thread and without optimizing it.
+def load(model: onnx.ModelProto | str) -> Any:
+    """A session for a model, or a model file, on the CPU, with one thread and without optimizing it.
 
     Raises:
         InferenceError: If the model is invalid, or ONNX Runtime has no kernel for a node.
@@ -27,17 +27,20 @@ def load(model: onnx.ModelProto) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    source = model if isinstance(model, str) else model.SerializeToString()
     try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors share no base class but this
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
 
 
-def evaluate(model: onnx.ModelProto, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray[Any, Any]]:
+def evaluate(
+    model: onnx.ModelProto | str, outputs: Sequence[str], feed: Mapping[str, Any]
+) -> list[np.ndarray[Any, Any]]:
     """Run a model once, in a session as :func:`load` makes it.
 
     Args:
-        model: The model, below 2 GiB.
+        model: The model, below 2 GiB, or the path of its file, which may be larger.
         outputs: Names of the outputs wanted.
         feed: Arrays by input name.
 
