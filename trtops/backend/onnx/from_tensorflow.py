@@ -1,0 +1,73 @@
+"""ONNX models from TensorFlow and Keras files, converted by tf2onnx in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trtops import errors
+from trtops.backend.onnx.model import read_proto
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class OnnxFromTensorFlow:
+    """Converts a TensorFlow or Keras model.
+
+    Attributes:
+        path: A Keras file, a frozen graph, or a folder with a saved model or a checkpoint.
+        kind: Which of them.
+        checkpoint: The checkpoint's name without its ending, in the folder; without it the folder is a saved model.
+        outputs: Output tensors, such as ``scores:0``; frozen graphs need them.
+        opset: ONNX operator set; tf2onnx's own choice unless given.
+    """
+
+    path: str | Path
+    kind: Literal["keras", "frozen", "ckpt"]
+    checkpoint: str | None = None
+    outputs: Sequence[str] | None = None
+    opset: int | None = None
+
+    def __call__(self) -> onnx.ModelProto:
+        """Convert it.
+
+        Raises:
+            BackendUnavailableError: If TensorFlow or tf2onnx is not installed.
+            InvalidModelError: If there is no such file, or tf2onnx cannot convert it.
+        """
+        missing = [name for name in ("tensorflow", "tf2onnx") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise errors.BackendUnavailableError(
+                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} is not installed. "
+                "Install them with: pip install tensorflow tf2onnx. Or convert it elsewhere and give the ONNX model."
+            )
+        if not Path(self.path).exists():
+            raise errors.InvalidModelError(f"{self.path} does not exist; expected a TensorFlow model.")
+        with tempfile.TemporaryDirectory(prefix="trtops-tf-") as folder:
+            output = Path(folder, "model.onnx")
+            command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
+            if self.outputs:
+                command += ["--outputs", ",".join(self.outputs)]
+            if self.opset is not None:
+                command += ["--opset", str(self.opset)]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            if done.returncode or not output.exists():
+                raise errors.InvalidModelError(f"tf2onnx cannot convert {self.path}:\n{done.stderr[-2000:].strip()}")
+            return read_proto(output)
+
+    def _source(self) -> list[str]:
+        if self.kind == "keras":
+            return ["--keras", str(self.path)]
+        if self.kind == "frozen":
+            return ["--graphdef", str(self.path)]
+        if self.checkpoint is not None:
+            return ["--checkpoint", str(Path(self.path, f"{self.checkpoint}.meta"))]
+        return ["--saved-model", str(self.path)]

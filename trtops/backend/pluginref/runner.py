@@ -1,0 +1,89 @@
+"""Inference by ONNX's own reference implementation, for golden outputs that no optimizer has touched.
+
+Plugins count as operators: those that have the name of an ONNX operator (``InstanceNormalization``, say) are computed as
+ONNX defines it; others are refused by name.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.onnx.model import tensor_spec
+from trtops.func import value_of
+from trtops.metadata import TensorMetadata
+
+if TYPE_CHECKING:
+    import onnx
+
+
+class PluginRefRunner(BaseRunner):
+    """Runs a model node by node in numpy. Takes and returns arrays in host memory; outputs are new at every inference."""
+
+    def __init__(self, graph: ValueOrCallable[Any], name: str | None = None) -> None:
+        """Take a model.
+
+        Args:
+            graph: A ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable that makes one at each activation.
+            name: The runner's name; counted up as ``pluginref-runner-N0`` and so on if not given.
+        """
+        super().__init__(name, "pluginref-runner")
+        self._source = graph
+        self._evaluator: Any = None
+
+    def activate_impl(self) -> None:
+        """Look every operator up.
+
+        Raises:
+            UnsupportedFeatureError: If one has no reference implementation.
+        """
+        from onnx.reference import ReferenceEvaluator
+
+        model = _proto(value_of(self._source))
+        try:
+            self._evaluator = ReferenceEvaluator(model)
+        except Exception as exc:  # of many kinds, some of them onnx's own without a base
+            raise errors.UnsupportedFeatureError(
+                f"ONNX's reference implementation cannot run the model: {exc}. Use another runner."
+            ) from exc
+        weights = {tensor.name for tensor in model.graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in weights]
+        self._inputs = TensorMetadata.of(tensor_spec(value) for value in inputs)
+        self._names = [value.name for value in model.graph.output]
+
+    def deactivate_impl(self) -> None:
+        """Let go of the model."""
+        self._evaluator = None
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """The model's inputs."""
+        return self._inputs
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
+        """Run every node.
+
+        Raises:
+            InferenceError: If a node fails.
+        """
+        started = time.perf_counter()
+        try:
+            outputs = self._evaluator.run(None, {name: np.asarray(feed_dict[name]) for name in self._inputs})
+        except Exception as exc:  # whatever a node's numpy code raises
+            raise errors.InferenceError(f"{self.name}: ONNX's reference implementation failed: {exc}") from exc
+        self.inference_time = time.perf_counter() - started
+        return dict(zip(self._names, outputs))
+
+
+def _proto(graph: Any) -> onnx.ModelProto:
+    import onnx
+
+    if isinstance(graph, onnx.ModelProto):
+        return graph
+    import onnx_graphsurgeon as gs
+
+    model: onnx.ModelProto = gs.export_onnx(graph)
+    return model

@@ -1,0 +1,143 @@
+"""Make a TensorRT engine of a model, an ONNX Runtime engine (.ort), or another ONNX model. Engines for ONNX Runtime, and all that
+are remembered by --experiment, are judged against the model itself: exit code 1 says that they are not good enough."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtops.cli import configs, groups, loading
+from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.script import Call, Maker, call
+
+if TYPE_CHECKING:
+    from trtops.ops.convert import ConvertConfig
+
+TARGET = Group(
+    "target",
+    (
+        Flag(
+            names=("-o", "--output"),
+            to="output",
+            shown="FILE",
+            help="where to write it (default: the model's name with .engine, .ort or .converted.onnx)",
+        ),
+        Flag(
+            names=("--convert-to",),
+            choices=("trt", "onnx", "onnx-like-trt-network", "ort"),
+            help="what to make; by the output's ending unless given",
+        ),
+        Flag(names=("--rebuild",), takes="switch", help="build even if the memory holds the same engine"),
+    ),
+)
+JUDGING = Group(
+    "judging, where engines are judged", tuple(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol"))
+)
+
+GROUPS = (
+    groups.MODEL, TARGET, groups.TRACKING, *groups.TRT_BUILD, groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS,
+    groups.ONNX_SHAPE, Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]), groups.TENSORFLOW, JUDGING,
+)  # fmt: skip
+EXAMPLES = (
+    "trtops convert model.onnx --fp16 -o model.engine",
+    "trtops convert model.onnx --int8 --data-loader-script loader.py --calibration-cache int8.cache -o model.engine",
+    "trtops convert model.onnx --trt-min-shapes x:[1,3,8,8] --trt-opt-shapes x:[4,3,8,8] --trt-max-shapes x:[32,3,8,8]",
+    "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
+    "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be made.
+
+    Attributes:
+        make: Makes and writes it, where nothing is judged.
+        model: The model, where the result is judged and remembered.
+        config: The op's config then.
+        output: Where the engine or model goes.
+        experiment: Where to remember it.
+        store: Where the memory is.
+    """
+
+    make: Call | None = None
+    model: str = ""
+    config: ConvertConfig | None = None
+    output: str | None = None
+    experiment: str | None = None
+    store: str | None = None
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    kind = loading.model_type(args)
+    target = _target(args)
+    ending = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
+    output = args.output or f"{Path(args.model_file).stem}{ending}"
+    if target == "ort" or args.experiment is not None:
+        if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
+            raise UsageError(
+                "what is judged is an engine of an ONNX file as it is; convert the model first, or leave out --experiment"
+            )
+        return Plan(
+            model=args.model_file,
+            config=_config(args, "tensorrt" if target == "trt" else "onnxruntime"),
+            output=output if args.output or args.experiment is None else None,
+            experiment=args.experiment,
+            store=args.store,
+        )
+    if target == "onnx":
+        return Plan(make=loading.saved_onnx(loading.onnx_model(args), output, args), output=output)
+    if target == "onnx-like-trt-network":
+        drawn = call(loading.TRT, "OnnxLikeFromNetwork", loading.network(args), variable="draw")
+        return Plan(make=loading.saved_onnx(drawn, output, args), output=output)
+    return Plan(make=call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), output), output=output)
+
+
+def _target(args: argparse.Namespace) -> str:
+    if args.convert_to is not None:
+        return str(args.convert_to)
+    suffix = Path(args.output or "x.engine").suffix.lower()
+    found = {".onnx": "onnx", ".ort": "ort", ".engine": "trt", ".plan": "trt", ".trt": "trt"}.get(suffix)
+    if found is None:
+        raise UsageError(
+            f"{args.output}: its ending does not say what to make; say it by --convert-to, such as --convert-to trt"
+        )
+    return found
+
+
+def _config(args: argparse.Namespace, backend: str) -> ConvertConfig:
+    from trtops.ops.convert import ConvertConfig
+
+    return ConvertConfig(
+        build=configs.build_config(args, backend),
+        check=configs.check_config(args),
+        timing_cache=args.load_timing_cache or args.timing_cache,
+        calibration_cache=args.calibration_cache,
+        replay=args.load_tactics,
+        rebuild=bool(args.rebuild),
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Make it."""
+    from trtops.cli.logs import say
+
+    if plan.make is not None:
+        Maker()(plan.make)()
+        say(f"Wrote {plan.output}")
+        return 0
+    from trtops.backend.common import save_bytes
+    from trtops.ops.convert import convert
+    from trtops.ops.report import markdown
+    from trtops.tracking import builds
+
+    tracker = configs.memory(plan.experiment, plan.store)
+    result = convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
+    if plan.output is not None:
+        engine = builds.load_engine(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
+        save_bytes(engine.plan, plan.output)
+    say(markdown("convert", result))
+    return 0 if result.verdict == "good" else 1

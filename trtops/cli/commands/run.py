@@ -1,0 +1,330 @@
+"""Run a model on several back ends, on the same inputs, and compare what each says with the next, or with saved outputs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops.cli import groups, loading, values
+from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.script import Call, Function, Maker, Name, Source, call
+
+if TYPE_CHECKING:
+    from trtops.ops.run import RunConfig
+    from trtops.tracking.base import Run
+
+RUNNERS = Group(
+    "runners, in the order given",
+    (
+        Flag(names=("--onnxrt",), takes="runner", to="runners", value="onnxrt", help="ONNX Runtime"),
+        Flag(names=("--trt",), takes="runner", to="runners", value="trt", help="TensorRT"),
+        Flag(
+            names=("--trt-engine",),
+            takes="runner",
+            to="runners",
+            value="trt-engine",
+            shown="FILE",
+            help="TensorRT with an engine that is there already",
+        ),
+        Flag(names=("--onnx",), takes="runner", to="runners", value="onnx", help="ONNX's reference implementation"),
+        Flag(
+            names=("--pluginref",),
+            takes="runner",
+            to="runners",
+            value="pluginref",
+            help="reference implementations of plugins, on the CPU",
+        ),
+        Flag(names=("--tf",), takes="runner", to="runners", value="tf", help="TensorFlow, by way of ONNX (tf2onnx)"),
+    ),
+)
+
+RUNNING = Group(
+    "running",
+    (
+        Flag(names=("--warm-up", "--warm-up-runs"), convert=int, shown="N", help="inferences before the timed ones"),
+        Flag(names=("--use-subprocess",), takes="switch", help="run each runner in a child process of its own"),
+        Flag(
+            names=("--sequential-runners",),
+            takes="switch",
+            help="one runner at a time",
+            idle="runners never share memory here: each is let go before the next begins",
+        ),
+        Flag(names=("--save-inputs", "--save-input-data"), shown="PATH", help="where to save the inputs"),
+        Flag(names=("--save-input-blob",), shown="FOLDER", help="where to save the inputs as raw bytes"),
+        Flag(names=("--save-outputs", "--save-results"), shown="PATH", help="where to save the outputs"),
+        Flag(names=("--save-layer-outputs",), shown="PATH", help="as --mark-all --save-outputs PATH"),
+        Flag(names=("--save-engine",), shown="FILE", help="where to save the TensorRT engine"),
+        Flag(names=("--optimization-profile",), convert=int, shown="N", help="profile to run with"),
+        Flag(
+            names=("--allocation-strategy",),
+            choices=("static", "profile", "runtime"),
+            help="device memory for all profiles, for one, or for the shapes at hand",
+        ),
+        Flag(
+            names=("--weight-streaming-budget",),
+            convert=values.budget,
+            shown="SIZE|PERCENT%",
+            help="device memory for streamable weights, or the part of them that is streamed",
+        ),
+    ),
+)
+
+JUDGING = Group(
+    "judging",
+    (
+        Flag(names=("--validate",), takes="switch", help="NaN and infinities in outputs are faults"),
+        Flag(
+            names=("--load-outputs", "--load-results"),
+            takes="many",
+            shown="PATH",
+            help="saved outputs to compare with; alone, with one another",
+        ),
+        Flag(
+            names=("--postprocess", "--postprocess-func"),
+            takes="many",
+            convert=values.top_k,
+            shown="[OUTPUT:]top-K",
+            help="compare the places of the largest elements instead",
+        ),
+        Flag(
+            names=("--postprocess-func-script",),
+            convert=values.script("postprocess"),
+            shown="FILE[:FUNCTION]",
+            help="a script with a function that changes outputs before they are compared",
+        ),
+        Flag(
+            names=("--gen", "--gen-script"),
+            shown="FILE",
+            to="gen_script",
+            help="write a Python script that does the same, and run nothing",
+        ),
+    ),
+)
+
+GROUPS = (
+    groups.MODEL, RUNNERS, RUNNING, JUDGING, groups.THRESHOLDS, groups.COMPARING, groups.DATA, groups.ONNX_LOAD,
+    groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.SAVE_ONNX, groups.PROVIDERS, *groups.TRT_BUILD, groups.TRT_LOAD,
+    groups.TENSORFLOW, groups.TRACKING,
+)  # fmt: skip
+EXAMPLES = (
+    "trtops run model.onnx --onnxrt --trt --fp16 --rtol 1e-3 --atol 1e-3",
+    "trtops run model.onnx --onnxrt --save-inputs inputs.json --save-outputs golden.json",
+    "trtops run model.engine --trt --load-inputs inputs.json --load-outputs golden.json",
+    "trtops run model.onnx --onnxrt --trt --gen-script compare.py",
+)
+
+_LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        runners: Makes the runners.
+        data_loader: Makes the inputs; None is random data.
+        compare: Makes the compare functions.
+        postprocess: Makes the functions applied before.
+        config: The op's config.
+        onnx: The model to write, where that is all there is to do.
+        gen_script: Where to write a script instead.
+        experiment: Where to remember it.
+        store: Where the memory is.
+        model: The model's path, for the memory.
+        command: The command line.
+    """
+
+    runners: tuple[Call, ...]
+    data_loader: Call | None
+    compare: tuple[Any, ...]
+    postprocess: tuple[Any, ...]
+    config: RunConfig
+    onnx: Call | None
+    gen_script: str | None
+    experiment: str | None
+    store: str | None
+    model: str
+    command: str
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """The calls and the config that the options stand for."""
+    import shlex
+
+    from trtops.ops.run import RunConfig
+
+    if args.save_layer_outputs:
+        args.onnx_outputs = args.onnx_outputs or ("mark", "all")
+        args.save_outputs = args.save_outputs or args.save_layer_outputs
+    runners = tuple(_runner(args, kind, word) for kind, word in args.runners or ())
+    if not runners and not args.load_outputs and not args.save_onnx:
+        raise UsageError("there is nothing to run. Add runners, such as --onnxrt --trt, or outputs by --load-outputs")
+    config = RunConfig(
+        warm_up=args.warm_up or 0,
+        use_subprocess=bool(args.use_subprocess),
+        save_inputs=args.save_inputs,
+        save_input_blob=args.save_input_blob,
+        save_outputs=args.save_outputs,
+        load_outputs=tuple(args.load_outputs or ()),
+        validate=bool(args.validate),
+        fail_fast=bool(args.fail_fast),
+        check_average=bool(args.check_average),
+        save_accuracy=args.save_accuracy_results,
+    )
+    return Plan(
+        runners=runners,
+        data_loader=loading.data_loader(args),
+        compare=tuple(loading.compare_functions(args)),
+        postprocess=tuple(_postprocess(args)),
+        config=config,
+        onnx=loading.onnx_model(args) if args.save_onnx and not runners else None,
+        gen_script=args.gen_script,
+        experiment=args.experiment,
+        store=args.store,
+        model=args.model_file or "",
+        command=shlex.join(args.words),
+    )
+
+
+def _runner(args: argparse.Namespace, kind: str, word: str | None) -> Call:
+    if kind in ("trt", "trt-engine"):
+        return call(loading.TRT, "TrtRunner", loading.engine(args, word), **_inference(args))
+    found = loading.model_type(args)
+    if kind == "tf" and found == "onnx":
+        raise UsageError("--tf runs TensorFlow models (keras, frozen, ckpt), which are converted to ONNX; use --onnxrt")
+    if found in ("engine", "trt-network-script"):
+        raise UsageError(f"{args.model_file} is no ONNX model, so --{kind} cannot run it; use --trt")
+    if kind in ("onnxrt", "tf"):
+        return call(loading.ORT, "OnnxrtRunner", _session(args, found))
+    model = loading.onnx_model(args)
+    return call(
+        "trtops.backend.pluginref", "PluginRefRunner", model, name=None if kind == "pluginref" else "onnx-reference"
+    )
+
+
+def _session(args: argparse.Namespace, found: str) -> Call:
+    level = _LEVELS[args.graph_optimization_level] if args.graph_optimization_level else None
+    source: Any = args.model_file
+    if found != "onnx" or loading.wants_onnx_changes(args):
+        source = call(loading.ONNX, "BytesFromOnnx", loading.onnx_model(args))
+    return call(
+        loading.ORT, "SessionFromOnnx", source,
+        providers=list(args.providers) if args.providers else None,
+        graph_optimization_level=Name("onnxruntime", f"GraphOptimizationLevel.{level}") if level else None,
+        variable="build_session",
+    )  # fmt: skip
+
+
+def _inference(args: argparse.Namespace) -> dict[str, Any]:
+    unit, budget = args.weight_streaming_budget or (None, None)
+    return {
+        "optimization_profile": args.optimization_profile,
+        "allocation_strategy": args.allocation_strategy,
+        "weight_streaming_budget": budget if unit == "bytes" else None,
+        "weight_streaming_percent": budget if unit == "percent" else None,
+    }
+
+
+def _postprocess(args: argparse.Namespace) -> Iterator[Any]:
+    if args.postprocess:
+        yield call(loading.COMPARATOR, "TopKPostprocessFunc", values.per_name(args.postprocess))
+    if args.postprocess_func_script:
+        yield Function(*args.postprocess_func_script)
+
+
+def execute(plan: Plan) -> int:
+    """Write the script, or run."""
+    if plan.gen_script is not None:
+        from trtops.backend.common import save_bytes
+
+        save_bytes(script(plan).encode(), plan.gen_script)
+        return 0
+    from trtops.cli.logs import say
+    from trtops.ops.run import run_models
+
+    make = Maker()
+    if plan.onnx is not None:
+        make(plan.onnx)()
+    if any(runner.module == loading.TRT for runner in plan.runners):
+        from trtops.backend.trt import library
+
+        library.load()  # what is missing is said before anything is run
+    with remembered(plan) as run:
+        result = run_models(
+            make(list(plan.runners)),
+            plan.config,
+            data_loader=make(plan.data_loader),
+            compare=make(list(plan.compare)),
+            postprocess=make(list(plan.postprocess)),
+            run=run,
+        )
+        run.finish(result.verdict)
+    for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
+        say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
+    compared = len(result.runners) > 1 or plan.config.validate
+    say("\n".join([("PASSED" if result.verdict == "good" else "FAILED") if compared else "DONE", *result.reasons]))
+    return 0 if result.verdict == "good" else 1
+
+
+@contextlib.contextmanager
+def remembered(plan: Plan) -> Iterator[Run]:
+    """The run to log to: of the experiment that was named, else none."""
+    from trtops.tracking.base import NO_RUN, tracked
+
+    if plan.experiment is None:
+        yield NO_RUN
+        return
+    from pathlib import Path
+
+    from trtops.tracking.store import open_tracker
+
+    name = f"run {Path(plan.model).name}"[:250]
+    with tracked(open_tracker(plan.store), plan.experiment, name, kind="compare") as run:
+        run.log_params({"command": plan.command, **{f"run.{k}": v for k, v in plan.config.to_dict().items()}})
+        yield run
+
+
+def script(plan: Plan) -> str:
+    """A Python script that does what the plan does."""
+    source = Source()
+    runners = source.expression(list(plan.runners))
+    source.add(f"runners = {runners}")
+    config, config_lines = plan.config, []
+    loader = "" if plan.data_loader is None else f", data_loader={source.expression(plan.data_loader)}"
+    compare = source.expression(list(plan.compare))
+    postprocess = [source.expression(each) for each in plan.postprocess]
+    comparator = source.use(loading.COMPARATOR, "Comparator")
+    saved = {
+        "warm_up": config.warm_up or None,
+        "use_subprocess": config.use_subprocess or None,
+        "save_inputs_path": config.save_inputs,
+        "save_input_blob_path": config.save_input_blob,
+        "save_outputs_path": config.save_outputs,
+    }
+    options = "".join(f", {name}={value!r}" for name, value in saved.items() if value is not None)
+    config_lines += [f"results = {comparator}.run(runners{loader}{options})", "passed = True"]
+    if config.validate:
+        config_lines.append(f"passed = {comparator}.validate(results, check_inf=True, fail_fast={config.fail_fast})")
+    for path in config.load_outputs:
+        config_lines.append(f"results.extend({source.use(loading.COMPARATOR, 'RunResults')}.load({path!r}).items())")
+    config_lines += [f"{comparator}.postprocess(results, {each})" for each in postprocess]
+    if len(plan.runners) + len(config.load_outputs) > 1:
+        more = "".join(f", {n}=True" for n in ("fail_fast", "check_average") if getattr(config, n))
+        config_lines.append(f"accuracy = {comparator}.compare_accuracy(results, compare_func={compare}{more})")
+        config_lines.append("passed = passed and bool(accuracy)")
+        if config.save_accuracy:
+            config_lines.append(f"accuracy.save({config.save_accuracy!r})")
+    source.use_module("sys")
+    config_lines.append("sys.exit(0 if passed else 1)")
+    source.add('\n\nif __name__ == "__main__":')
+    for line in config_lines:
+        source.add(f"    {line}")
+    return source.text(f"Does what this does: {plan.command}".replace("\\", "\\\\").replace('"""', "'''"))

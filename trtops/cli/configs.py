@@ -1,0 +1,175 @@
+"""From options to the configs of ops, for what is remembered as the flows do it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trtops.cli import loading
+from trtops.cli.flags import Flag, Group, UsageError
+
+if TYPE_CHECKING:
+    from trtops.comparator.report import Tolerances
+    from trtops.ops.check import CheckConfig
+    from trtops.ops.check_command import CommandCheck
+    from trtops.spec import BuildConfig, OptimizationProfile
+    from trtops.tracking.registry import RegisteringTracker
+
+BACKEND = Group(
+    "back end",
+    (
+        Flag(names=("--onnxrt",), takes="switch", to="backend", value="onnxruntime", help="ONNX Runtime, on the CPU"),
+        Flag(names=("--trt",), takes="switch", to="backend", value="tensorrt", help="TensorRT"),
+        Flag(names=("--allow-approximation",), takes="switch", help="ONNX Runtime: allow tactics that are less exact"),
+    ),
+)
+
+_KNOWN = {
+    "tf32", "fp16", "bf16", "fp8", "int8", "fp32", "precision_constraints", "calibration_cache", "trt_min_shapes",
+    "trt_opt_shapes", "trt_max_shapes", "load_timing_cache", "timing_cache", "load_tactics", "tactic_sources",
+    "sparse_weights", "version_compatible", "refittable", "strongly_typed", "pool_limit", "workspace",
+    "builder_optimization_level",
+}  # fmt: skip
+
+
+def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
+    """How to build, for ops.
+
+    Raises:
+        UsageError: If an option is given that such a config does not have.
+    """
+    from trtops.cli import groups
+    from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+
+    _refuse_others(args, [flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags])
+    asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name)]
+    options: Any = OnnxRuntimeOptions(allow_approximation=bool(getattr(args, "allow_approximation", False)))
+    if backend == "tensorrt":
+        mode, layers = loading._constraints(args)
+        if layers:
+            raise UsageError("precisions of single layers cannot be remembered; leave out --experiment, or the layers")
+        options = TensorRTOptions(
+            tf32=bool(args.tf32),
+            also=tuple(asked[1:]),  # type: ignore[arg-type]
+            strongly_typed=bool(args.strongly_typed),
+            precision_constraints=mode or "none",  # type: ignore[arg-type]
+            workspace_bytes=_workspace(args),
+            optimization_level=args.builder_optimization_level,
+            tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
+            sparse_weights=bool(args.sparse_weights),
+            refittable=bool(args.refittable),
+            version_compatible=bool(args.version_compatible),
+        )
+    precision = asked[0] if asked else "fp32"
+    return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
+
+
+def _refuse_others(args: argparse.Namespace, flags: list[Flag]) -> None:
+    for flag in flags:
+        if flag.dest not in _KNOWN and getattr(args, flag.dest, None) not in (None, flag.default):
+            raise UsageError(
+                f"{flag.names[0]} cannot be remembered: a build's spec has no such thing. Leave it out, or --experiment"
+            )
+
+
+def _workspace(args: argparse.Namespace) -> int | None:
+    limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
+    others = [pool for pool in limits if pool != "workspace"]
+    if others:
+        raise UsageError(f"--pool-limit {others[0]} cannot be remembered, only workspace; leave out --experiment")
+    return limits.get("workspace")
+
+
+def _profiles(args: argparse.Namespace) -> list[OptimizationProfile]:
+    from trtops.spec import OptimizationProfile, ShapeRange
+
+    made = []
+    for profile in loading.profiles(args) or ():
+        ranges = [ShapeRange(name=a[0], **dict(kwargs)) for _, a, kwargs in profile.then]
+        made.append(OptimizationProfile(shapes=tuple(ranges)))
+    return made
+
+
+def check_config(args: argparse.Namespace, **others: Any) -> CheckConfig:
+    """How engines are judged: data, seed and tolerances."""
+    from trtops.ops.check import CheckConfig
+
+    given = {"iterations": args.iterations, "seed": args.seed}
+    return CheckConfig(
+        data=data_source(args),
+        tolerances=tolerances(args),
+        **{name: value for name, value in given.items() if value is not None},
+        **others,
+    )
+
+
+def data_source(args: argparse.Namespace) -> str | None:
+    """Where inputs come from, as ops take it.
+
+    Raises:
+        UsageError: If it cannot be said in one path.
+    """
+    for name in ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module"):
+        if getattr(args, name, None) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} has no place here; give data by --load-inputs or a script")
+    if args.load_inputs and len(args.load_inputs) > 1:
+        raise UsageError("one --load-inputs file is taken here; join several by `trtops data concat`")
+    if args.load_inputs:
+        return str(args.load_inputs[0])
+    if args.data_loader_script:
+        path, function = args.data_loader_script
+        return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
+    return None
+
+
+def tolerances(args: argparse.Namespace) -> Tolerances | None:
+    """When outputs are good enough; None if no option says so."""
+    from trtops.comparator.report import OutputTolerances, Tolerances
+
+    names = {
+        "atol": "atol", "rtol": "rtol", "check_error_stat": "check_error_stat", "error_quantile": "error_quantile",
+        "max_l2": "l2_threshold", "min_cosine": "cosine_similarity_threshold", "min_psnr": "psnr_threshold",
+        "min_snr": "snr_threshold",
+    }  # fmt: skip
+    common: dict[str, Any] = {}
+    single: dict[str, dict[str, Any]] = {}
+    for name, dest in names.items():
+        for output, value in getattr(args, dest, None) or ():
+            (single.setdefault(output, {}) if output else common)[name] = value
+    if not common and not single:
+        return None
+    per_output = {output: OutputTolerances(**found) for output, found in single.items()}
+    equal = bool(getattr(args, "infinities_compare_equal", False))
+    return Tolerances(**common, infinities_equal=equal, per_output=per_output)
+
+
+def command_check(args: argparse.Namespace, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
+    """The external check; a command without ``{model}`` reads the file that the iterations write."""
+    from trtops.ops.check_command import CommandCheck
+
+    command = tuple(args.check)
+    said = any(mark in word for word in command for mark in ("{model}", placeholder))
+    return CommandCheck(
+        command=command,
+        fail_codes=tuple(args.fail_code or ()),
+        ignore_fail_codes=tuple(args.ignore_fail_code or ()),
+        fail_regex=tuple(args.fail_regex or ()),
+        timeout_seconds=args.check_timeout,
+        artifact=None if said else args.iter_artifact or default_artifact,
+    )
+
+
+def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
+    """The memory that an experiment is kept in; without one, a memory that ends with this process."""
+    if experiment is None and store is None:
+        from trtops.tracking.memory import MemoryTracker
+
+        return MemoryTracker()
+    return opened(store)
+
+
+def opened(store: str | None) -> RegisteringTracker:
+    """The store."""
+    from trtops.tracking.store import open_tracker
+
+    return open_tracker(store)

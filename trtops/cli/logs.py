@@ -1,0 +1,56 @@
+"""The log of a command: how much, how, and where to; and what commands print."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtops.logger import G_LOGGER
+
+_MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
+_LESS = (G_LOGGER.INFO, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
+_OFF = logging.CRITICAL + 1
+LEVELS = ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR", "CRITICAL")  # fmt: skip
+
+_silent = False
+
+
+def severity(args: argparse.Namespace) -> Mapping[str, int]:
+    """Severities by path, from the options."""
+    more, less = (args.verbose or 0) + 2 * (args.extra_verbose or 0), args.quiet or 0
+    level = _OFF if args.silent else _LESS[min(less, 3)] if less else _MORE[min(more, 4)]
+    return {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
+
+
+@contextlib.contextmanager
+def logging_as(args: argparse.Namespace) -> Iterator[logging.Logger]:
+    """Log as the options say for as long as the block lasts."""
+    global _silent
+    before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent
+    G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
+    G_LOGGER.line_info = "line-info" in (args.log_format or ())
+    G_LOGGER.colors = "no-colors" not in (args.log_format or ())
+    G_LOGGER.log_file = args.log_file
+    _silent = args.silent or False
+    try:
+        with G_LOGGER.verbosity(severity(args)):
+            yield logging.getLogger("trtops.cli")
+    finally:
+        G_LOGGER.log_file = None
+        G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent = before
+
+
+def say(text: str) -> None:
+    """Print what a command has to say, unless it is to be silent."""
+    if not _silent:
+        print(text, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON."""
+    import json
+
+    say(json.dumps(value, indent=2, ensure_ascii=False, default=str))

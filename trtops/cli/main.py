@@ -1,0 +1,151 @@
+"""``trtops``: finds the command, parses its options, lets it work, and turns what happened into an exit code.
+
+0: all is well. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of ours (or of the system), which the
+message explains. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from trtops.cli import registry
+from trtops.cli.flags import Parser, UsageError, bold, make_parser
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: The words after ``trtops``; this process' own unless given.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(words)
+    except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
+        return exc.code if isinstance(exc.code, int) else 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(words: list[str]) -> int:
+    path, rest = registry.find(words)
+    if path not in registry.COMMANDS:
+        return _folder(path, rest)
+    module = load(path)
+    parser = parser_of(path, module)
+    if "-h" in rest or "--help" in rest:
+        if not _after_check(rest):
+            parser.print_help()
+            return 0
+    return _run(module, parser, rest, words)
+
+
+def _after_check(rest: list[str]) -> bool:
+    """Whether help is asked of the command behind ``--check``, not of this one."""
+    asked = min(rest.index(word) for word in ("-h", "--help") if word in rest)
+    return any(word in rest[:asked] for word in ("--check", "--check-inference"))
+
+
+def load(path: registry.Path) -> Any:
+    """Import the module of a command."""
+    return importlib.import_module(f"trtops.cli.commands.{registry.COMMANDS[path][0]}")
+
+
+def parser_of(path: registry.Path, module: Any) -> Parser:
+    """The parser of a command."""
+    from trtops.cli.groups import LOGGING
+
+    about = module.__doc__ or registry.COMMANDS[path][1]
+    prog = " ".join(("trtops", *path))
+    return make_parser(prog, " ".join(about.split()), (*module.GROUPS, LOGGING), module.EXAMPLES)
+
+
+def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
+    args = parser.parse(rest)
+    args.words = ["trtops", *words]
+    from trtops.cli.logs import logging_as
+    from trtops.errors import ConfigError, TrtopsError
+
+    try:
+        plan = module.plan(args)
+    except (UsageError, ConfigError) as exc:
+        parser.error(str(exc))
+    with logging_as(args) as log, _ended_by_signals():
+        try:
+            return int(module.execute(plan))
+        except (TrtopsError, OSError) as exc:
+            if isinstance(exc, BrokenPipeError):
+                raise
+            log.error("%s", exc)
+            return 3
+        except Exception:
+            log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
+            return 3
+
+
+class _ended_by_signals:
+    """Lets SIGTERM end the command as Ctrl-C does: through every ``finally``."""
+
+    def __enter__(self) -> None:
+        import threading
+
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._end)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+
+def _folder(path: registry.Path, rest: list[str]) -> int:
+    """Help for, or wrong usage of, words that need more words."""
+    prog = " ".join(("trtops", *path))
+    if not path and rest[:1] in (["--version"], ["-v"]):
+        from trtops import __version__
+
+        print(f"trtops {__version__}")
+        return 0
+    if not rest or rest[0] in ("-h", "--help"):
+        print(folder_help(path))
+        return 0 if rest else 2
+    from trtops.errors import near
+
+    known = registry.below(path)
+    print(f"{prog}: unknown command {rest[0]!r}. {near(rest[0], known)}\nTry: {prog} -h", file=sys.stderr)
+    return 2
+
+
+def folder_help(path: registry.Path) -> str:
+    """What may follow these words, with an example."""
+    prog = " ".join(("trtops", *path))
+    words = registry.below(path)
+    width = max(map(len, words)) + 2
+    about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: built, judged, explained and remembered.")
+    lines = [f"usage: {prog} <command> [options]", "", f"{about[0].upper()}{about[1:]}", "", bold("commands:")]
+    lines += [f"  {word.ljust(width)}{line}" for word, line in words.items()]
+    first = next(iter(words))
+    example = "trtops run model.onnx --onnxrt --trt" if not path else f"{prog} {first} -h"
+    return "\n".join([*lines, "", bold("example:"), f"  {example}", "", f"Help on one: {prog} {first} -h"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Which commands there are: their words, where they live, and a line about each. Importing this imports none of them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+Path: TypeAlias = tuple[str, ...]
+
+FOLDERS: dict[Path, str] = {
+    ("inspect",): "look into models, engines, saved data, tactics and runs",
+    ("check",): "check models and saved comparisons",
+    ("surgeon",): "cut, clean and change ONNX models",
+    ("debug",): "find out why an engine is wrong",
+    ("data",): "join saved inputs and outputs",
+    ("template",): "write scripts to start from",
+    ("runs",): "read and use what the store remembers",
+    ("store",): "keep the store usable",
+}
+"""Words that more words follow."""
+
+COMMANDS: dict[Path, tuple[str, str]] = {
+    ("run",): ("run", "run a model on several back ends and compare what they say"),
+    ("convert",): ("convert", "make an engine, or another ONNX model"),
+    ("calibrate",): ("calibrate", "find INT8 ranges, and judge INT8 beside other precisions"),
+    ("compare",): ("compare", "compare two runs, engines, models or saved outputs, and remember it"),
+    ("sensitivity",): ("sensitivity", "measure what each layer costs in INT8"),
+    ("inspect", "model"): ("inspect_model", "show an ONNX model, a TensorRT network or an engine"),
+    ("inspect", "data"): ("inspect_data", "show saved inputs or outputs, with statistics"),
+    ("inspect", "diff"): ("inspect_diff", "compare two files of saved outputs"),
+    ("inspect", "tactics"): ("inspect_tactics", "show a tactic record"),
+    ("inspect", "diff-tactics"): ("inspect_diff_tactics", "say which tactic is guilty, from good and bad records"),
+    ("inspect", "capability"): ("inspect_capability", "say which parts of a model TensorRT can run"),
+    ("inspect", "sparsity"): ("inspect_sparsity", "say which weights are 2:4 sparse"),
+    ("inspect", "calibration"): ("inspect_calibration", "show a calibration cache, or compare two"),
+    ("inspect", "run"): ("inspect_run", "show everything a run holds"),
+    ("check", "lint"): ("check_lint", "find what is wrong with an ONNX model, node by node"),
+    ("check", "accuracy"): ("check_accuracy", "judge saved comparisons again, by other tolerances"),
+    ("check", "compatibility"): ("check_compatibility", "say whether a model loads and runs in a back end"),
+    ("surgeon", "extract"): ("surgeon_extract", "cut a part out of a model"),
+    ("surgeon", "sanitize"): ("surgeon_sanitize", "fold constants, clean up, change shapes and outputs"),
+    ("surgeon", "insert"): ("surgeon_insert", "put a node between tensors"),
+    ("surgeon", "prune"): ("surgeon_prune", "make weights 2:4 sparse, or take out types of nodes"),
+    ("surgeon", "weight-strip"): ("surgeon_weight_strip", "take the weights out of a model, to share its structure"),
+    ("surgeon", "weight-reconstruct"): ("surgeon_weight_reconstruct", "put weights back into a stripped model"),
+    ("debug", "build"): ("debug_build", "build again and again, judge each engine, and sort what it left"),
+    ("debug", "diff-tactics"): ("inspect_diff_tactics", "say which tactic is guilty, from good and bad records"),
+    ("debug", "reduce"): ("debug_reduce", "find the smallest part of a model that still fails"),
+    ("debug", "precision"): ("debug_precision", "find the layers that must stay in FP32"),
+    ("debug", "accuracy"): ("debug_accuracy", "find out where an engine goes wrong, step by step"),
+    ("debug", "repeat"): ("debug_repeat", "run a command again and again, and sort what it left"),
+    ("data", "merge"): ("data_merge", "make inputs of saved inputs and outputs"),
+    ("data", "to-input"): ("data_merge", "make inputs of saved inputs and outputs (the same as merge)"),
+    ("data", "concat"): ("data_concat", "put files of saved inputs or outputs behind one another"),
+    ("template", "trt-network"): ("template_trt_network", "write a script that defines or changes a TensorRT network"),
+    ("template", "trt-config"): ("template_trt_config", "write a script that makes a TensorRT builder config"),
+    ("template", "onnx-gs"): ("template_onnx_gs", "write a script that changes a model with ONNX-GraphSurgeon"),
+    ("runs", "list"): ("runs_list", "list runs"),
+    ("runs", "show"): ("runs_show", "show what is known of a run"),
+    ("runs", "compare"): ("runs_compare", "show params and numbers of runs side by side"),
+    ("runs", "judge"): ("runs_judge", "judge stored comparisons again, by other tolerances"),
+    ("runs", "audit"): ("runs_audit", "check that runs are whole"),
+    ("runs", "promote"): ("runs_promote", "accept a run's engine for everybody"),
+    ("runs", "resolve"): ("runs_resolve", "find the accepted engine for a model, here"),
+    ("store", "relocate"): ("store_relocate", "make a store's addresses fit the folder it was moved to"),
+    ("store", "reap"): ("store_reap", "close the runs of processes that are gone"),
+    ("store", "upgrade"): ("store_upgrade", "bring an older store to the installed MLflow's schema, after a backup"),
+    ("store", "ui"): ("store_ui", "show the store in MLflow's UI"),
+    ("doctor",): ("doctor", "say what is installed here, and what each TensorRT release can do"),
+    ("completion",): ("completion", "print a completion script for bash or zsh"),
+}
+"""Every command: its module below :mod:`trtops.cli.commands`, and a line about it."""
+
+
+def below(folder: Path) -> dict[str, str]:
+    """The words that may follow these, with a line about each."""
+    size = len(folder)
+    words = {path[size]: COMMANDS[path][1] for path in COMMANDS if path[:size] == folder and len(path) == size + 1}
+    folders = {path[size]: FOLDERS[path] for path in FOLDERS if path[:size] == folder and len(path) == size + 1}
+    return words | folders
+
+
+def find(words: list[str]) -> tuple[Path, list[str]]:
+    """The longest command or folder that a line begins with, and the words after it."""
+    path: Path = ()
+    for word in words:
+        if (*path, word) not in COMMANDS and (*path, word) not in FOLDERS:
+            break
+        path = (*path, word)
+    return path, words[len(path) :]
