@@ -242,8 +242,24 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
     return magnitudes | schema.log10_twins(magnitudes) | others
 
 
+def describe(judgement: Judgement) -> list[str]:
+    """A judgement in lines of Markdown: a table of the outputs, latency, accuracy."""
+    lines = ["| output | verdict | max abs | mean abs | max rel | cosine | top-1 |", "|---|---|---|---|---|---|---|"]
+    for output in judgement.report.outputs:
+        s = output.statistics
+        numbers = (None,) * 5 if s is None else (s.max_abs, s.mean_abs, s.max_rel, s.cosine, s.top1_agreement)
+        cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
+        lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
+    if judgement.latency is not None:
+        lines += ["", f"Latency: p50 {judgement.latency.p50_ms:.3f} ms, p99 {judgement.latency.p99_ms:.3f} ms."]
+    if judgement.accuracy is not None:
+        a = judgement.accuracy
+        lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
+    return lines
+
+
 def log_judgement(run: Run, judgement: Judgement) -> None:
-    """Log a judgement: every statistic of every output as a metric, the whole as an artifact."""
+    """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page."""
     metrics = error_metrics(judgement.report)
     if judgement.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms"):
@@ -253,3 +269,6 @@ def log_judgement(run: Run, judgement: Judgement) -> None:
         metrics["accuracy", "golden_top1"] = judgement.accuracy.golden
     run.log_metrics(metrics)
     run.log_json(judgement, schema.Artifact.ACCURACY)
+    reasons = [f"- {reason}" for reason in judgement.report.reasons]
+    note = "\n".join([f"**{judgement.report.verdict}**", "", *reasons, "", *describe(judgement)])
+    run.set_tags({schema.Tag.NOTE: note[: schema.MAX_TAG]})

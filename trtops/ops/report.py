@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from trtops.ops.calibrate import CalibrateResult
+from trtops.ops.check import describe
 from trtops.ops.compare import CompareResult
 from trtops.ops.convert import ConvertResult
 from trtops.ops.sensitivity import SensitivityResult
@@ -121,23 +122,7 @@ def _judgement_lines(title: str, result: ConvertResult | CompareResult) -> list[
             else f"built in {result.build_seconds:.2f} s"
         )
         lines += ["", f"{result.precision.upper()} engine, {size(result.engine_bytes)}, {made}."]
-    judgement = result.judgement
-    lines += [
-        "",
-        "| output | verdict | max abs | mean abs | max rel | cosine | top-1 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for output in judgement.report.outputs:
-        s = output.statistics
-        numbers = (None,) * 5 if s is None else (s.max_abs, s.mean_abs, s.max_rel, s.cosine, s.top1_agreement)
-        cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
-        lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
-    if judgement.latency is not None:
-        lines += ["", f"Latency: p50 {judgement.latency.p50_ms:.3f} ms, p99 {judgement.latency.p99_ms:.3f} ms."]
-    if judgement.accuracy is not None:
-        a = judgement.accuracy
-        lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
-    return lines
+    return [*lines, "", *describe(result.judgement)]
 
 
 def size(count: int) -> str:
