@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
 
 from tests import models
 from trtops.backend.trt import (
@@ -128,7 +129,7 @@ from {package}.backend.trt import EngineFromBytes, TrtRunner
 from {package}.backend.common import BytesFromPath
 with TrtRunner(EngineFromBytes(BytesFromPath(sys.argv[1]))) as runner:
     runner.infer({{"x": np.zeros((1, 3, 256, 256), np.float32)}})
-    print(time.perf_counter() - started)
+    print("seconds", time.perf_counter() - started)
 """
 
 
@@ -144,10 +145,9 @@ def start_to_first_inference(rounds=5):
         for _ in range(rounds):
             for package, found in times.items():
                 command = [sys.executable, "-c", _START.format(package=package), str(path)]
-                done = subprocess.run(
-                    command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-                )
-                found.append(float(done.stdout.split()[-1]))
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+                [line] = [line for line in done.stdout.splitlines() if line.startswith("seconds ")]
+                found.append(float(line.split()[1]))
     medians_ = {name: statistics.median(values) for name, values in times.items()}
     row = {
         "start_to_first_inference_s": {name: round(value, 3) for name, value in medians_.items()},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trtops import errors
 from trtops.calibration import CalibrationCache, TensorRange, diff, fit
-from trtops.calibration.cache import tensorrt_header
+from trtops.calibration.cache import legacy_header, tensorrt_header
 
 # Written by TensorRT 8.5 for a small classifier.
 FROM_TENSORRT = b"""TRT-8510-EntropyCalibration2
@@ -27,6 +27,14 @@ x: 4000890a
 (Unnamed Layer* 8) [Constant]_output: 39137939
 (Unnamed Layer* 9) [Matrix Multiply]_output: 3e74c2e0
 /fc1/Gemm_output_0: 3e5312f6
+"""
+
+# Written by the legacy calibrator of TensorRT 8.6.0, with quantile 0.9999 and regression cutoff 1.
+FROM_LEGACY = b"""0 3ff0000000000000 3fefff2e48e8a71e
+x: 3cfb213d
+b: 3d2c2ff7
+d: 3d22cc0c
+y: 3d251821
 """
 
 
@@ -43,6 +51,16 @@ def test_a_cache_that_tensorrt_wrote_is_read_and_written_back_byte_for_byte() ->
     assert read.by_name()["x"].scale == struct.unpack(">f", bytes.fromhex("4000890a"))[0]
     assert read.to_tensorrt() == FROM_TENSORRT
     assert CalibrationCache.from_bytes(read.to_bytes()).to_tensorrt() == FROM_TENSORRT
+
+
+def test_the_legacy_calibrators_cache_is_read_and_written_back_byte_for_byte() -> None:
+    read = CalibrationCache.from_bytes(FROM_LEGACY)
+
+    assert read.algorithm == "LegacyCalibration" and list(read.by_name()) == ["x", "b", "d", "y"]
+    assert read.by_name()["x"].scale == struct.unpack(">f", bytes.fromhex("3cfb213d"))[0]
+    assert read.to_tensorrt() == FROM_LEGACY
+    assert read.to_tensorrt(legacy_header(0.9999, 1.0)) == FROM_LEGACY
+    assert read.to_tensorrt(tensorrt_header("8.6.0")).startswith(b"TRT-8600-EntropyCalibration2\nx: 3cfb213d\n")
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,6 +96,8 @@ def test_any_scale_survives_both_formats_to_the_last_bit(scales: dict[str, float
         b"TRT-8600-EntropyCalibration2\nx: 7f800000\n",
         b"TRT-8600-EntropyCalibration2\nx: bc010a14\n",
         b"TRT-8600-EntropyCalibration2\n\xff\xfe: 3c010a14\n",
+        b"0 3ff0000000000000 3fefff2e48e8a71e\n",
+        b"0 3ff0000000000000 3fefff2e48e8\nx: 3c010a14\n",
         b"",
         b"\x00" * 64,
         b"[" * 100_000,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -144,18 +144,13 @@ class RunnerContract:
 
     def test_runners_of_their_own_work_in_threads_at_once(self, make_runner):
         x = {seed: models.random(3, 4, seed=seed) for seed in range(4)}
-        found: dict[int, np.ndarray] = {}
 
-        def work(seed: int) -> None:
+        def work(seed: int) -> np.ndarray:
             with make_runner(models.multi_output().proto, f"thread-{seed}") as runner:
-                for _ in range(20):
-                    found[seed] = np.array(runner.infer({"x": x[seed]})["relu"])
+                return [np.array(runner.infer({"x": x[seed]})["relu"]) for _ in range(20)][-1]
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in x]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(x)) as pool:
+            found = list(pool.map(work, x))
 
         for seed, array in x.items():
             np.testing.assert_array_equal(found[seed], np.maximum(array, 0))

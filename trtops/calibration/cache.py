@@ -3,6 +3,9 @@
 TensorRT's text, as its calibrators hand it out: a header ``TRT-<release>-<calibrator>``, then a line per tensor, its
 name, a colon, a blank and the scale as the eight hexadecimal digits of a big-endian float32. The scale is the largest
 magnitude that INT8 shall represent, divided by 127. A release reads only what has its own number in the header.
+
+The legacy calibrator writes another header, without a release: ``0``, its regression cutoff and its quantile, both as the
+sixteen hexadecimal digits of a big-endian float64, with blanks between them (seen of TensorRT 8.6.0).
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ LEVELS = 127
 
 DEFAULT_HEADER = "TRT-8600-EntropyCalibration2"
 
-_HEADER = re.compile(r"TRT-\d+-\w+")
+_HEADER = re.compile(r"TRT-\d+-\w+|\d+ [0-9a-f]{16} [0-9a-f]{16}")
+_LEGACY = "LegacyCalibration"
 _ENTRY = re.compile(r"(.+): ([0-9a-fA-F]{8})")
 _LARGEST = struct.unpack(">f", bytes.fromhex("7f7fffff"))[0]
 _SMALLEST = struct.unpack(">f", bytes.fromhex("00800000"))[0]
@@ -155,7 +159,7 @@ class CalibrationCache(Record):
         Raises:
             FormatError: If it is neither our JSON nor TensorRT's text, or is damaged, cut short or too new.
         """
-        if data.startswith(b"TRT-"):
+        if data.startswith(b"TRT-") or _HEADER.fullmatch(data[:80].partition(b"\n")[0].decode("latin-1").rstrip("\r")):
             return cls.from_tensorrt(data)
         try:
             content: Any = json.loads(data)
@@ -193,7 +197,8 @@ class CalibrationCache(Record):
                 f"The calibration cache has a header, {header!r}, and no tensors. Was it cut short?"
             )
         ranges = tuple(_entry(number, line.rstrip("\r")) for number, line in enumerate(lines, start=2))
-        return cls(algorithm=header.split("-", 2)[2], ranges=ranges, tensorrt_header=header)
+        algorithm = header.split("-", 2)[2] if header.startswith("TRT-") else _LEGACY
+        return cls(algorithm=algorithm, ranges=ranges, tensorrt_header=header)
 
     def to_tensorrt(self, header: str | None = None) -> bytes:
         """The cache as TensorRT's text.
@@ -202,8 +207,8 @@ class CalibrationCache(Record):
         by it, so it is written as 1.
 
         Args:
-            header: First line, from :func:`tensorrt_header`; by default the one it was read with, or that of
-                TensorRT 8.6.0's default calibrator.
+            header: First line, from :func:`tensorrt_header` or :func:`legacy_header`; by default the one it was read
+                with, or that of TensorRT 8.6.0's default calibrator.
 
         Raises:
             FormatError: If a name or the header cannot stand in such a text.
@@ -251,6 +256,16 @@ def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> st
     major, minor, patch = map(int, match.groups())
     number = major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch
     return f"TRT-{number}-{calibrator}"
+
+
+def legacy_header(quantile: float, regression_cutoff: float) -> str:
+    """The header that TensorRT's legacy calibrator writes; it names no release.
+
+    Args:
+        quantile: What the calibrator that will read it answers to ``get_quantile``.
+        regression_cutoff: What it answers to ``get_regression_cutoff``.
+    """
+    return f"0 {struct.pack('>d', regression_cutoff).hex()} {struct.pack('>d', quantile).hex()}"
 
 
 def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "refuse") -> tuple[str, ...]:

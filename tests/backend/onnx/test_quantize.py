@@ -105,6 +105,16 @@ def test_tensorrt_gets_symmetric_pairs_before_its_layers_and_weights_per_channel
                 assert arrays[weight.input[1]].ndim == 1 and arrays[weight.input[1]].size > 1
 
 
+def test_tensorrt_is_told_the_kernel_shape_that_it_cannot_see_in_weights_behind_nodes() -> None:
+    case = residual()
+    insert_qdq(case.proto, calibrated(residual()), style="tensorrt")
+
+    for node in case.proto.graph.node:
+        if node.op_type in ("Conv", "ConvTranspose"):
+            [shape] = [list(a.ints) for a in node.attribute if a.name == "kernel_shape"]
+            assert shape == [3, 3]
+
+
 def test_onnx_runtime_computes_every_layer_in_integers(tmp_path) -> None:
     expected = {
         "conv_net": {"QLinearConv": 2, "QGemm": 1},

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flows.digits
 from flows.digits import Digits, make_digits
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
@@ -18,7 +19,9 @@ from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-BATCH = 16
+FILTERS = (64, 128)
+"""Layers wide enough that INT8 pays: of the demo's own TensorRT builds most in FP32, which is faster there."""
+BATCH = 64
 PROFILE = OptimizationProfile(
     shapes=(ShapeRange(name="image", min=(1, 1, 8, 8), opt=(BATCH, 1, 8, 8), max=(599, 1, 8, 8)),)
 )
@@ -51,7 +54,9 @@ class Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     from trtops.backend.engines import reference_runner
 
-    files = make_digits(tmp_path_factory.mktemp("digits"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows.digits, "FILTERS", FILTERS)
+        files = make_digits(tmp_path_factory.mktemp("digits"))
     model = Model.load(files.model)
     images = np.load(files.images)["image"]
     with reference_runner(model) as reference:
@@ -80,7 +85,14 @@ def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
 
 
 def int8_layers(built) -> list[str]:
-    return [layer.name for layer in built.layers if "int8" in layer.precision.lower()]
+    """Layers that compute in INT8; all layers are printed with their types, for when it goes wrong."""
+    from trtops.backend.trt import engine_from_bytes
+    from trtops.backend.trt.inspector import read_layers
+
+    for layer in read_layers(engine_from_bytes(built.engine.plan)):
+        types = [[f"{t.dtype} {t.format}" for t in tensors] for tensors in (layer.inputs, layer.outputs)]
+        print(f"{layer.precision:5} {layer.name} [{layer.op}] {types} {layer.weights}")
+    return [layer.name for layer in built.layers if layer.precision == "int8" and "Reformat" not in layer.op]
 
 
 @pytest.mark.parametrize("form", ["ours", "text"])
@@ -97,8 +109,11 @@ def test_a_cache_made_on_the_cpu_builds_int8_with_an_error_near_that_of_tensorrt
     print(
         f"{algorithm}: error {error:.5f}, TensorRT's own {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}"
     )
-    assert int8_layers(built)
-    assert error <= 1.2 * theirs
+    found, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
+    assert found and expected
+    # TensorRT chooses anew at each build which layers are worth it.
+    assert error <= (1.2 if found == expected else 2) * theirs
+    assert theirs <= (1.2 if found == expected else 2) * error
     assert abs(top1 - fp32_top1) <= 0.01
 
 
@@ -136,7 +151,7 @@ def test_tensorrts_cache_becomes_pairs_in_the_model_that_tensorrt_and_onnx_runti
     theirs, _ = demo.judge(calibrated_by_tensorrt)
     print(f"Q/DQ: error {error:.5f}, calibrator {theirs:.5f}, top-1 {top1:.4f}")
     assert done.layers == ("conv_0", "conv_1", "head") and int8_layers(built)
-    assert error <= 1.5 * theirs and abs(top1 - float((demo.golden.argmax(1) == demo.labels).mean())) <= 0.01
+    assert error <= 2 * theirs and abs(top1 - float((demo.golden.argmax(1) == demo.labels).mean())) <= 0.01
     with OnnxRuntimeBackend().runner(on_cpu.engine) as runner:
         scores = runner.infer({"image": demo.images})["scores"]
     assert float(np.mean(scores.argmax(1) == demo.golden.argmax(1))) > 0.98

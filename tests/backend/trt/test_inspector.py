@@ -43,6 +43,15 @@ def test_layers_of_8_6_are_read_with_tactics_precisions_formats_weights_and_onnx
     assert reformat.precision == "fp32"
 
 
+def test_a_layer_that_reads_fp32_and_multiplies_int8_weights_computes_in_int8():
+    first = EIGHT.replace("linear FP16", "linear FP32").replace(
+        '{"Type": "Half", "Count": 36864}', '{"Type": "Int8", "Count": 9}'
+    )
+
+    assert parse_layers(first)[0].precision == "int8"
+    assert parse_layers(EIGHT.replace('"Type": "Half"', '"Type": "Float"'))[0].precision == "fp16"
+
+
 def test_layers_of_11_are_read_as_well():
     (layer,) = parse_layers(ELEVEN)
 

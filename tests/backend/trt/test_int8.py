@@ -46,6 +46,13 @@ def test_our_cache_becomes_the_text_of_the_release_and_calibrator_that_will_read
     assert text.split(b"\n")[1:] == again.split(b"\n")[1:]
 
 
+def test_the_legacy_calibrator_gets_its_own_two_numbers_in_the_header(model, cache) -> None:
+    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="legacy")
+
+    assert text.startswith(b"0 3fe0000000000000 3fe0000000000000\nimage: ")
+    assert int8.tensorrt_text(text, model, INT8, release="8.6.0", algorithm="entropy2") == cache.to_tensorrt()
+
+
 def test_our_cache_is_refused_where_tensors_are_missing_unless_a_partial_fit_is_allowed(model, cache, caplog) -> None:
     part = cache.without(["r0"]).to_bytes()
 

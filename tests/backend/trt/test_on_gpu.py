@@ -9,6 +9,8 @@ import runpy
 import signal
 import threading
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from trtops import errors, func
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.calibration import CalibrationCache
 from trtops.spec import BuildConfig, Layer, OptimizationProfile, TensorRTOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -184,7 +187,8 @@ def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(
     assert len(first.data_digest()) == 64
     assert "int8" in {layer.precision for layer in read_layers(engine)}
     assert 1e-4 < error < 0.25
-    assert cache.read_bytes().startswith(b"TRT-")
+    written = CalibrationCache.from_bytes(cache.read_bytes())
+    assert "x" in written and written.to_tensorrt() == cache.read_bytes()
     assert first.cache_contents() == cache.read_bytes()
 
     again = Calibrator([], cache=cache, BaseClass=base, **options)
@@ -272,6 +276,24 @@ def test_three_profiles_serve_their_shapes_and_refuse_others():
             runner.set_profile(3)
 
 
+def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, Profile, TrtRunner, engine_from_network
+
+    proto = models.model("(float[n,4] a, float[m,4] b) => (float[k,4] y) { y = Concat<axis = 0>(a, b) }")
+    profile = Profile().add("a", (1, 4), (2, 4), (8, 4)).add("b", (1, 4), (2, 4), (8, 4))
+    network = NetworkFromOnnxBytes(proto.SerializeToString())
+    feed = {"a": models.random(1, 4), "b": models.random(1, 4, seed=1)}
+
+    with TrtRunner(engine_from_network(network, CreateConfig(profiles=[profile], **QUICK))) as runner:
+        runner.infer(feed)
+        larger = models.random(8, 4, seed=2)
+        with pytest.raises(errors.InputShapeError, match="'b'"):
+            runner.infer({"a": larger, "b": models.random(9, 4)})
+        found = runner.infer({"a": larger, "b": feed["b"]})["y"]  # "a" is known by now, and yet the output has grown
+
+        np.testing.assert_array_equal(found, np.concatenate([larger, feed["b"]]))
+
+
 def test_the_description_of_an_engine_shows_its_profiles_as_the_field_does():
     from trtops.backend.trt import describe_engine
 
@@ -322,6 +344,9 @@ def test_values_of_shape_tensors_decide_the_outputs_shape():
         for rows in (3, 9, 1, 3):
             found = runner.infer({"x": x, "shape": np.array([rows, 4])})["y"]
             np.testing.assert_array_equal(found, np.broadcast_to(x, (rows, 4)))
+        with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*max \(9, 4\)"):
+            runner.infer({"x": x, "shape": np.array([10, 4])})
+        assert runner.infer({"x": x, "shape": np.array([2, 4])})["y"].shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["CHW2", "HWC8", "CHW32"])
@@ -599,12 +624,32 @@ def test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing(back
 
     again = backend.build(model, FP16, caches=Caches(timing=first.timing_cache))
 
+    print(first.timing_cache_use, again.timing_cache_use, f"{first.seconds:.2f} s, then {again.seconds:.2f} s")
     assert again.layers == first.layers
     assert again.tactics == first.tactics
     assert again.timing_cache_use.misses == 0
     assert again.timing_cache_use.hits > 0
     assert again.timing_cache_use.saved_seconds > 0
     assert again.seconds < first.seconds
+
+
+def test_what_tensorrt_does_not_read_of_its_own_timing_cache_is_told_and_the_build_goes_on(backend):
+    """Myelin compiles parts of a transformer, and 8.6 does not read back what it leaves in the cache."""
+    case = models.transformer()
+    model = Model.from_proto(case.proto, case.name)
+    first = backend.build(model, CONTRACT)
+
+    again = backend.build(model, CONTRACT, caches=Caches(timing=first.timing_cache))
+
+    entries = first.timing_cache_use.misses
+    print(entries, again.timing_cache_use, f"{first.seconds:.2f} s, then {again.seconds:.2f} s", again.log)
+    assert again.timing_cache_use.hits <= entries
+    unread = "myelinCache" in again.log
+    assert ("trtops: " in again.log and "did not read back" in again.log) == unread
+    assert unread or again.timing_cache_use.hits == entries
+    with backend.runner(again.engine) as runner:
+        outputs = runner.infer(case.feed)
+        np.testing.assert_allclose(outputs["y"], onnx_runtime(case.proto, case.feed)["y"], rtol=1e-3, atol=1e-4)
 
 
 def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
@@ -646,27 +691,21 @@ def test_timing_caches_of_one_key_are_merged_and_two_writers_lose_nothing(tmp_pa
     from trtops.backend.trt import timing_cache as caches
 
     path = tmp_path / "both.cache"
-    nets = [models.conv_net().proto, models.transformer().proto]
+    nets = [wide_net().proto, models.conv_net().proto]
 
     def build(proto):
         config = CreateConfig(profiles=[profile_for(proto)], load_timing_cache=path, **QUICK)
         engine_bytes_from_network(network_from_onnx_bytes(proto.SerializeToString()), config, save_timing_cache=path)
 
-    threads = [threading.Thread(target=build, args=(proto,)) for proto in nets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    size = path.stat().st_size
+    with ThreadPoolExecutor(len(nets)) as pool:
+        list(pool.map(build, nets))
+    entries = caches.held(CreateConfig(load_timing_cache=path)(*create_network()))
     for proto in nets:
         build(proto)
 
-    assert path.stat().st_size == size  # both builds found all that they needed
-    config = CreateConfig()(*create_network())
-    with pytest.raises(errors.TimingCacheError, match="different devices"):
-        caches.merge(
-            config, [caches.TimingCache(data=path.read_bytes(), key="a"), caches.TimingCache(data=b"", key="b")]
-        )
+    assert entries
+    # Both builds found all that they needed.
+    assert caches.held(CreateConfig(load_timing_cache=path)(*create_network())) == entries
 
 
 # --- the runner's own ways ------------------------------------------------------------------------------------------
@@ -833,6 +872,11 @@ class TestTensorRTBackend(EngineBackendContract):
     def build(self, model):
         return _contract_build(model.proto().SerializeToString())
 
+    def test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(self, backend):
+        # A plain CNN: of a transformer's cache 8.6 reads a part only, see the tests of timing caches.
+        model = Model.from_proto(wide_net().proto, "wide_net")
+        super().test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(backend, model, FP16, wide_build())
+
     def test_layers_are_told_as_all_back_ends_tell_them(self, build):
         assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
 
@@ -840,38 +884,38 @@ class TestTensorRTBackend(EngineBackendContract):
 # --- the field's scripts --------------------------------------------------------------------------------------------
 
 
-def seed_scripts() -> list[tuple[str, str]]:
-    """The TensorRT scripts in the documents that the project came from, with only their imports renamed."""
+def seed_scripts() -> dict[str, list[tuple[str, str]]]:
+    """The TensorRT scripts in the documents that the project came from, by document, with only their imports renamed."""
     folder = Path(os.environ.get("TRTOPS_SEEDS") or Path(__file__).parents[4] / "shared" / "seeds")
-    scripts = []
+    documents: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(folder.glob("00[01]*.txt")):
-        for number, block in enumerate(
-            re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
-        ):
+        text = path.read_text(encoding="utf-8")
+        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)):
             if "trtops" not in block and "backend.trt" in block and "def main" in block:
                 renamed = re.sub(r"^(\s*(?:from|import) )polygraphy\b", r"\1trtops", block, flags=re.MULTILINE)
-                scripts.append((f"{path.name[:3]}-{number}", renamed))
-    return scripts
-
-
-@pytest.fixture(scope="module")
-def seeds_folder(tmp_path_factory):
-    import onnx
-
-    folder = tmp_path_factory.mktemp("seeds")
-    onnx.save(models.identity().proto, folder / "identity.onnx")
-    proto = models.model(
-        "(float[n,3,28,28] X) => (float[n,3,28,28] Y) { Y = Identity(X) }", opset=8, name="g", ir_version=3
-    )
-    onnx.save(proto, folder / "dynamic_identity.onnx")
-    return folder
+                documents.setdefault(path.name[:3], []).append((f"script_{number}.py", renamed))
+    return documents
 
 
 @pytest.mark.seeds
-@pytest.mark.parametrize("script", [pytest.param(text, id=name) for name, text in seed_scripts()])
-def test_the_fields_scripts_run_with_only_the_import_renamed(script, seeds_folder, monkeypatch):
-    monkeypatch.chdir(seeds_folder)
-    path = seeds_folder / "script.py"
-    path.write_text(script)
+@pytest.mark.parametrize("scripts", [pytest.param(scripts, id=name) for name, scripts in seed_scripts().items()])
+def test_the_fields_scripts_run_in_their_order_with_only_the_import_renamed(scripts, tmp_path, monkeypatch):
+    import onnx
 
-    runpy.run_path(str(path), run_name="__main__")
+    monkeypatch.chdir(tmp_path)
+    onnx.save(models.identity().proto, "identity.onnx")
+    proto = models.model(
+        "(float[n,3,28,28] X) => (float[n,3,28,28] Y) { Y = Identity(X) }", opset=8, name="g", ir_version=3
+    )
+    onnx.save(proto, "dynamic_identity.onnx")
+    failed: list[str] = []
+
+    for name, script in scripts:  # some load the engine that the one before saved
+        path = tmp_path / name
+        path.write_text(script, encoding="utf-8")
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Exception:  # the others are to run all the same
+            failed.append(f"{name}\n{traceback.format_exc()}")
+
+    assert not failed, "\n".join(failed)

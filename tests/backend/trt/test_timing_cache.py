@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,61 @@ def test_hits_misses_and_seconds_saved_are_told():
     used = timing_cache.use(CACHE, after, 1.0)
     assert (used.hits, used.misses, used.saved_seconds) == (12, 3, 2.5)
     assert timing_cache.use(CACHE, CACHE, 5.0).saved_seconds == 0
+
+
+def test_hits_are_only_what_tensorrt_read():
+    after = replace(CACHE, entries=15)
+
+    used = timing_cache.use(CACHE, after, 1.0, read=9)
+    assert (used.hits, used.misses, used.saved_seconds) == (9, 6, 2.5)
+    lost = timing_cache.use(CACHE, after, 1.0, read=0)
+    assert (lost.hits, lost.misses, lost.saved_seconds) == (0, 15, 0)
+
+
+# What TensorRT 8.6.0 said of caches that it had written on the same device, and what 8.6.1 said of a damaged one.
+COMPILERS_PART = [
+    ("ERROR", "1: [myelinCache.h::deserializeFromBuffer::52] Error Code 1: Myelin (Myelin error from unknown graph)"),
+    ("ERROR", "4: The timing cache will not be used!"),
+]
+DAMAGED = [
+    ("ERROR", "1: [stdArchiveReader.cpp::StdArchiveReaderInitCommon::36] Error Code 1: Serialization (Magic tag does not match)"),
+    ("ERROR", "4: The timing cache will not be used!"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ([], False),
+        ([("INFO", "Loaded engine size: 0 MiB")], False),
+        (COMPILERS_PART, False),
+        (DAMAGED, True),
+        (DAMAGED + COMPILERS_PART, True),
+        (COMPILERS_PART[1:], True),
+        ([("WARNING", "Detected different TensorRT version")], True),
+    ],
+)
+def test_a_cache_whose_compiled_part_alone_is_not_read_is_not_refused(said, refused):
+    log = library.LogLines(False)
+    log.lines += said
+
+    assert timing_cache._is_refused(log) is refused
+
+
+def test_the_log_of_one_thread_has_no_lines_of_others_and_remarks_stand_in_it():
+    with library.collect_log(here=True) as mine, library.collect_log() as everybodys:
+        thread = threading.Thread(target=library.remark, args=("from elsewhere",))
+        thread.start()
+        thread.join()
+        library.remark("from here")
+
+    assert mine.lines == [("WARNING", "trtops: from here")]
+    assert [text for _, text in everybodys.lines] == ["trtops: from elsewhere", "trtops: from here"]
+
+
+def test_caches_of_two_devices_are_not_merged():
+    with pytest.raises(errors.TimingCacheError, match="different devices"):
+        timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
 
 
 def test_entries_are_counted_from_what_tensorrt_says():

@@ -316,6 +316,8 @@ class _Writer:
         pairs = {name: self._pair(name, params[name]) for name in tensors}
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
+            if self.symmetric:
+                _tell_kernel_shape(layer.node, self.constants)
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
                 if key not in weights:
@@ -459,6 +461,14 @@ class _Writer:
         unused = [tensor for tensor in self.graph.initializer if tensor.name not in used]
         for tensor in unused:
             self.graph.initializer.remove(tensor)
+
+
+def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+    """Write a convolution's kernel shape down: TensorRT 8.6 looks for it only there, once weights come out of a node."""
+    known = any(attribute.name == "kernel_shape" for attribute in node.attribute)
+    if node.op_type in ("Conv", "ConvTranspose") and not known and node.input[1] in constants:
+        dims = constants[node.input[1]].dims
+        node.attribute.append(helper.make_attribute("kernel_shape", list(dims[2:])))
 
 
 def _axis(params: _Params) -> dict[str, Any]:

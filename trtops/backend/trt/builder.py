@@ -57,8 +57,7 @@ class TensorRTBackend:
         return device.environment()
 
     def device_state(self) -> dict[str, str]:
-        """The GPU, by a digest of its UUID, its clocks, and how many other processes compute on it; none for RTX builds
-        without a GPU."""
+        """The GPU by a digest of its UUID, its clocks, and how many other processes use it; empty without a GPU."""
         return device.state()
 
     def build(
@@ -128,6 +127,7 @@ class _Building:
         self.line = library.line()
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
+        self.timings_read: int | None = None
         self.recorded = tactics.TacticReplayData()
         self.denied = caches.denied.here(self.environment)
         self.restriction = tactics.restriction(self.denied, self.options.tactic_seed)
@@ -152,6 +152,8 @@ class _Building:
             loader = self._config_loader(selector, folder)
             builder, network, _parser = self._network(loader)
             builder_config = loader(builder, network)
+            if self._timing_data() and loader.load_timing_cache is not None:
+                self.timings_read = timing_cache.held(builder_config)
             if self.caches.replay is not None and self._edits:
                 editable.prepare_replay(builder_config, self.caches.replay)
             started = time.perf_counter()
@@ -178,7 +180,7 @@ class _Building:
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
-            timing_cache_use=timing_cache.use(self.timing, cache, seconds),
+            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.timings_read),
             calibration_cache=self._calibration_cache(),
             seconds=seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
@@ -314,7 +316,8 @@ class _Building:
             return None
         if self.caches.replay is not None and not self._edits:
             return None
-        return timing_cache.collect(builder_config, self.environment, self.timing, seconds)
+        before = None if self.timings_read == 0 else self.timing
+        return timing_cache.collect(builder_config, self.environment, before, seconds)
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The engine's layers; none where there is no GPU to load it on."""

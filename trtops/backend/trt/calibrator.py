@@ -33,6 +33,10 @@ ALGORITHMS = {
 }
 """TensorRT's calibrator classes by the names that trtops gives them."""
 
+LEGACY_QUANTILE = 0.5
+LEGACY_REGRESSION_CUTOFF = 0.5
+"""What the legacy calibrator is told unless something else is given."""
+
 
 class TrtopsCalibrator(Protocol):
     """What :func:`Calibrator` makes, beside being one of TensorRT's calibrators.
@@ -121,10 +125,10 @@ def Calibrator(
         if base is trt.IInt8LegacyCalibrator:
 
             def get_quantile(self) -> float:
-                return 0.5 if quantile is None else quantile
+                return LEGACY_QUANTILE if quantile is None else quantile
 
             def get_regression_cutoff(self) -> float:
-                return 0.5 if regression_cutoff is None else regression_cutoff
+                return LEGACY_REGRESSION_CUTOFF if regression_cutoff is None else regression_cutoff
 
             def read_histogram_cache(self, length: int) -> None:
                 return None

@@ -47,7 +47,7 @@ class LayerDescription(Record):
         op: Its type, such as ``CaskConvolution``.
         tactic: The kernel's name.
         tactic_value: The kernel's number, as hexadecimal text.
-        precision: What it computes in, told from its inputs; empty if the engine does not say.
+        precision: What it computes in, told from its inputs and weights; empty if the engine does not say.
         inputs: Its inputs.
         outputs: Its outputs.
         weights: Types and counts of its weights.
@@ -318,7 +318,7 @@ def _layer(value: Any) -> LayerDescription:
         op=kind if not parameter or parameter.lower() in kind.lower() else f"{kind}/{parameter}",
         tactic=str(value.get("TacticName", "")).strip(),
         tactic_value=str(value.get("TacticValue", "")),
-        precision=_precision(inputs, outputs),
+        precision=_precision(inputs, outputs, value.get("Weights")),
         inputs=inputs,
         outputs=outputs,
         weights=tuple(_weights(value)),
@@ -360,9 +360,14 @@ def _dtype(text: str) -> str:
     return next((name for name, pattern in _TYPES if re.search(pattern, text, re.IGNORECASE)), "")
 
 
-def _precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription]) -> str:
-    """What a layer computes in: the type of its first input that is computed with, else of its outputs."""
-    return next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
+def _precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:
+    """What a layer computes in: the type of its first input that is computed with, else of its outputs.
+
+    Or that of its weights, where they are narrower: a first layer may read FP32 and round it itself.
+    """
+    told = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
+    stored = _dtype(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""
+    return min((kind for kind in (told, stored) if kind in _COMPUTING), key=_COMPUTING.index, default="")
 
 
 def _weights(value: dict[str, Any]) -> Iterable[tuple[str, int]]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
-from trtops.calibration.cache import CalibrationCache, fit, tensorrt_header
+from trtops.backend.trt.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
+from trtops.calibration.cache import CalibrationCache, fit, legacy_header, tensorrt_header
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
 
@@ -29,7 +30,6 @@ _CALIBRATIONS = {
     "entropy2": "EntropyCalibration2",
     "entropy": "EntropyCalibration",
     "minmax": "MinMaxCalibration",
-    "legacy": "LegacyCalibration",
 }
 
 
@@ -63,7 +63,8 @@ def read_cache(data: bytes) -> CalibrationCache:
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
     """A calibration cache of either format as the text that one release's calibrator reads.
 
-    The header is made to fit: a release refuses what another one wrote, though scales mean the same to all.
+    The header is made to fit: a calibrator refuses what another one or another release wrote, though scales mean the same
+    to all.
 
     Args:
         data: The cache.
@@ -85,6 +86,8 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
             len(wanted),
             ", ".join(missing[:8]),
         )
+    if algorithm == "legacy":
+        return cache.to_tensorrt(legacy_header(LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF))
     return cache.to_tensorrt(tensorrt_header(release, _CALIBRATIONS[algorithm]))
 
 

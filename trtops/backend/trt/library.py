@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,9 +120,15 @@ class LogLines:
         lines: Severity name and text of each message, oldest first; without verbose ones unless asked for.
     """
 
-    def __init__(self, verbose: bool) -> None:
+    def __init__(self, verbose: bool, thread: int | None = None) -> None:
         self.lines: list[tuple[str, str]] = []
         self.verbose = verbose
+        self.thread = thread
+
+    def hear(self, severity: str, message: str) -> None:
+        """Take a message, if it is of the kind that is collected here; called in the thread that it comes from."""
+        if (severity != "VERBOSE" or self.verbose) and self.thread in (None, threading.get_ident()):
+            self.lines.append((severity, message))
 
     @property
     def text(self) -> str:
@@ -145,14 +152,26 @@ _collectors: list[LogLines] = []
 
 
 @contextmanager
-def collect_log(verbose: bool = False) -> Iterator[LogLines]:
-    """Collect what TensorRT logs inside the block, from all threads, beside its going to ``logging``."""
-    lines = LogLines(verbose)
+def collect_log(verbose: bool = False, *, here: bool = False) -> Iterator[LogLines]:
+    """Collect what TensorRT logs inside the block, beside its going to ``logging``.
+
+    Args:
+        verbose: Whether verbose messages are collected too.
+        here: Whether only messages of the calling thread are; otherwise those of all threads.
+    """
+    lines = LogLines(verbose, threading.get_ident() if here else None)
     _collectors.append(lines)
     try:
         yield lines
     finally:
         _collectors.remove(lines)
+
+
+def remark(message: str) -> None:
+    """Warn in TensorRT's log, of something that trtops found: in ``logging``, and to all who collect."""
+    for lines in tuple(_collectors):
+        lines.hear("WARNING", f"trtops: {message}")
+    LOGGER.warning("%s", message)
 
 
 def get_trt_logger() -> Any:
@@ -176,8 +195,7 @@ def _make_logger(rtx: bool) -> Any:
             name = severity.name
             level = _LEVELS.get(name, logging.INFO)
             for lines in tuple(_collectors):
-                if name != "VERBOSE" or lines.verbose:
-                    lines.lines.append((name, msg))
+                lines.hear(name, msg)
             if LOGGER.isEnabledFor(level):
                 LOGGER.log(level, "%s", msg)
 

@@ -82,9 +82,9 @@ def require_quantized(quantized: bool) -> None:
     """
     if not quantized:
         raise errors.UnsupportedFeatureError(
-            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. Quantize the model "
-            "(onnxruntime.quantization.quantize_static with QuantFormat.QDQ, or NVIDIA's modelopt) and build the "
-            "result, or calibrate on TensorRT 8.6 to 10.16."
+            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. TensorRTBackend puts "
+            "them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
+            "trtops.backend.onnx.quantize does."
         )
 
 

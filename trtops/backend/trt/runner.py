@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +109,7 @@ class TrtRunner(BaseRunner):
         self._manages_memory = False
         self._copy_out = True
         self._raw = False
+        self._outputs_settled = False
         self._narrowed: frozenset[str] = frozenset()
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -291,11 +292,14 @@ class TrtRunner(BaseRunner):
         assert stream is not None
         before, fed, computed, after = self._events
         before.record(stream)
-        changed = False
+        # Settled only once all inputs were taken: one that is refused leaves the others' new shapes behind.
+        changed = not self._outputs_settled
+        self._outputs_settled = False
         for slot in self._inputs:
             changed = slot.feed(feed_dict[slot.name]) or changed
         if changed:
             self._settle_outputs()
+        self._outputs_settled = True
         if self._manages_memory:
             self._provide_memory()
         debug = getattr(self._listener, "tensors", {})
@@ -434,6 +438,15 @@ class _Input(_Slot):
 
     def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
         super().__init__(runner, name, profile)
+        engine = runner.engine
+        fixed = tuple(engine.get_tensor_shape(name))
+        self._is_dynamic = -1 in fixed
+        self._smallest, self._largest = fixed, fixed
+        if self._is_dynamic:
+            bounds = inspector.profile_range(engine, name, profile)
+            self._smallest, self._largest = bounds.min, bounds.max
+        is_shape_tensor = engine.is_shape_inference_io(name)
+        self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
         self._values: bytes | None = None
 
     def feed(self, value: Any) -> bool:
@@ -453,10 +466,18 @@ class _Input(_Slot):
     def _tell_shape(self, shape: tuple[int, ...]) -> bool:
         if shape == self.shape:
             return False
+        self.shape = None
+        if self._is_dynamic and self.runner.context.active_optimization_profile < 0:
+            raise errors.InferenceError(
+                f"{self.runner.name} has no optimization profile: other contexts of this engine had taken the first. Call "
+                "set_profile, or give optimization_profile."
+            )
+        # 8.6 takes shapes outside the profile, and takes the process down when it infers the outputs' from them.
+        if not _within(shape, self._smallest, self._largest):
+            raise errors.InputShapeError(self._refusal(shape))
         with library.collect_log() as log:
             accepted = self.runner.context.set_input_shape(self.name, shape)
         if not accepted:
-            self.shape = None
             raise errors.InputShapeError(self._refusal(shape) + log.tail())
         self.shape = shape
         self.host = None
@@ -467,10 +488,7 @@ class _Input(_Slot):
         engine = self.runner.engine
         current = max(int(self.runner.context.active_optimization_profile), 0)
         ranges = [inspector.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
-        fits = [
-            i for i, r in enumerate(ranges)
-            if len(r.min) == len(shape) and all(lo <= d <= hi for lo, d, hi in zip(r.min, shape, r.max))
-        ]  # fmt: skip
+        fits = [i for i, bounds in enumerate(ranges) if _within(shape, bounds.min, bounds.max)]
         here = ranges[current]
         advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
         return (
@@ -478,6 +496,7 @@ class _Input(_Slot):
         )
 
     def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
+        self._check_values(array)
         values = array.astype(self.numpy_dtype, copy=False).tobytes()
         pinned = self.reserve_pinned(len(values))
         pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
@@ -485,6 +504,15 @@ class _Input(_Slot):
         changed = values != self._values
         self._values = values
         return changed
+
+    def _check_values(self, array: np.ndarray[Any, Any]) -> None:
+        if not self._value_range:
+            return
+        low, _, high = self._value_range
+        if len(low) == array.size and not _within(array.reshape(-1).tolist(), low, high):
+            raise errors.InputShapeError(
+                f"Shape tensor {self.name!r} has values {array.tolist()}; the current profile expects min {low}, max {high}."
+            )
 
     def _upload(self, value: Any, shape_changed: bool) -> None:
         """Copy a host array to the device: through pinned memory, in chunks if it is large."""
@@ -581,6 +609,11 @@ class _Output(_Slot):
             return self.host
         bytes_ = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
         return FormattedArray(bytes_, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
+
+
+def _within(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    """Whether sizes, or the values of a shape tensor, lie within a profile's range."""
+    return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
 
 
 def _as_numpy(value: Any) -> np.ndarray[Any, Any]:

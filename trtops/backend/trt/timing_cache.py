@@ -24,8 +24,10 @@ from trtops.spec import Environment
 
 SUFFIX = ".timing.cache"
 _MAGIC = b"trtops timing cache 1 "
+_NOT_USED = "The timing cache will not be used"
+_COMPILER = "myelinCache"
 _REFUSALS = (
-    "The timing cache will not be used",
+    _NOT_USED,
     "different TensorRT version",
     "different from current device",
     "Timing cache header mismatch",
@@ -118,16 +120,61 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 def apply(config: Any, cache: TimingCache) -> None:
     """Give a builder config a timing cache.
 
+    TensorRT 8.6 cannot read back the part that Myelin, its compiler of fused layers, has in the caches that it writes
+    itself. Then the build goes on with what was read, and a remark in the log says how much that is.
+
     Raises:
-        TimingCacheError: If TensorRT refuses it, or would quietly build without it.
+        TimingCacheError: If TensorRT refuses it, or would quietly build without it for another reason.
     """
-    with library.collect_log() as log:
-        taken = library.line().set_timing_cache(config, cache.data)
-    if not taken or (cache.data and any(log.said(refusal) for refusal in _REFUSALS)):
-        raise errors.TimingCacheError(
-            f"{library.line().name} refuses the timing cache ({len(cache.data)} bytes): it is damaged, or was made by "
-            f"another device or release. Build without it. {log.tail()}"
+    line = library.line()
+    with library.collect_log(here=True) as log:
+        taken = line.set_timing_cache(config, cache.data)
+    if not taken or (cache.data and _is_refused(log)):
+        raise _refusal(cache, log)
+    if cache.data and log.said(_COMPILER):
+        entries = held(config)
+        if entries == 0:
+            line.set_timing_cache(config, b"")
+        library.remark(
+            f"{line.name} did not read back what its compiler (Myelin) had left in the timing cache: "
+            f"{_of(entries, cache)} are used, other layers are compiled and timed anew."
         )
+
+
+def held(config: Any) -> int | None:
+    """How many entries are in a builder config's timing cache now; None if TensorRT does not say, or there is none."""
+    return _serialize(config)[1]
+
+
+def _serialize(config: Any) -> tuple[bytes | None, int | None]:
+    """A builder config's timing cache as TensorRT's bytes, and how many entries are in it."""
+    with library.collect_log(verbose=True, here=True) as log:
+        data = library.line().get_timing_cache(config)
+    return data, None if data is None else _count(log)
+
+
+def _is_refused(log: library.LogLines) -> bool:
+    """Whether TensorRT said that it cannot use a cache, other than for the compiler's part of it."""
+    complaints = [
+        message
+        for severity, message in log.lines
+        if severity in ("INTERNAL_ERROR", "ERROR") or any(refusal in message for refusal in _REFUSALS)
+    ]
+    if not any(_COMPILER in message for message in complaints):
+        return bool(complaints)
+    return any(_COMPILER not in message and _NOT_USED not in message for message in complaints)
+
+
+def _refusal(cache: TimingCache, log: library.LogLines) -> errors.TimingCacheError:
+    return errors.TimingCacheError(
+        f"{library.line().name} refuses the timing cache ({len(cache.data)} bytes): it is damaged, or was made by "
+        f"another device or release. Build without it. {log.tail()}"
+    )
+
+
+def _of(entries: int | None, cache: TimingCache) -> str:
+    found = "an unknown number" if entries is None else str(entries)
+    return f"{found} of {cache.entries} entries" if cache.entries is not None else f"{found} entries"
 
 
 def collect(
@@ -138,17 +185,16 @@ def collect(
     Args:
         config: The builder config that was built with.
         environment: Where; None leaves the key out.
-        before: The cache that the build began with, if any.
+        before: The cache that the build began with, as far as TensorRT read it.
         seconds: Wall time of the build.
     """
-    with library.collect_log(verbose=True) as log:
-        data = library.line().get_timing_cache(config)
+    data, entries = _serialize(config)
     if data is None:
         return None
     return TimingCache(
         data=data,
         key=None if environment is None else environment.device_key,
-        entries=_count(log),
+        entries=entries,
         seconds=seconds + (before.seconds if before is not None else 0.0),
     )
 
@@ -161,54 +207,69 @@ def _count(log: library.LogLines) -> int | None:
     return None
 
 
-def use(before: TimingCache | None, after: TimingCache | None, seconds: float) -> TimingCacheUse:
+def use(
+    before: TimingCache | None, after: TimingCache | None, seconds: float, read: int | None = None
+) -> TimingCacheUse:
     """What a cache was good for in one build.
 
-    Hits are its entries, if the build added none, since a build asks for each of its timings; else they are at most
-    those, and counted as such. Seconds saved are what the cache's timings cost when they were made, less this build.
+    Hits are the entries that TensorRT read, if the build added none, since a build asks for each of its timings; else
+    they are at most those, and counted as such. Seconds saved are what the cache's timings cost when they were made, less
+    this build.
+
+    Args:
+        before: The cache that the build was given.
+        after: The cache after the build.
+        seconds: Wall time of the build.
+        read: How many entries of ``before`` TensorRT read (:func:`held` before the build); all of them, unless given.
     """
     if before is None or not before.data or after is None:
         return TimingCacheUse(misses=(after.entries or 0) if after is not None else 0)
-    hits = before.entries or 0
+    hits = (before.entries or 0) if read is None else read
     misses = max((after.entries or 0) - hits, 0)
     return TimingCacheUse(hits=hits, misses=misses, saved_seconds=max(before.seconds - seconds, 0.0) if hits else 0.0)
 
 
-def merge(config: Any, caches: list[TimingCache]) -> bytes:
-    """Merge caches of one key through TensorRT.
+def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
+    """Add the entries of another cache to those that a builder config has.
 
     Args:
-        config: A builder config of that device and release; its own timing cache is replaced.
-        caches: The caches; on an entry in several the first one counts.
+        config: A builder config of that device and release.
+        cache: What is in the config's timing cache.
+        other: What to add; on an entry in both, that of ``cache`` counts.
 
     Returns:
-        TensorRT's bytes of the merged cache.
+        Both together; ``seconds`` are those of the dearer one, since their entries may be the same.
 
     Raises:
-        TimingCacheError: If their keys differ, or TensorRT refuses one of them.
+        TimingCacheError: If their keys differ, or TensorRT refuses the other one.
     """
-    keys = {cache.key for cache in caches if cache.key is not None}
+    keys = {key for key in (cache.key, other.key) if key is not None}
     if len(keys) > 1:
         raise errors.TimingCacheError(
             f"Timing caches of different devices or releases cannot be merged: {', '.join(sorted(keys))}."
         )
-    apply(config, caches[0])
-    merged = config.get_timing_cache()
-    for cache in caches[1:]:
-        timing_cache = config.create_timing_cache(cache.data)
-        if not merged.combine(timing_cache, False):
-            raise errors.TimingCacheError(
-                "TensorRT refuses to merge two timing caches; they differ in device or release."
-            )
-    return bytes(merged.serialize())
+    with library.collect_log(here=True) as log:
+        created = config.create_timing_cache(other.data)
+        # Into the config's own cache: a detour over bytes loses on 8.6 what the compiler left there.
+        merged = created is not None and config.get_timing_cache().combine(created, False)
+    if not merged or _is_refused(log):
+        raise _refusal(other, log)
+    data, entries = _serialize(config)
+    assert data is not None
+    if log.said(_COMPILER):
+        library.remark(
+            f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
+            f"with; the two have {'an unknown number of' if entries is None else entries} entries now."
+        )
+    return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds))
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
     """Write a timing cache, merged with what the file holds already, under a lock against other writers.
 
     Args:
-        config: The builder config that was built with; merging uses it.
-        cache: The cache.
+        config: The builder config that was built with.
+        cache: Its timing cache (:func:`collect`).
         path: The file.
         raw: Whether to write TensorRT's bytes alone, for other tools, or trtops' first line before them.
 
@@ -221,9 +282,7 @@ def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: 
     path = Path(path)
     with _lock(path):
         if path.exists() and path.stat().st_size:
-            old = read(path)
-            data = merge(config, [cache, old])
-            cache = replace(cache, data=data, entries=None, seconds=max(cache.seconds, old.seconds))
+            cache = merge(config, cache, read(path))
         with open_atomically(path) as file:
             file.write(cache.data if raw else cache.to_bytes())
     return cache
