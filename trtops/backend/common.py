@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.base import ValueOrCallable
 from trtops.func import value_of
+
+if TYPE_CHECKING:
+    from trtops.backend.base import ValueOrCallable
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import onnx
 
 from trtops import errors
+from trtops.backend.onnx import external, walk
 from trtops.backend.onnx import lint as linting
-from trtops.backend.onnx import walk
 from trtops.backend.onnx.lint import LintEntry, LintReport
-from trtops.backend.onnx.loader import onnx_from_path
-from trtops.backend.onnx.model import Model, tensor_spec
+from trtops.backend.onnx.model import Model, read_proto, tensor_spec
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.record import Record
 
@@ -72,7 +71,11 @@ def lint(
 def _proto(model: str | Path | Model | onnx.ModelProto) -> onnx.ModelProto:
     if isinstance(model, Model):
         return model.proto()
-    return model if isinstance(model, onnx.ModelProto) else onnx_from_path(model)
+    if isinstance(model, onnx.ModelProto):
+        return model
+    proto = read_proto(model)
+    external.load_external_data(proto, Path(model).absolute().parent)
+    return proto
 
 
 def _feed(proto: onnx.ModelProto, config: LintConfig) -> Feed | None:

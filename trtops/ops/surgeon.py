@@ -16,8 +16,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes, sparsity, surgery, walk, weights
-from trtops.backend.onnx.loader import onnx_from_path
-from trtops.backend.onnx.model import Model, check_structure
+from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.metadata import Shape, TensorSpec
 from trtops.record import Record
 
@@ -436,7 +435,7 @@ def _load(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
         copy.CopyFrom(model)
         return copy, set()
     path = Path(model)
-    proto = onnx_from_path(path, ignore_external_data=True)
+    proto = read_proto(path)
     files = {path.resolve()}
     folder = path.absolute().parent
     files |= {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.base import ValueOrCallable
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
 from trtops.func import value_of
@@ -24,6 +23,8 @@ from trtops.metadata import TensorSpec
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
+
+    from trtops.backend.base import ValueOrCallable
 
 log = logging.getLogger(__name__)
 

@@ -87,12 +87,7 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
     Raises:
         InvalidModelError: If shapes are to be inferred and contradict each other.
     """
-    proto = model.proto() if isinstance(model, Model) else model
-    if infer_shapes:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        shapes.infer_shapes(copy)
-        proto = copy
+    proto = _proto(model, infer_shapes)
     return ModelSummary(
         opsets=tuple((o.domain, o.version) for o in proto.opset_import),
         ir_version=proto.ir_version,
@@ -110,15 +105,25 @@ def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infe
         show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights.
         infer_shapes: As for :func:`describe`.
     """
-    proto = model.proto() if isinstance(model, Model) else model
-    described = describe(proto, infer_shapes=infer_shapes)
-    opsets = ", ".join(f"{domain} {version}" if domain else str(version) for domain, version in described.opsets)
+    proto = _proto(model, infer_shapes)
+    graph = _graph(proto.graph, proto.graph.name, {}, attributes="attrs" in show)
+    opsets = ", ".join(f"{o.domain} {o.version}" if o.domain else str(o.version) for o in proto.opset_import)
     weights = list(_weights(proto.graph)) if "weights" in show else None
-    head = ["==== ONNX Model ====", f"    Name: {described.graph.name} | ONNX Opset: {opsets}", ""]
-    return "\n".join(head + [f"    {line}" if line else "" for line in _text(described.graph, "Graph", show, weights)])
+    head = ["==== ONNX Model ====", f"    Name: {graph.name} | ONNX Opset: {opsets}", ""]
+    return "\n".join(head + [f"    {line}" if line else "" for line in _text(graph, "Graph", show, weights)])
 
 
-def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
+def _proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProto:
+    proto = model.proto() if isinstance(model, Model) else model
+    if not infer_shapes:
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    shapes.infer_shapes(copy)
+    return copy
+
+
+def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec], attributes: bool = True) -> GraphSummary:
     constants = walk.initializer_names(graph)
     initializers = tuple(TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
     initializers += tuple(
@@ -132,9 +137,9 @@ def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -
         inputs=tuple(known[value.name] for value in graph.input if value.name not in constants),
         outputs=tuple(known[value.name] for value in graph.output),
         initializers=initializers,
-        nodes=tuple(_node(node, known) for node in graph.node),
+        nodes=tuple(_node(node, known, attributes) for node in graph.node),
         bodies=tuple(
-            _graph(body, f"{node.name or node.output[0]}.{name}", known)
+            _graph(body, f"{node.name or node.output[0]}.{name}", known, attributes)
             for node in graph.node
             for name, body in _bodies(node)
         ),
@@ -149,13 +154,13 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"{attribute.name}[{i}]", body
 
 
-def _node(node: onnx.NodeProto, known: Mapping[str, TensorSpec]) -> NodeSummary:
+def _node(node: onnx.NodeProto, known: Mapping[str, TensorSpec], attributes: bool) -> NodeSummary:
     return NodeSummary(
         name=node.name,
         op=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
-        inputs=tuple(known.get(name, TensorSpec(name)) for name in node.input),
-        outputs=tuple(known.get(name, TensorSpec(name)) for name in node.output),
-        attributes=tuple((a.name, _attribute(a)) for a in node.attribute),
+        inputs=tuple(known.get(name) or TensorSpec(name) for name in node.input),
+        outputs=tuple(known.get(name) or TensorSpec(name) for name in node.output),
+        attributes=tuple((a.name, _attribute(a)) for a in node.attribute) if attributes else (),
     )
 
 
