@@ -112,6 +112,21 @@ def test_saved_outputs_can_stand_for_the_reference(tracker: MemoryTracker, tmp_p
     assert verdict("wrong") == "bad"
 
 
+def test_an_isolated_build_gives_the_same_engine_and_its_death_is_an_error_with_its_signal(
+    tracker: MemoryTracker, conv_net: Path, tmp_path: Path
+) -> None:
+    config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=120)
+    here = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())
+
+    there = convert(conv_net, config, tracker=tracker)
+    with pytest.raises(errors.WorkerError, match=r"0\.001 s"):
+        convert(conv_net, replace(config, timeout_seconds=0.001, rebuild=True), tracker=tracker)
+
+    assert there.verdict == here.verdict == "good"
+    assert there.spec_sha256 == here.spec_sha256
+    assert [run.status for run in tracker.find()] == ["failed", "finished"]
+
+
 def _not_onnx(folder: Path) -> Path:
     path = folder / "model.onnx"
     path.write_bytes(b"\x00\x01 nothing of the kind" * 9)

@@ -265,8 +265,15 @@ class EngineBackend(Protocol):
     :func:`trtops.backend.engines.engine_backend`.
     """
 
-    name: str
-    engine_suffix: str
+    @property
+    def name(self) -> str:
+        """The back end's name."""
+        ...
+
+    @property
+    def engine_suffix(self) -> str:
+        """Ending of its engine files, with the dot."""
+        ...
 
     def environment(self) -> Environment:
         """Where builds made now are made.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.check import CheckConfig, Judgement, default_tolerances, judge, log_judgement
@@ -41,6 +43,8 @@ class ConvertConfig(Record):
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
+        isolated: Build, and run the new engine for the first time, in a child process, whose crash is an error here.
+        timeout_seconds: How long the child may take over each; None waits for ever. Only for isolated builds.
     """
 
     build: BuildConfig = field(default_factory=BuildConfig)
@@ -52,6 +56,8 @@ class ConvertConfig(Record):
     mind_deny_list: bool = True
     rebuild: bool = False
     keep_model: bool = True
+    isolated: bool = False
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +131,30 @@ def convert(
 
 
 def _convert(path: Path, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str) -> ConvertResult:
-    backend = engine_backend(config.build.backend)
     model = Model.load(path)
+    with _backend(config) as backend:
+        return _convert_with(backend, model, config, run, tracker, experiment)
+
+
+@contextlib.contextmanager
+def _backend(config: ConvertConfig) -> Iterator[EngineBackend]:
+    """The back end, in a child process of its own if that is asked for."""
+    if not config.isolated:
+        yield engine_backend(config.build.backend)
+        return
+    with Worker() as worker:
+        yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
+
+
+def _convert_with(
+    backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str
+) -> ConvertResult:
     job = _Job.prepare(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
     build, reused_from = job.build_or_reuse(tracker, run)
     if reused_from is None:
+        if isinstance(backend, IsolatedBackend):
+            backend.first_inference(build.engine, next(iter(job.feeds)))
         builds.log_build(run, build, backend.engine_suffix)
         if config.keep_model:
             for file in model.files():
