@@ -21,10 +21,12 @@ class Bar:
         self._begun = time.perf_counter()
         self._shown = float("-inf")
         self._done = 0
+        self._note = ""
 
-    def update(self, done: int, total: int | None = None) -> None:
-        """Say how much is done, and of how much, if that was not known before."""
+    def update(self, done: int, total: int | None = None, note: str = "") -> None:
+        """Say how much is done, of how much, if that was not known before, and what else there is to say."""
         self._done = done
+        self._note = note
         self._total = self._total if total is None else total
         now = time.perf_counter()
         if self._file.isatty() and (now - self._shown >= _EVERY or done == self._total):
@@ -36,10 +38,10 @@ class Bar:
         """The line as it stands."""
         rate = self._done / max(time.perf_counter() - self._begun, 1e-9)
         if not self._total:
-            return f"{self._label}: {self._done} {self._unit} ({rate:.1f}/s)"
+            return f"{self._label}: {self._done} {self._unit} ({rate:.1f}/s){self._note}"
         filled = min(self._done * _WIDTH // self._total, _WIDTH)
         bar = "#" * filled + "." * (_WIDTH - filled)
-        return f"{self._label} [{bar}] {self._done}/{self._total} {self._unit} ({rate:.1f}/s)"
+        return f"{self._label} [{bar}] {self._done}/{self._total} {self._unit} ({rate:.1f}/s){self._note}"
 
     def close(self) -> None:
         """Leave the line, so that what comes next begins a new one."""

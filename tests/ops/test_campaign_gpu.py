@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 import time
 from pathlib import Path
@@ -109,7 +110,7 @@ def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
 
 def between_groups(found: list[float]) -> float | None:
     """The middle of the widest gap that has a build on either side; None if all builds are alike."""
-    gaps = [(b - a, (a + b) / 2) for a, b in zip(found, found[1:])]
+    gaps = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(found)]
     widest = max(gaps, default=(0.0, 0.0))
     return widest[1] if widest[0] > 0 else None
 

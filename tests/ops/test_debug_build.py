@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import random
 import sys
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import FAST, GELUS, config, two_blocks
+from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.ops.campaign import DebugBuildConfig, Vary
 from trtops.ops.check_command import CommandCheck
@@ -30,9 +30,6 @@ from trtops.tracking.base import RunInfo
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
-
-fork = multiprocessing.get_context("fork")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -461,7 +458,7 @@ def test_a_campaign_killed_at_twenty_random_moments_comes_to_the_same(model, dat
     resume = None
 
     for _ in range(20):
-        life = fork.Process(target=live, args=(tracker, model, campaign, resume))
+        life = ForkedProcess(target=live, args=(tracker, model, campaign, resume))
         life.start()
         life.join(moments.uniform(0.0, 1.2))
         life.kill()

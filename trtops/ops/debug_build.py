@@ -362,8 +362,10 @@ def _as_begun(
             f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or begin another campaign."
         )
     data = tracker.peek(info.id, schema.Artifact.CAMPAIGN)
-    if data is None:  # killed before it had logged even that
-        return path, config or DebugBuildConfig()
+    if data is None:
+        if config is None:
+            raise errors.ConfigError(f"Campaign {info.id} was killed before it had logged its config. Give it again.")
+        return path, config
     begun = DebugBuildConfig.from_json(data)
     if config is not None and not config.same_builds(begun):
         raise errors.ConfigError(
@@ -392,6 +394,7 @@ def _begin(
         config=config,
         tags=tuple((tags or {}).items()),
     )
+    run.log_json(config, schema.Artifact.CAMPAIGN)
     info = tracker.info(run.id)
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
         with bench(config) as backend:
@@ -401,7 +404,6 @@ def _begin(
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         run.set_tags(builds.environment_tags(environment))
-    run.log_json(config, schema.Artifact.CAMPAIGN)
     if judge is not None or (config.command is not None and not _wants_golden(config)):
         return campaign
     return replace(campaign, golden_sha256=_golden(model, config, run, info, tracker))

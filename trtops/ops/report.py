@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from trtops.ops import report_campaign
 from trtops.ops.calibrate import CalibrateResult
 from trtops.ops.check import describe
 from trtops.ops.compare import CompareResult
 from trtops.ops.convert import ConvertResult
+from trtops.ops.report_campaign import CampaignReportable
 from trtops.ops.sensitivity import SensitivityResult
 from trtops.tracking.base import Verdict
 
-Reportable: TypeAlias = ConvertResult | CompareResult | CalibrateResult | SensitivityResult
+Reportable: TypeAlias = ConvertResult | CompareResult | CalibrateResult | SensitivityResult | CampaignReportable
 """What ops return and :func:`markdown` shows."""
 
 
@@ -56,6 +58,8 @@ def verdict_of(result: Reportable) -> Verdict:
     """The verdict of a result; of a measurement whether its budget is met with what it proposes."""
     if isinstance(result, SensitivityResult):
         return "good" if result.error_kept <= result.budget else "bad"
+    if isinstance(result, CampaignReportable):
+        return report_campaign.verdict_of(result)
     return result.verdict
 
 
@@ -65,6 +69,8 @@ def markdown(title: str, result: Reportable) -> str:
         lines = _calibrate_lines(title, result)
     elif isinstance(result, SensitivityResult):
         lines = _sensitivity_lines(title, result)
+    elif isinstance(result, CampaignReportable):
+        lines = report_campaign.lines(title, result)
     else:
         lines = _judgement_lines(title, result)
     run = f"[{result.run_id}]({result.url})" if result.url.startswith("http") else f"`{result.run_id}`"

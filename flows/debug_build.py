@@ -1,0 +1,124 @@
+"""The debug-build flow: one model is built again and again, until it is known which tactic makes some builds bad.
+
+From Python: ``from flows.debug_build import debug_build; debug_build("model.onnx", until=20)``. From the shell:
+``python -m flows.debug_build model.onnx --until 20``; to go on with a campaign that was killed:
+``python -m flows.debug_build --resume <run>``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.convert import BACKENDS
+from flows.progress import progress
+from flows.spread import spread
+from flows.tasks import flow_tags, tracker, trtops_flow
+from trtops.ops.campaign import DebugBuildConfig
+from trtops.ops.debug_build import DebugBuildResult, Progress
+from trtops.ops.debug_build import debug_build as debug_build_op
+from trtops.ops.open_campaign import open_campaign
+from trtops.spec import Precision
+
+_EVERY = 1.0  # seconds between updates of the artifact, each of which is a request
+
+
+@trtops_flow(name="debug-build")
+def debug_build(
+    model: Path | None = None,
+    config: Annotated[DebugBuildConfig | None, config_flag] = None,
+    *,
+    resume: str | None = None,
+    until: int | Literal["good", "bad", "decided"] | None = None,
+    precision: Precision | None = None,
+    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    data: str | None = None,
+    by_lot: bool | None = None,
+    parallel: int | None = None,
+    dask: str | None = None,
+    experiment: str | None = None,
+) -> DebugBuildResult:
+    """Build a model until it is known which tactic makes some of its builds bad, and keep every build in MLflow.
+
+    Args:
+        model: The ONNX file; may be left out when a campaign is gone on with.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        resume: Run of a campaign that was interrupted, to go on with. Nothing that is finished is made again.
+        until: A number of builds, the first ``good`` or ``bad`` one, or ``decided``: until the diff has an answer.
+        precision: Lowest precision the engines may compute in.
+        backend: What builds the engines, with that back end's default options.
+        data: Where input data comes from; random unless given.
+        by_lot: Choose tactics by lot and not by their time.
+        parallel: Iterations under way at a time; on GPUs, one on each.
+        dask: Address of a Dask scheduler whose workers make the iterations.
+        experiment: MLflow experiment; the model's name unless given.
+
+    Returns:
+        How many builds were good and bad, and what the diff says about why.
+
+    Raises:
+        TrtopsError: Whatever keeps all builds from being made; what one build does is a verdict.
+    """
+    if resume is not None and config is None:
+        config = open_campaign(tracker(), resume, model=model).config
+    config = DebugBuildConfig() if config is None else config
+    build = config.build if precision is None else replace(config.build, precision=precision)
+    if backend is not None and backend != build.backend:
+        build = replace(build, options=BACKENDS[backend]())
+    config = replace(
+        config,
+        build=build,
+        check=config.check if data is None else replace(config.check, data=data),
+        vary=config.vary if by_lot is None else replace(config.vary, tactics=by_lot),
+        until=config.until if until is None else until,
+        parallel=parallel or config.parallel,
+    )
+    with spread(config.parallel, dask) as submit, _shown() as tell:
+        result = debug_build_op(
+            model,
+            config,
+            tracker=tracker(),
+            resume=resume,
+            experiment=experiment,
+            tags=flow_tags(),
+            submit=submit,
+            progress=tell,
+        )
+    show_result("debug build", result)
+    return result
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """Progress as a bar on a terminal and as an artifact of the flow run."""
+    artifact = create_progress_artifact(0.0, description="Builds: none yet")
+    assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
+    shown = time.monotonic()
+    with progress("Building", "builds") as bar:
+
+        def tell(now: Progress) -> None:
+            nonlocal shown
+            counted = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung"
+            found = f"; {now.found.conclusion}" if now.found is not None else ""
+            bar.update(now.done, now.limit, note=f"; {counted}{found}")
+            if time.monotonic() - shown >= _EVERY or now.done == now.limit:
+                shown = time.monotonic()
+                share = 100.0 * now.done / now.limit
+                update_progress_artifact(artifact, share, description=f"{now.done} builds: {counted}{found}")
+
+        yield tell
+    update_progress_artifact(artifact, 100.0)
+
+
+if __name__ == "__main__":
+    sys.exit(run(debug_build, "debug_build"))

@@ -1,0 +1,41 @@
+"""The promote flow: a good build becomes the accepted engine of its model, device and release.
+
+From Python: ``from flows.promote import promote; promote("<run>")``. From the shell: ``python -m flows.promote <run>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.ops.promote import PromoteConfig, PromoteResult
+from trtops.ops.promote import promote as promote_op
+
+
+@trtops_task(name="promote-build")
+def promote_build(good_run: str, config: PromoteConfig) -> PromoteResult:
+    """One call of the promote op, logged to the default store and registered there."""
+    return promote_op(good_run, config, tracker=tracker(), tags=flow_tags())
+
+
+@trtops_flow(name="promote")
+def promote(good_run: str, config: Annotated[PromoteConfig | None, config_flag] = None) -> PromoteResult:
+    """Build again what a good run chose, verify it tactic by tactic and output by output, and register it.
+
+    Args:
+        good_run: A good build's run, or a good iteration's.
+        config: Everything that can be chosen.
+
+    Returns:
+        The registered version and its alias.
+    """
+    result = promote_build(good_run, PromoteConfig() if config is None else config)
+    show_result("promote", result)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(promote, "promote"))

@@ -1,0 +1,55 @@
+"""The prove flow: the suspect of a campaign is put into a good build and taken out of a bad one.
+
+From Python: ``from flows.prove import prove; prove("<campaign>")``. From the shell: ``python -m flows.prove <campaign>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.progress import progress
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.ops.prove import ProveConfig, ProveResult
+from trtops.ops.prove import prove as prove_op
+
+
+@trtops_task(name="prove-suspect")
+def prove_suspect(campaign: str, config: ProveConfig) -> ProveResult:
+    """One call of the prove op, logged to the default store."""
+    with progress("Proving", "builds") as bar:
+        return prove_op(campaign, config, tracker=tracker(), tags=flow_tags(), progress=bar.update)
+
+
+@trtops_flow(name="prove")
+def prove(
+    campaign: str,
+    config: Annotated[ProveConfig | None, config_flag] = None,
+    *,
+    suspect: int | None = None,
+    repeats: int | None = None,
+) -> ProveResult:
+    """Find out by intervention whether a suspect makes builds bad; a confirmed one goes on the deny-list.
+
+    Args:
+        campaign: The campaign's run.
+        config: Everything that can be chosen.
+        suspect: Position in the diff's suspects; the diff's explanation unless given.
+        repeats: How often each swap is made.
+
+    Returns:
+        ``confirmed``, ``refuted`` or ``not isolable``, and the builds that show it.
+    """
+    config = ProveConfig() if config is None else config
+    if suspect is not None:
+        config = replace(config, suspect=suspect)
+    result = prove_suspect(campaign, replace(config, repeats=repeats or config.repeats))
+    show_result("prove", result)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(prove, "prove"))

@@ -1,0 +1,66 @@
+"""Iterations of a campaign as Prefect tasks: on threads of this process, or on the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.futures import PrefectFuture
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from flows.slots import gpu_slot
+from flows.tasks import tracker, trtops_task
+from trtops import errors
+from trtops.ops.benches import devices_of
+from trtops.ops.campaign import Campaign
+from trtops.ops.debug_build import Submit
+from trtops.ops.iteration import IterationResult, iterate
+
+
+@trtops_task(name="iteration")
+def make_iteration(campaign: Campaign, number: int) -> IterationResult:
+    """One iteration, on a GPU of its own if it needs one."""
+    with gpu_slot(devices_of(campaign.config)):
+        return iterate(campaign, number, tracker=tracker())
+
+
+@contextmanager
+def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
+    """Where iterations are made for the time of a block.
+
+    Args:
+        parallel: Threads, each with a warm child process to build in.
+        dask: Address of a Dask scheduler whose workers make the iterations instead. All must reach the model's path and
+            the memory (``MLFLOW_TRACKING_URI``).
+
+    Raises:
+        BackendUnavailableError: If Dask is asked for and prefect-dask is not installed.
+    """
+    runner: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask(dask)
+    with runner:
+
+        def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
+            done: Future[IterationResult] = Future()
+            future = runner.submit(make_iteration, parameters={"campaign": campaign, "number": number})
+            future.add_done_callback(lambda finished: _hand_over(finished, done))
+            return done
+
+        yield submit
+
+
+def _hand_over(finished: PrefectFuture[IterationResult], done: Future[IterationResult]) -> None:
+    try:
+        done.set_result(finished.result())
+    except BaseException as exc:  # it is raised where the result is waited for
+        done.set_exception(exc)
+
+
+def _dask(address: str) -> TaskRunner[Any]:
+    try:
+        from prefect_dask import DaskTaskRunner
+    except ImportError as exc:
+        raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
+    runner: TaskRunner[Any] = DaskTaskRunner(address=address)
+    return runner

@@ -1,0 +1,203 @@
+"""Campaigns as flows, on a real Prefect server, a real MLflow store and real ONNX Runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from flows.debug_build import debug_build
+from flows.diff_tactics import diff_tactics
+from flows.promote import promote
+from flows.prove import prove
+from flows.slots import gpu_slot, limit_name
+from flows.spread import spread
+from tests.campaigns import FAST, GELUS, config, two_blocks
+from trtops import errors
+from trtops.ops.benches import bench, close_benches, devices_of
+from trtops.ops.campaign import DebugBuildConfig
+from trtops.ops.promote import resolve
+from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker
+
+pytestmark = pytest.mark.xdist_group("prefect")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
+    model, data = two_blocks(tmp_path)
+    return model, config(data)
+
+
+def test_a_campaign_spread_over_threads_is_diffed_proved_promoted_and_shown(store: Path, case) -> None:
+    model, campaign = case
+
+    result = debug_build(model, campaign, until=30, parallel=2)
+    diffed = diff_tactics(runs=(result.run_id,), also=("format",))
+    proved = prove(result.run_id, repeats=1)
+    tracker = default_tracker()
+    runs = tracker.find("blocks", parent=result.run_id)
+    promoted = promote(next(info.id for info in runs if info.verdict == "good"))
+
+    assert sorted(int(i.tags[Tag.ITERATION]) for i in runs if Tag.ITERATION in i.tags) == list(range(30))
+    assert {(c.layer, c.choice) for c in result.found.convicted[0].choices} == {(layer, FAST) for layer in GELUS}
+    assert diffed.found == result.found
+    assert proved.outcome == "confirmed"
+    assert resolve(model, tracker=tracker).run_id == promoted.run_id
+    # Every run of it leads to a flow run.
+    assert tracker.info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
+    assert all(info.tags[Tag.PREFECT_FLOW_RUN] for info in runs)
+    artifacts = asyncio.run(_artifacts())
+    bars = [a for a in artifacts if a.type == "progress"]
+    assert bars[-1].data == 100.0
+    pages = "\n".join(a.data for a in artifacts if a.type == "markdown")
+    for words in ("convicted", "## Plain set difference", "confirmed", "suspect put in", "accepted", promoted.alias):
+        assert words in pages
+
+
+async def _artifacts():  # type: ignore[no-untyped-def]
+    async with get_client() as client:
+        artifacts = await client.read_artifacts()
+    return sorted(artifacts, key=lambda a: a.created)
+
+
+def test_threads_make_iterations_side_by_side_in_children_of_their_own(store: Path, case, tmp_path: Path) -> None:
+    model, campaign = case
+    script = tmp_path / "slow.py"
+    script.write_text(
+        f"""
+import os, sys, time
+import numpy as np
+def load_data():
+    if sys.argv[0] == "-c":
+        with open({str(tmp_path / "times")!r}, "a") as file:
+            file.write(f"{{os.getpid()}} {{time.time()}}\\n")
+        time.sleep(0.6)
+    with np.load({campaign.check.data!r}) as feed:
+        return [dict(feed)]
+"""
+    )
+    slow = dataclasses.replace(campaign, check=dataclasses.replace(campaign.check, data=str(script)))
+
+    debug_build(model, slow, until=4, parallel=2)
+
+    calls = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
+    begun = sorted((float(at), pid) for pid, at in calls)
+    assert len({pid for _, pid in begun}) == 2
+    assert any(b - a < 0.6 and p != q for (a, p), (b, q) in itertools.pairwise(begun))
+
+
+def test_an_error_of_ours_in_an_iteration_fails_the_campaign_which_can_be_gone_on_with(store: Path, case) -> None:
+    model, campaign = case
+    broken = dataclasses.replace(campaign, calibration_cache="/nowhere", build=BuildConfig(precision="int8"))
+
+    with pytest.raises(errors.ConfigError, match="nowhere"):
+        debug_build(model, broken, until=2, parallel=2)
+
+    [parent] = default_tracker().find("blocks", tags={Tag.KIND: "debug_build"})
+    assert parent.status == "failed" and "nowhere" in parent.tags[Tag.ERROR]
+    assert default_tracker().find(status="running") == []
+
+
+def test_a_campaign_is_gone_on_with_by_its_run_alone(store: Path, case) -> None:
+    model, campaign = case
+    first = debug_build(model, campaign, until=2)
+
+    again = debug_build(resume=first.run_id)
+
+    assert again == first
+
+
+def test_dask_says_what_to_install_where_it_is_missing() -> None:
+    try:
+        import prefect_dask  # noqa: F401
+    except ImportError:
+        with pytest.raises(errors.BackendUnavailableError, match=r"trtops\[dask\]"), spread(1, "tcp://nowhere:1"):
+            pass
+    else:
+        pytest.skip("prefect-dask is installed")
+
+
+def test_the_command_prints_the_page_and_exits_with_the_verdict(store: Path, case, tmp_path: Path) -> None:
+    model, campaign = case
+    file = tmp_path / "campaign.json"
+    file.write_text(campaign.to_json())
+
+    built = subprocess.run(
+        [sys.executable, "-m", "flows.debug_build", str(model), "--config", str(file), "--until", "bad"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert built.returncode == 1, built.stderr
+    assert "1 bad" in built.stdout and "blocks" in built.stdout
+
+
+# One build per GPU
+
+
+def test_a_gpu_slot_is_held_by_one_at_a_time_as_the_server_counts() -> None:
+    seen: list[str] = []
+
+    @flow
+    def two() -> None:
+        def hold(name: str) -> None:
+            with gpu_slot(("0",)):
+                seen.append(f"{name} begins")
+                time.sleep(0.3)
+                seen.append(f"{name} ends")
+
+        threads = [threading.Thread(target=hold, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    two()
+
+    assert len(seen) == 4
+    assert [line.split()[1] for line in seen] == ["begins", "ends", "begins", "ends"]
+    with get_client(sync_client=True) as client:
+        import platform
+
+        assert client.read_global_concurrency_limit_by_name(limit_name(platform.node())).limit == 1
+
+
+def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_own() -> None:
+    one = DebugBuildConfig(build=BuildConfig(options=TensorRTOptions()), devices=("test-7",))
+    two = dataclasses.replace(one, devices=("test-7", "test-8"))
+    waited: list[float] = []
+
+    def wait() -> None:
+        begin = time.monotonic()
+        with bench(one):
+            waited.append(time.monotonic() - begin)
+
+    with bench(one) as first, bench(two) as second:
+        assert first.worker.run(_visible) == "test-7"
+        assert second.worker.run(_visible) == "test-8"
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.4)
+        assert waited == []
+    thread.join(10)
+    assert waited and waited[0] >= 0.4
+    assert devices_of(DebugBuildConfig()) == ()
+    close_benches()
+
+
+def _visible() -> str:
+    import os
+
+    return os.environ["CUDA_VISIBLE_DEVICES"]
