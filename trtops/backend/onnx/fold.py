@@ -30,6 +30,7 @@ _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_LARGEST_VERSION = (1 << 31) - 1  # of an operator set, as onnx takes it
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
 
 
@@ -92,7 +93,10 @@ class _Settings:
 
     def __init__(self, model: onnx.ModelProto, fold_shapes: bool, size_threshold: int | None, error_ok: bool) -> None:
         self.opset_imports = list(model.opset_import)
-        self.versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        self.versions = {
+            "" if o.domain == "ai.onnx" else o.domain: min(max(o.version, 0), _LARGEST_VERSION)
+            for o in model.opset_import
+        }
         self.ir_version = max(model.ir_version, 4)
         self.fold_shapes = fold_shapes
         self.size_threshold = size_threshold
@@ -101,7 +105,7 @@ class _Settings:
 
     def may_fold(self, node: onnx.NodeProto) -> bool:
         """Whether a node with constant inputs always makes the same, and ONNX Runtime may know how."""
-        if node.op_type in _RANDOM or node.op_type in _QUANTIZE or node.output[0] in self.stuck:
+        if node.op_type in _RANDOM or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
             return False
         domain = "" if node.domain == "ai.onnx" else node.domain
         if domain == "com.microsoft":
@@ -273,7 +277,7 @@ def _known_output(
     if not settings.fold_shapes or node.domain not in ("", "ai.onnx"):
         return None
     rule = _SIZE_RULES.get(node.op_type)
-    if rule is None:
+    if rule is None or len(node.input) < _LEAST_INPUTS.get(node.op_type, 1) or not node.output:
         return None
     known = rule(node, constants, declared)
     if known is None or len(node.output) != 1:
@@ -297,9 +301,11 @@ def _element_type(node: onnx.NodeProto, declared: Mapping[str, onnx.ValueInfoPro
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor that a Constant node makes; None for sparse ones."""
+    if not node.attribute or not node.output:
+        return None
     attribute = node.attribute[0]
     name = node.output[0]
-    if attribute.name == "value":
+    if attribute.name == "value" and attribute.HasField("t"):
         tensor = onnx.TensorProto()
         tensor.CopyFrom(attribute.t)
         tensor.name = name
@@ -310,11 +316,18 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
         "value_int": np.int64,
         "value_ints": np.int64,
     }
+    if attribute.type not in _CONSTANT_TYPES:
+        return None
     if attribute.name in types:
         return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]), name)
     if attribute.name in ("value_string", "value_strings"):
         return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), object), name)
     return None
+
+
+_CONSTANT_TYPES = frozenset(
+    onnx.AttributeProto.AttributeType.Value(kind) for kind in ("FLOAT", "FLOATS", "INT", "INTS", "STRING", "STRINGS")
+)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -428,22 +441,35 @@ _SIZE_RULES = {
 }
 
 
+_LEAST_INPUTS = {"Gather": 2}
+
+
 def _inline_branches(graph: onnx.GraphProto, constants: _Constants) -> bool:
     """Replace each If whose condition is a weight by the branch that it takes."""
     changed = False
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in constants:
-            wanted = "then_branch" if bool(constants.array(node.input[0]).reshape(-1)[0]) else "else_branch"
-            body = next(a.g for a in node.attribute if a.name == wanted)
+        body = _branch_taken(node, constants)
+        if body is None:
+            nodes.append(node)
+        else:
             nodes += _inlined(graph, node, body)
             changed = True
-        else:
-            nodes.append(node)
     if changed:
         _set_nodes(graph, nodes)
         constants.weights.update((tensor.name, tensor) for tensor in graph.initializer)
     return changed
+
+
+def _branch_taken(node: onnx.NodeProto, constants: _Constants) -> onnx.GraphProto | None:
+    """The branch that an If takes; None if that is not known, or the node is no If."""
+    if node.op_type != "If" or node.domain not in ("", "ai.onnx") or not node.input or node.input[0] not in constants:
+        return None
+    condition = constants.array(node.input[0]).reshape(-1)
+    if condition.size != 1:
+        return None
+    wanted = "then_branch" if condition[0] else "else_branch"
+    return next((a.g for a in node.attribute if a.name == wanted and a.HasField("g")), None)
 
 
 def _inlined(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -9,6 +9,7 @@ node is blamed for what another did.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from onnx import helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
-from trtops.backend.onnx.model import Model, raw_bytes
+from trtops.backend.onnx.model import Model, data_type, raw_bytes
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.record import JSONValue, Record
 
 log = logging.getLogger(__name__)
 
 _SHAPE_BYTES = 1024
+_MOST_ELEMENTS = 1 << 28
 
 Level: TypeAlias = Literal["exception", "error", "warning"]
 Source: TypeAlias = Literal["onnx", "onnxruntime"]
@@ -189,6 +191,14 @@ def _unused(graph: onnx.GraphProto) -> Iterator[LintEntry]:
             yield LintEntry(level="warning", source="onnx", message=message, nodes=(name,))
 
 
+def _array(tensor: onnx.TensorProto) -> Any:
+    """A weight's values; None if it has a type that nobody knows."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 class _Run:
     """One model being run, whole or node by node."""
 
@@ -230,7 +240,7 @@ class _Run:
             log.info("%s", exc)
         graph = inferred.graph
         self.declared = shapes.values(graph)
-        values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer}
         values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
         last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
         for i in walk.execution_order(graph.node):
@@ -312,11 +322,13 @@ class _Run:
 
     @staticmethod
     def _stand_in(value: onnx.ValueInfoProto) -> Any:
-        """Made-up values for an input; None if its type or rank is not known."""
+        """Made-up values for an input; None if its type or rank is not known, or it would be too large."""
         if not value.type.tensor_type.HasField("shape") or not value.type.tensor_type.elem_type:
             return None
         dims = value.type.tensor_type.shape.dim
         shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else 1 for d in dims]
+        if data_type(value.type.tensor_type.elem_type) is None or math.prod(shape) > _MOST_ELEMENTS:
+            return None
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         if dtype.kind in "OSU":
             return np.full(shape, "", object)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,24 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
     if not model.HasField("graph") or not model.opset_import:
         lacks = "operator set" if model.HasField("graph") else "graph"
         raise errors.InvalidModelError(f"{where}has no {lacks}: not an ONNX model, or cut short ({len(data)} bytes).")
+    try:
+        for graph in walk.graphs(model.graph):
+            "".join(_texts(graph))
+    except TypeError:  # protobuf gives text that is not UTF-8 as bytes
+        raise errors.InvalidModelError(f"{where}holds names that are no text: not an ONNX model, or damaged.") from None
     return model
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str]:
+    """What people read in a graph, sub-graphs aside."""
+    yield graph.name
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield value.name
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain)
+        yield from node.input
+        yield from node.output
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
@@ -298,7 +315,7 @@ def check_structure(model: onnx.ModelProto) -> None:
         raise errors.InvalidModelError("The model has no outputs.")
     _check_graph(model.graph, frozenset())
     for tensor in walk.tensors(model):
-        if tensor.HasField("raw_data") and not external.is_external(tensor):
+        if not external.is_external(tensor):
             raw_bytes(tensor)
 
 

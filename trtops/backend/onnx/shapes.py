@@ -31,7 +31,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     bare = copying.copy_model(model, copying.put_small(_VALUES_BYTES))
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True, strict_mode=strict)
-    except onnx.shape_inference.InferenceError as exc:
+    except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
     if symbolic and _lacks_ranks(inferred) and with_onnxruntime.can_infer_symbolic_shapes():
         try:

@@ -139,7 +139,7 @@ def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec], a
         initializers=initializers,
         nodes=tuple(_node(node, known, attributes) for node in graph.node),
         bodies=tuple(
-            _graph(body, f"{node.name or node.output[0]}.{name}", known, attributes)
+            _graph(body, f"{node.name or next(filter(None, node.output), '')}.{name}", known, attributes)
             for node in graph.node
             for name, body in _bodies(node)
         ),
@@ -188,8 +188,13 @@ def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
     for tensor in graph.initializer:
         if external.is_external(tensor):
             yield tensor.name, "(in another file, not loaded)"
+            continue
+        try:
+            array = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError) as exc:
+            yield tensor.name, f"(cannot be read: {exc})"
         else:
-            yield tensor.name, np.array2string(numpy_helper.to_array(tensor), threshold=100, edgeitems=2)
+            yield tensor.name, np.array2string(array, threshold=100, edgeitems=2)
 
 
 def _text(
@@ -232,7 +237,7 @@ def _node_text(
     yield from (f"     {line}" for line in ("-> {" + ",\n    ".join(outputs) + "}").splitlines())
     if "attrs" in show and node.attributes:
         yield "    ---- Attributes ----"
-        prefix = node.name or node.outputs[0].name
+        prefix = node.name or next((spec.name for spec in node.outputs if spec.name), "")
         for name, value in node.attributes:
             yield f"    {prefix}.{name} = {value}"
             body = bodies.get(f"{prefix}.{name}")

@@ -1,0 +1,299 @@
+"""Mutations of valid models, and what the ONNX tools make of them. Runs in a child process: a mutation may crash one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnx.loader import onnx_from_path
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.summary import describe, summary
+from trtops.metadata import TensorSpec
+from trtops.ops import surgeon
+from trtops.ops.lint import lint
+
+NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
+OPS = (
+    "Relu",
+    "Add",
+    "Reshape",
+    "If",
+    "Loop",
+    "Scan",
+    "Concat",
+    "Split",
+    "Frob",
+    "",
+    "Constant",
+    "Cast",
+    "Gather",
+    "Conv",
+)
+NUMBERS = (0, 1, -1, 2, 7, -7, 2**31, -(2**31), 2**40, 2**62, -(2**63), 2**63 - 1)
+
+
+def sparse() -> onnx.ModelProto:
+    """A model with a sparse weight."""
+    proto = models.model("(float[1,4] x) => (float[1,4] y) { y = Add(x, s) }")
+    values = numpy_helper.from_array(np.array([1, 2], np.float32), "s")
+    indices = numpy_helper.from_array(np.array([0, 3]), "s_indices")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    return proto
+
+
+def with_function() -> onnx.ModelProto:
+    """A model that calls a function of its own."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+    g (float[2] x) => (float[2] y) { a = own.twice(x) y = Relu(a) }
+    <domain: "own", opset_import: ["" : 17]> twice (v) => (r) { r = Add(v, v) }"""
+    return onnx.parser.parse_model(text)
+
+
+@lru_cache
+def bases() -> tuple[bytes, ...]:
+    """The models that are mutated."""
+    made = [make().proto for make in (*models.ALL, models.no_kernel)] + [sparse(), with_function()]
+    return tuple(proto.SerializeToString() for proto in made)
+
+
+def _graphs(proto: onnx.ModelProto) -> list[onnx.GraphProto]:
+    found = [proto.graph]
+    for graph in found:
+        found += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return found
+
+
+def _some_name(random: Random, graph: onnx.GraphProto) -> str:
+    made = [name for node in graph.node for name in (*node.output, *node.input)]
+    return random.choice([*made, *NAMES])
+
+
+def _drop_node(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        del graph.node[random.randrange(len(graph.node))]
+
+
+def _repeat_node(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        graph.node.append(random.choice(graph.node))
+
+
+def _rewire_input(random: Random, graph: onnx.GraphProto) -> None:
+    """Dangling names and circles come from here."""
+    if graph.node and (node := random.choice(graph.node)).input:
+        node.input[random.randrange(len(node.input))] = _some_name(random, graph)
+
+
+def _rewire_output(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node and (node := random.choice(graph.node)).output:
+        node.output[random.randrange(len(node.output))] = _some_name(random, graph)
+
+
+def _fewer_ends(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        node = random.choice(graph.node)
+        ends = random.choice((node.input, node.output))
+        del ends[random.randrange(len(ends) + 1) :]
+
+
+def _more_ends(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        node = random.choice(graph.node)
+        random.choice((node.input, node.output)).append(_some_name(random, graph))
+
+
+def _other_op(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        random.choice(graph.node).op_type = random.choice(OPS)
+
+
+def _other_domain(random: Random, graph: onnx.GraphProto) -> None:
+    if graph.node:
+        random.choice(graph.node).domain = random.choice(("", "ai.onnx", "custom", "com.microsoft", "own"))
+
+
+def _same_node_names(random: Random, graph: onnx.GraphProto) -> None:
+    name = random.choice(NAMES)
+    for node in graph.node:
+        node.name = name
+
+
+def _break_attribute(random: Random, graph: onnx.GraphProto) -> None:
+    holders = [node for node in graph.node if node.attribute]
+    if not holders:
+        return
+    node = random.choice(holders)
+    attribute = random.choice(node.attribute)
+    choice = random.randrange(6)
+    if choice == 0:
+        node.attribute.remove(attribute)
+    elif choice == 1:
+        attribute.type = random.randrange(15)
+    elif choice == 2:
+        attribute.i = random.choice(NUMBERS)
+    elif choice == 3:
+        attribute.ints.append(random.choice(NUMBERS))
+    elif choice == 4:
+        attribute.name = random.choice(("axis", "perm", "to", "value", "body", "then_branch", ""))
+    else:
+        attribute.ClearField(attribute.ListFields()[-1][0].name)
+
+
+def _break_weight(random: Random, graph: onnx.GraphProto) -> None:
+    if not graph.initializer:
+        return
+    tensor = random.choice(graph.initializer)
+    choice = random.randrange(7)
+    if choice == 0:
+        tensor.raw_data = tensor.raw_data[: random.randrange(len(tensor.raw_data) + 1)]
+    elif choice == 1:
+        tensor.dims.append(random.choice(NUMBERS))
+    elif choice == 2:
+        tensor.data_type = random.randrange(30)
+    elif choice == 3:
+        tensor.name = _some_name(random, graph)
+    elif choice == 4:
+        graph.initializer.append(tensor)
+    elif choice == 5:
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=random.choice(NAMES))
+        tensor.external_data.add(key="offset", value=str(random.choice(NUMBERS)))
+    else:
+        tensor.ClearField("raw_data")
+
+
+def _break_value(random: Random, graph: onnx.GraphProto) -> None:
+    """Types and shapes of inputs and outputs: missing, wrong, or of no tensor."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    if not values:
+        return
+    value = random.choice(values)
+    choice = random.randrange(6)
+    if choice == 0:
+        value.ClearField("type")
+    elif choice == 1:
+        value.type.tensor_type.ClearField("shape")
+    elif choice == 2:
+        value.type.tensor_type.elem_type = random.randrange(30)
+    elif choice == 3:
+        value.type.tensor_type.shape.dim.add().dim_value = random.choice(NUMBERS)
+    elif choice == 4:
+        value.name = _some_name(random, graph)
+    else:
+        value.type.sequence_type.elem_type.tensor_type.elem_type = 1
+
+
+def _drop_value(random: Random, graph: onnx.GraphProto) -> None:
+    values = random.choice((graph.input, graph.output))
+    if values:
+        del values[random.randrange(len(values))]
+
+
+def _shuffle(random: Random, graph: onnx.GraphProto) -> None:
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    random.shuffle(nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+MUTATIONS: tuple[Callable[[Random, onnx.GraphProto], None], ...] = (
+    _drop_node,
+    _repeat_node,
+    _rewire_input,
+    _rewire_input,
+    _rewire_output,
+    _fewer_ends,
+    _more_ends,
+    _other_op,
+    _other_domain,
+    _same_node_names,
+    _break_attribute,
+    _break_attribute,
+    _break_weight,
+    _break_weight,
+    _break_value,
+    _drop_value,
+    _shuffle,
+)
+
+
+def mutated(seed: int) -> bytes:
+    """A model file made from a valid one by up to four changes; the same for the same seed."""
+    random = Random(seed)
+    data = random.choice(bases())
+    if random.random() < 0.06:
+        broken = bytearray(data)
+        for _ in range(random.randrange(1, 5)):
+            broken[random.randrange(len(broken))] = random.randrange(256)
+        return bytes(broken[: random.choice((len(broken), random.randrange(len(broken))))])
+    proto = onnx.ModelProto.FromString(data)
+    for _ in range(random.randrange(1, 5)):
+        if random.random() < 0.15:
+            proto.opset_import[0].version = random.choice((-1, 0, 1, 6, 7, 9, 11, 13, 18, 21, 25, 26, 99))
+        elif random.random() < 0.03:
+            del proto.opset_import[:]
+            proto.opset_import.add(version=17)
+        else:
+            random.choice(MUTATIONS)(random, random.choice(_graphs(proto)))
+    return proto.SerializeToString()
+
+
+def _extracted(path: Path, random: Random) -> None:
+    proto = onnx_from_path(path, ignore_external_data=True)
+    names = [name for node in proto.graph.node for name in node.output]
+    names = names or ["y"]
+    surgeon.extract(path, inputs=[TensorSpec(random.choice(names))], outputs=[TensorSpec(random.choice(names))])
+
+
+def _shown(path: Path) -> None:
+    proto = onnx_from_path(path, ignore_external_data=True)
+    summary(proto, ("layers", "attrs", "weights"))
+    describe(proto, infer_shapes=True)
+
+
+def try_tools(seed: int) -> list[str]:
+    """Give one mutation to every tool; what went wrong, in words."""
+    wrong = []
+    tools: dict[str, Callable[[Path], object]] = {
+        "load": Model.load,
+        "lint": lint,
+        "sanitize": lambda path: surgeon.sanitize(
+            path,
+            path.parent / "out" / "clean.onnx",
+            surgeon.SanitizeConfig(fold_constants=True, sort=True, cleanup=True, upper_bounds={"": 100}),
+        ),
+        "extract": lambda path: _extracted(path, Random(seed)),
+        "summary": _shown,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "model.onnx")
+        path.write_bytes(mutated(seed))
+        before = hashlib.sha256(path.read_bytes()).digest()
+        for label, tool in tools.items():
+            try:
+                tool(path)
+            except errors.TrtopsError as exc:
+                if not str(exc):
+                    wrong.append(f"seed {seed}: {label} raised {type(exc).__name__} without a message")
+            except Exception as exc:
+                wrong.append(f"seed {seed}: {label} raised {type(exc).__name__}: {str(exc)[:300]}")
+        if hashlib.sha256(path.read_bytes()).digest() != before:
+            wrong.append(f"seed {seed}: the input file was changed")
+    return wrong
+
+
+def try_batch(seeds: range) -> list[str]:
+    """Give a batch of mutations to every tool."""
+    logging.disable(logging.WARNING)
+    return [line for seed in seeds for line in try_tools(seed)]
