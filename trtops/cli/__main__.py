@@ -4,4 +4,5 @@ import sys
 
 from trtops.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # child processes import this file again
+    sys.exit(main())

@@ -47,10 +47,9 @@ def _main(words: list[str]) -> int:
         return _folder(path, rest)
     module = load(path)
     parser = parser_of(path, module)
-    if "-h" in rest or "--help" in rest:
-        if not _after_check(rest):
-            parser.print_help()
-            return 0
+    if ("-h" in rest or "--help" in rest) and not _after_check(rest):
+        parser.print_help()
+        return 0
     return _run(module, parser, rest, words)
 
 

@@ -26,7 +26,7 @@ COMMANDS: dict[Path, tuple[str, str]] = {
     ("sensitivity",): ("sensitivity", "measure what each layer costs in INT8"),
     ("inspect", "model"): ("inspect_model", "show an ONNX model, a TensorRT network or an engine"),
     ("inspect", "data"): ("inspect_data", "show saved inputs or outputs, with statistics"),
-    ("inspect", "diff"): ("inspect_diff", "compare two files of saved outputs"),
+    ("inspect", "diff"): ("compare", "compare two files of saved outputs"),
     ("inspect", "tactics"): ("inspect_tactics", "show a tactic record"),
     ("inspect", "diff-tactics"): ("inspect_diff_tactics", "say which tactic is guilty, from good and bad records"),
     ("inspect", "capability"): ("inspect_capability", "say which parts of a model TensorRT can run"),

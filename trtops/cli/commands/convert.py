@@ -1,5 +1,8 @@
-"""Make a TensorRT engine of a model, an ONNX Runtime engine (.ort), or another ONNX model. Engines for ONNX Runtime, and all that
-are remembered by --experiment, are judged against the model itself: exit code 1 says that they are not good enough."""
+"""Make a TensorRT engine of a model, an ONNX Runtime engine (.ort), or another ONNX model.
+
+Engines for ONNX Runtime, and all that are remembered by --experiment, are judged against the model itself: exit code
+1 says that they are not good enough.
+"""
 
 from __future__ import annotations
 

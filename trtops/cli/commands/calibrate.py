@@ -1,0 +1,93 @@
+"""Find INT8 ranges from real data, and judge INT8 beside other precisions.
+
+The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtops.cli import configs, groups
+from trtops.cli.flags import Flag, Group, UsageError
+
+if TYPE_CHECKING:
+    from trtops.ops.calibrate import CalibrateConfig
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "calibration",
+        (
+            Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the cache: JSON if it ends in .json, else TensorRT's text"),
+            Flag(names=("--algorithm",), choices=("entropy", "minmax", "percentile", "mse"), help="how ranges are chosen"),
+            Flag(names=("--percentile",), convert=float, help="for the algorithm of that name"),
+            Flag(names=("--calibrator",), choices=("onnxruntime", "tensorrt"), help="what runs the model"),
+            Flag(names=("--samples",), convert=int, shown="N", help="samples to use at most"),
+            Flag(names=("--batch",), convert=int, shown="N", help="samples per feed"),
+            Flag(names=("--beside",), takes="any", choices=("fp32", "fp16", "bf16", "fp8"), shown="PRECISION", help="precisions to compare INT8 with"),
+            Flag(names=("--keep",), takes="many", shown="LAYER", help="layers that stay in higher precision: names, patterns or types"),
+        ),
+    ),
+    groups.TRACKING, configs.BACKEND,
+    Group("judging", (
+        Flag(names=("--check-data",), shown="PATH", help="data that engines are judged with; best data that was held out"),
+        Flag(names=("--labels",), shown="FILE", help="an .npy file with the right class of every sample of that data"),
+        *(f for f in groups.THRESHOLDS.flags if f.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")),
+    )),
+    groups.DATA, *groups.TRT_BUILD,
+)  # fmt: skip
+EXAMPLES = ("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to calibrate.
+
+    Attributes:
+        model: The model.
+        config: The op's config.
+        experiment: Where to remember it.
+        store: Where the memory is.
+    """
+
+    model: str
+    config: CalibrateConfig
+    experiment: str | None
+    store: str | None
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    from trtops.ops.calibrate import CalibrateConfig
+
+    data = configs.data_source(args)
+    if data is None:
+        raise UsageError(
+            "real data is needed, since random data has other ranges: give it by --load-inputs or --data-loader-script"
+        )
+    check = replace(configs.check_config(args), data=args.check_data, labels=args.labels)
+    build = replace(
+        configs.build_config(args, args.backend or "onnxruntime"), precision="int8", keep=tuple(args.keep or ())
+    )
+    given = {
+        "algorithm": args.algorithm, "percentile": args.percentile, "calibrator": args.calibrator, "samples": args.samples,
+        "batch": args.batch, "beside": None if args.beside is None else tuple(args.beside),
+    }  # fmt: skip
+    config = CalibrateConfig(
+        data=data, build=build, check=check, output=args.output, **{n: v for n, v in given.items() if v is not None}
+    )
+    return Plan(args.model_file, config, args.experiment, args.store)
+
+
+def execute(plan: Plan) -> int:
+    """Calibrate, and print."""
+    from trtops.cli.logs import say
+    from trtops.ops.calibrate import calibrate
+    from trtops.ops.report import markdown
+
+    tracker = configs.memory(plan.experiment, plan.store)
+    result = calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
+    say(markdown("calibrate", result))
+    return 0 if result.verdict == "good" else 1

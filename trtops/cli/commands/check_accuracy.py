@@ -1,0 +1,126 @@
+"""Judge a saved comparison (of --save-accuracy-results) again, by other tolerances, without running anything.
+
+Exits with 1 if it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trtops.cli import groups, loading
+from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.script import Call, Maker
+
+GROUPS = (
+    Group("comparison", (Flag(names=("accuracy",), help="the file"),)),
+    groups.THRESHOLDS,
+    Group("printing", (*groups.JSON.flags,)),
+)
+EXAMPLES = (
+    "trtops run model.onnx --onnxrt --trt --save-accuracy-results accuracy.json",
+    "trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",
+)
+
+_GIVEN = {
+    "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
+    "l2": ("l2_threshold",),
+    "cosine_similarity": ("cosine_similarity_threshold",),
+    "psnr": ("psnr_threshold",),
+    "snr": ("snr_threshold",),
+    "perceptual_metrics": ("lpips_threshold",),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to judge.
+
+    Attributes:
+        path: The saved comparison.
+        functions: Make the compare functions whose thresholds hold; none keeps those of the file.
+        average: Whether means are judged.
+        save: Where to write the comparison as it is judged now.
+        json: Whether to print JSON.
+    """
+
+    path: str
+    functions: tuple[Call, ...]
+    average: bool
+    save: str | None
+    json: bool
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    names = args.compare or [name for name, flags in _GIVEN.items() if any(getattr(args, flag) for flag in flags)]
+    if "indices" in names:
+        raise UsageError(
+            "indices leaves no numbers to be judged again; compare the outputs by `trtops run --load-outputs`"
+        )
+    others = {"compare_func_script": None, "fail_fast": None, "no_shape_check": None, "infinities_compare_equal": None}
+    pictures = {
+        "save_heatmaps": None,
+        "show_heatmaps": None,
+        "save_error_metrics_plot": None,
+        "show_error_metrics_plot": None,
+    }
+    functions = loading.compare_functions(
+        argparse.Namespace(**{**vars(args), **others, **pictures, "compare": names or None})
+    )
+    return Plan(
+        args.accuracy,
+        tuple(functions) if names else (),
+        bool(args.check_average),
+        args.save_accuracy_results,
+        bool(args.json),
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Judge, and print."""
+    from trtops.cli.logs import say, say_json
+    from trtops.comparator import AccuracyResults
+
+    results = AccuracyResults.load(plan.path)
+    names = results.output_names()
+    thresholds = [{name: function.thresholds_for(name) for name in names} for function in Maker()(list(plan.functions))]
+    if thresholds:
+        results.reevaluate(thresholds, "average" if plan.average else None)
+    elif plan.average:
+        for result in results:
+            result.aggregation = "average"
+    if plan.save is not None:
+        results.save(plan.save)
+    lines = list(_lines(results))
+    if plan.json:
+        say_json({"passed": bool(results), "outputs": lines})
+    else:
+        say(
+            "\n".join(
+                [
+                    f"{'PASSED' if line['passed'] else 'FAILED'} {line['runners']} {line['output']}: {line['text']}"
+                    for line in lines
+                ]
+            )
+        )
+        say("PASSED" if results else "FAILED")
+    return 0 if results else 1
+
+
+def _lines(results: Any) -> Iterator[dict[str, Any]]:
+    for result in results:
+        for pair in result:
+            rounds = [result.average_results(pair)] if result.aggregation == "average" else result[pair]
+            for index, matches in enumerate(rounds):
+                for name, match in matches.items():
+                    told = None if isinstance(match, bool) else match.describe()
+                    yield {
+                        "runners": f"{pair[0]} vs {pair[1]}",
+                        "iteration": index if result.aggregation == "per_sample" else "average",
+                        "output": name,
+                        "passed": bool(match),
+                        "text": told[0] if told else str(match),
+                    }

@@ -1,0 +1,90 @@
+"""Compare two sides, output by output.
+
+A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file of saved outputs. The second side is taken for right. Exits with 1 if they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtops.cli import configs, groups
+from trtops.cli.flags import Flag, Group
+
+if TYPE_CHECKING:
+    from trtops.ops.compare import CompareConfig
+
+GROUPS = (
+    Group(
+        "sides",
+        (
+            Flag(names=("actual",), help="the side under test: run:<id>, .onnx, .engine, .plan, .ort, .json or .npz"),
+            Flag(names=("golden",), help="the side that is taken for right"),
+        ),
+    ),
+    Group(
+        "tolerances ([OUTPUT:]VALUE for one output)",
+        (
+            *(
+                f
+                for f in groups.THRESHOLDS.flags
+                if f.dest
+                not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")
+            ),
+            next(f for f in groups.COMPARING.flags if f.dest == "infinities_compare_equal"),
+        ),
+    ),
+    groups.DATA,
+    groups.TRACKING,
+    groups.JSON,
+)
+EXAMPLES = (
+    "trtops compare run:8d6e3f... model.onnx --experiment resnet50",
+    "trtops inspect diff actual.json expected.json --rtol 1e-3",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare.
+
+    Attributes:
+        actual: The side under test.
+        golden: The side taken for right.
+        config: The op's config.
+        experiment: Where to remember it.
+        store: Where the memory is.
+        json: Whether to print JSON.
+    """
+
+    actual: str
+    golden: str
+    config: CompareConfig
+    experiment: str | None
+    store: str | None
+    json: bool
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    from trtops.ops.compare import CompareConfig
+
+    config = CompareConfig(check=configs.check_config(args))
+    return Plan(args.actual, args.golden, config, args.experiment, args.store, bool(args.json))
+
+
+def execute(plan: Plan) -> int:
+    """Compare, and print."""
+    from trtops.cli.logs import say, say_json
+    from trtops.ops.compare import RUN_PREFIX, compare
+    from trtops.ops.report import markdown
+
+    stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
+    tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)
+    result = compare(plan.actual, plan.golden, plan.config, tracker=tracker, experiment=plan.experiment)
+    if plan.json:
+        say_json(result.to_dict())
+    else:
+        say(markdown("compare", result))
+    return 0 if result.verdict == "good" else 1

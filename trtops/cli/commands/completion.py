@@ -1,0 +1,61 @@
+"""Print a completion script for bash or zsh, made from the commands and options that there are."""
+
+from __future__ import annotations
+
+import argparse
+
+from trtops.cli import registry
+from trtops.cli.flags import Flag, Group
+
+GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
+EXAMPLES = ("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops")
+
+
+def plan(args: argparse.Namespace) -> str:
+    """The shell."""
+    return str(args.shell)
+
+
+def execute(plan: str) -> int:
+    """Print the script."""
+    from trtops.cli.logs import say
+
+    say(script(plan))
+    return 0
+
+
+def script(shell: str) -> str:
+    """The completion script: words by what was typed before them, and files where an option takes one."""
+    cases = [
+        f'        "{" ".join(folder)}") words="{" ".join(registry.below(folder))}";;'
+        for folder in ((), *registry.FOLDERS)
+    ]
+    cases += [f'        "{" ".join(path)}") words="{" ".join(options(path))}";;' for path in registry.COMMANDS]
+    body = "\n".join(cases)
+    text = f"""_trtops() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" path="" words="" i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case "$path ${{COMP_WORDS[i]}}" in
+            {"|".join(f'" {" ".join(p)}"' for p in (*registry.FOLDERS, *registry.COMMANDS))}) path="$path ${{COMP_WORDS[i]}}";;
+            *) break;;
+        esac
+    done
+    case "${{path# }}" in
+{body}
+    esac
+    case "$word" in
+        -*) COMPREPLY=($(compgen -W "$words" -- "$word"));;
+        *)  COMPREPLY=($(compgen -W "${{words//--[a-z0-9-]*/}}" -- "$word") $(compgen -f -- "$word"));;
+    esac
+}}
+complete -o filenames -F _trtops trtops"""
+    return text if shell == "bash" else f"#compdef trtops\nautoload -U +X bashcompinit && bashcompinit\n{text}"
+
+
+def options(path: registry.Path) -> list[str]:
+    """The long options of a command."""
+    from trtops.cli.groups import LOGGING
+    from trtops.cli.main import load
+
+    flags = (flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags if not flag.refuse)
+    return list(dict.fromkeys(name for flag in flags for name in flag.names if name.startswith("--")))

@@ -1,0 +1,27 @@
+"""Put files of saved inputs, or of saved outputs, behind one another: their iterations in the order of the files."""
+
+from __future__ import annotations
+
+import argparse
+
+from trtops.cli.commands.data_merge import GROUPS
+
+__all__ = ["EXAMPLES", "GROUPS", "execute", "plan"]
+
+EXAMPLES = ("trtops data concat monday.json tuesday.json -o both.json",)
+
+
+def plan(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+    """The files, and where to write."""
+    return tuple(args.paths), args.output
+
+
+def execute(plan: tuple[tuple[str, ...], str]) -> int:
+    """Join, and write."""
+    from trtops.ops.saved_data import concat
+
+    count = concat(plan[0], plan[1])
+    from trtops.cli.logs import say
+
+    say(f"Wrote {count} iterations to {plan[1]}")
+    return 0

@@ -1,0 +1,212 @@
+"""Find the smallest part of an ONNX model that still fails.
+
+It fails if a check command fails or, without --check, if an engine's outputs differ from the model's own. What flows into each part is what really flows there. Exits with 1 if the model fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops.cli import configs, groups, loading, values
+from trtops.cli.flags import Flag, Group, UsageError
+
+if TYPE_CHECKING:
+    from trtops.comparator.report import Tolerances
+    from trtops.ops.check_command import CommandCheck
+    from trtops.ops.reduce import ReduceConfig
+    from trtops.ops.reduce_journal import Step
+    from trtops.spec import BuildConfig
+
+_SEARCHED = "the model is searched as it is; change it first by `trtops surgeon sanitize`"
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "reducing",
+        (
+            Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to save the smallest failing model (default: trtops_reduced.onnx)"),
+            Flag(names=("--min-good", "--minimal-good"), shown="FILE", help="where to save the passing model closest to it"),
+            Flag(names=("--no-reduce-inputs",), takes="switch", help="cut nothing off at the beginning"),
+            Flag(names=("--no-reduce-outputs",), takes="switch", help="cut nothing off at the end"),
+            Flag(names=("--mode",), choices=("bisect", "linear"), help="how to search"),
+            Flag(names=("--find-all",), takes="switch", help="find every culprit, not the first alone"),
+            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search goes on"),
+            Flag(names=("--inputs-are",), choices=("real", "random", "declared"), help="what flows into parts: real values, random ones, or none (declared types only)"),
+            Flag(names=("--max-checks",), convert=int, shown="N", help="stop after so many checks"),
+            Flag(names=("--width",), convert=int, shown="N", help="check so many parts at a time"),
+            Flag(
+                names=("--model-input-shapes", "--model-inputs"), to="input_shapes", takes="many", convert=values.shape, shown="NAME:[DIMS]",
+                help="shapes of the model's inputs",
+            ),
+        ),
+    ),
+    groups.CHECK, groups.SORTING,
+    Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
+    Group("going on", (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for the field's tool as well"))),
+    groups.TRACKING, configs.BACKEND,
+    Group("judging without --check", (*(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol", "check_error_stat", "error_quantile", "l2_threshold", "cosine_similarity_threshold", "psnr_threshold", "snr_threshold")),)),
+    groups.DATA, *groups.TRT_BUILD,
+    Group("shapes", (
+        Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle="shapes are those seen when the whole model ran"),
+        Flag(names=("--force-fallback-shape-inference",), takes="switch", help="find shapes by running the model", idle="they are found so in any case"),
+        Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="", refuse=_SEARCHED),
+        Flag(names=("--fp-to-fp16",), takes="switch", help="", refuse=_SEARCHED),
+    )),
+)  # fmt: skip
+EXAMPLES = (
+    "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
+    "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
+    "trtops debug reduce model.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
+)
+ARTIFACT = "trtops_debug.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to reduce.
+
+    Attributes:
+        model: The model.
+        check: The command that judges; None compares engines.
+        build: How engines are built then.
+        tolerances: When they are good enough.
+        config: The op's config.
+        artifacts: Files to sort after each check.
+        folder: Where to.
+        info: A file that tells the command its iteration.
+        show: Whose details are shown: of failing checks, or of none.
+        experiment: Where to remember it.
+        store: Where the memory is.
+    """
+
+    model: str
+    check: CommandCheck | None
+    build: BuildConfig
+    tolerances: Tolerances | None
+    config: ReduceConfig
+    artifacts: tuple[str, ...] = ()
+    folder: str = ""
+    info: str | None = None
+    show: bool = True
+    keep: str | None = None
+    experiment: str | None = None
+    store: str | None = None
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    from trtops.ops.reduce import ReduceConfig
+
+    if args.no_reduce_inputs and args.no_reduce_outputs:
+        raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to do")
+    if args.show_output:
+        raise UsageError(
+            "--show-output: what passing checks print is not kept here; run the check by itself on the saved model"
+        )
+    given = {
+        "mode": args.mode, "inputs": args.inputs_are, "max_checks": args.max_checks, "width": args.width, "seed": args.seed,
+        "iterations": args.iterations,
+    }  # fmt: skip
+    config = ReduceConfig(
+        find="all" if args.find_all else "first",
+        reduce_inputs=not args.no_reduce_inputs,
+        reduce_outputs=not args.no_reduce_outputs,
+        data=configs.data_source(args),
+        input_shapes={name: loading._fixed(shape) for name, shape in args.input_shapes or ()},
+        output=args.output or "trtops_reduced.onnx",
+        min_good=args.min_good,
+        journal=args.journal,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return Plan(
+        model=args.model_file,
+        check=configs.command_check(args, ARTIFACT) if args.check else None,
+        build=configs.build_config(args, args.backend or "tensorrt"),
+        tolerances=configs.tolerances(args),
+        config=config,
+        artifacts=tuple(args.artifacts or ()),
+        folder=args.art_dir,
+        info=args.iter_info,
+        show=not args.hide_fail_output,
+        keep=(args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
+        experiment=args.experiment,
+        store=args.store,
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Reduce, and tell."""
+    from trtops.ops.reduce import reduce
+
+    check: Any = plan.check or _comparison(plan)
+    _tell_iteration(plan, 0)
+    try:
+        if plan.experiment is None:
+            result = reduce(plan.model, check, plan.config, progress=lambda step: _after(plan, step))
+        else:
+            from trtops.tracking.base import tracked
+
+            name = f"reduce {Path(plan.model).name}"[:250]
+            with tracked(configs.opened(plan.store), plan.experiment, name, kind="reduce") as run:
+                result = reduce(plan.model, check, plan.config, run=run, progress=lambda step: _after(plan, step))
+                run.finish(result.verdict)
+    finally:
+        if plan.info is not None:
+            Path(plan.info).unlink(missing_ok=True)
+    return _show(plan, result)
+
+
+def _comparison(plan: Plan) -> Any:
+    """Engines of the parts, compared with what the whole model computes there."""
+    from trtops.backend.engines import engine_backend
+    from trtops.ops.check import default_tolerances
+    from trtops.ops.check_submodel import ComparisonCheck, EngineRunner
+
+    engine_backend(plan.build.backend).environment()  # what is missing is said now, not once per part
+    tolerances = plan.tolerances or default_tolerances(plan.build.precision)
+    return ComparisonCheck(runner=EngineRunner(plan.build), tolerances=tolerances)
+
+
+def _after(plan: Plan, step: Step) -> None:
+    from trtops.cli.logs import say
+
+    detail = f": {step.detail}" if step.detail and plan.show else ""
+    say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
+    place = Path(plan.folder) / ("good" if step.verdict == "pass" else "bad")
+    for name in plan.artifacts:
+        path = Path(name)
+        if path.exists():
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place / f"{path.stem}_N{step.number}{path.suffix}")
+        else:
+            print(f"{name} was not there after check {step.number}; it is passed over", file=sys.stderr)
+    _tell_iteration(plan, step.number)
+
+
+def _tell_iteration(plan: Plan, number: int) -> None:
+    if plan.info is not None:
+        Path(plan.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
+
+
+def _show(plan: Plan, result: Any) -> int:
+    from trtops.cli.logs import say
+
+    if not result.culprits:
+        say(f"The model does not fail: {result.detail}")
+        return 0
+    for culprit in result.culprits:
+        say(f"{len(culprit.nodes)} of {result.nodes} nodes still fail: {', '.join(culprit.labels)}")
+        say(f"  {culprit.detail}" if culprit.detail else "")
+        say(f"  saved to {culprit.path}, the inputs it fails with to {culprit.inputs_path}")
+    if plan.keep is not None:
+        shutil.copy(result.culprits[0].path, plan.keep)
+    say(f"{result.checks} checks in {result.seconds:.1f} s")
+    return 1

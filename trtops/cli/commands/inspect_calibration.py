@@ -1,0 +1,66 @@
+"""Show a calibration cache, or what differs between two: files of either format, or run:<id>. Two that differ exit with 1."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from trtops.cli import asking, configs, groups
+from trtops.cli.flags import Flag, Group
+
+GROUPS = (
+    Group(
+        "caches",
+        (
+            Flag(names=("cache",), help="a calibration cache, or run:<id>"),
+            Flag(names=("other",), takes="optional", help="another one to compare with"),
+            Flag(names=("--ratio",), convert=float, default=1.25, help="ranges further apart count as changed"),
+        ),
+    ),
+    groups.JSON,
+    groups.STORE,
+)
+EXAMPLES = ("trtops inspect calibration int8.cache", "trtops inspect calibration old.cache new.cache --ratio 2")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which caches.
+
+    Attributes:
+        cache: The cache.
+        other: Another, to compare with.
+        ratio: How far apart counts.
+        store: Where runs are.
+        json: Whether to print JSON.
+    """
+
+    cache: str
+    other: str | None
+    ratio: float
+    store: str | None
+    json: bool
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    return Plan(args.cache, args.other, args.ratio, args.store, bool(args.json))
+
+
+def execute(plan: Plan) -> int:
+    """Look, and print."""
+    from trtops.calibration.compare import diff
+    from trtops.cli.logs import say, say_json
+    from trtops.ops.calibrate import load_cache
+    from trtops.ops.inspect import inspect_calibration
+
+    tracker = configs.opened(plan.store) if any(str(c).startswith("run:") for c in (plan.cache, plan.other)) else None
+    if plan.other is None:
+        asking.show(inspect_calibration(plan.cache, tracker=tracker), plan.json)
+        return 0
+    found = diff(load_cache(plan.cache, tracker), load_cache(plan.other, tracker), plan.ratio)
+    if plan.json:
+        say_json(found.to_dict())
+    else:
+        say(found.text())
+    return 0 if found.same else 1

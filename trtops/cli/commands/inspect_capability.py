@@ -1,0 +1,105 @@
+"""Say which nodes of a model a back end takes, and why not the others.
+
+With partitioning the model is cut into parts that are taken and parts that are not. Exits with 1 if some are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtops.cli import groups, loading, values
+from trtops.cli.flags import Flag, Group
+
+if TYPE_CHECKING:
+    from trtops.cli.script import Call
+    from trtops.ops.capability import CapabilityConfig
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "capability",
+        (
+            Flag(
+                names=("-o", "--output", "--output-dir"),
+                to="output",
+                default="trtops_capability_dumps",
+                shown="FOLDER",
+                help="where to write the report, and the parts",
+            ),
+            Flag(names=("--with-partitioning",), takes="switch", help="write the parts as models"),
+            Flag(
+                names=("--onnxrt",),
+                takes="switch",
+                to="backend",
+                value="onnxruntime",
+                help="ask ONNX Runtime, not TensorRT",
+            ),
+            Flag(
+                names=("--input-shapes",),
+                takes="many",
+                convert=values.shape,
+                shown="NAME:[DIMS]",
+                help="shapes of inputs",
+            ),
+        ),
+    ),
+    groups.JSON,
+    groups.ONNX_LOAD,
+    groups.ONNX_OUTPUTS,
+    groups.ONNX_SHAPE,
+)
+EXAMPLES = ("trtops inspect capability model.onnx --with-partitioning", "trtops inspect capability model.onnx --onnxrt")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to ask.
+
+    Attributes:
+        model: The model, or what makes it.
+        config: The op's config.
+        report: The file that the report goes to.
+        json: Whether to print JSON.
+    """
+
+    model: str | Call
+    config: CapabilityConfig
+    report: str
+    json: bool
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    from trtops.ops.capability import CapabilityConfig
+
+    config = CapabilityConfig(
+        backend=args.backend or "tensorrt",
+        partition=bool(args.with_partitioning),
+        output_dir=args.output if args.with_partitioning else None,
+        input_shapes=loading.input_shapes(args) or {},
+    )
+    model = loading.onnx_model(_typed(args)) if loading.wants_onnx_changes(args) else args.model_file
+    return Plan(model, config, f"{args.output}/results.txt", bool(args.json))
+
+
+def _typed(args: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**vars(args), model_type="onnx")
+
+
+def execute(plan: Plan) -> int:
+    """Ask, write and print."""
+    from trtops.backend.common import save_bytes
+    from trtops.cli.logs import say, say_json
+    from trtops.cli.script import Maker
+    from trtops.ops.capability import capability
+
+    model = plan.model if isinstance(plan.model, str) else Maker()(plan.model)()
+    report = capability(model, plan.config)
+    save_bytes(f"{report.text()}\n".encode(), plan.report)
+    if plan.json:
+        say_json(report.to_dict())
+    else:
+        say(report.text())
+    return 0 if report.supported else 1

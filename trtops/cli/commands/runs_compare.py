@@ -1,0 +1,65 @@
+"""Show params and numbers of runs side by side; by default those that differ."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from trtops.cli import configs, groups
+from trtops.cli.flags import Flag, Group
+
+GROUPS = (
+    Group(
+        "runs",
+        (
+            Flag(names=("runs",), takes="many", help="ids of runs"),
+            Flag(names=("--all",), takes="switch", help="show what is the same as well"),
+        ),
+    ),
+    groups.STORE,
+    groups.JSON,
+)
+EXAMPLES = ("trtops runs compare 8d6e3f... 1a2b3c...",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs.
+
+    Attributes:
+        runs: Their ids.
+        all: Whether to show what is the same.
+        store: Where they are.
+        json: Whether to print JSON.
+    """
+
+    runs: tuple[str, ...]
+    all: bool
+    store: str | None
+    json: bool
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    runs = tuple(run.removeprefix("run:") for run in args.runs)
+    return Plan(runs, bool(args.all), args.store, bool(args.json))
+
+
+def execute(plan: Plan) -> int:
+    """Show them."""
+    from trtops.cli.logs import say, say_json
+    from trtops.ops.report import table
+    from trtops.ops.runs import side_by_side
+
+    lines = [line for line in side_by_side(plan.runs, configs.opened(plan.store)) if plan.all or not line.same]
+    if plan.json:
+        say_json([line.to_dict() for line in lines])
+    elif lines:
+        say(
+            table(
+                ("", *(run[:8] for run in plan.runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines)
+            )
+        )
+    else:
+        say("Nothing differs.")
+    return 0

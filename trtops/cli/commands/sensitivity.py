@@ -1,0 +1,83 @@
+"""Measure what each layer costs in INT8, and propose which to keep in higher precision.
+
+It proposes so many that the error budget is met. Exits with 1 if it is not met even so.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtops.cli import configs, groups
+from trtops.cli.flags import Flag, Group
+
+if TYPE_CHECKING:
+    from trtops.ops.sensitivity import SensitivityConfig
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "measuring",
+        (
+            Flag(
+                names=("--calibration-cache",),
+                required=True,
+                shown="FILE",
+                help="the ranges: a cache of either format, or run:<id>",
+            ),
+            Flag(names=("--budget",), convert=float, help="the relative error that INT8 may make"),
+            Flag(names=("--samples",), convert=int, shown="N", help="samples to use"),
+            Flag(names=("--batch",), convert=int, shown="N", help="samples per feed"),
+            Flag(names=("--mode",), choices=("one", "rest"), help="quantize one layer at a time, or all but one"),
+            Flag(names=("--keep",), takes="many", shown="LAYER", help="layers that stay in FP32 whatever they cost"),
+        ),
+    ),
+    groups.TRACKING,
+    groups.DATA.without("--seed", "--iterations"),
+)
+EXAMPLES = ("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        model: The model.
+        cache: The ranges.
+        config: The op's config.
+        experiment: Where to remember it.
+        store: Where the memory is.
+    """
+
+    model: str
+    cache: str
+    config: SensitivityConfig
+    experiment: str | None
+    store: str | None
+
+
+def plan(args: argparse.Namespace) -> Plan:
+    """What the options stand for."""
+    from trtops.ops.sensitivity import SensitivityConfig
+
+    given = {"samples": args.samples, "batch": args.batch, "budget": args.budget, "mode": args.mode}
+    config = SensitivityConfig(
+        data=configs.data_source(args), keep=tuple(args.keep or ()), **{n: v for n, v in given.items() if v is not None}
+    )
+    return Plan(args.model_file, args.calibration_cache, config, args.experiment, args.store)
+
+
+def execute(plan: Plan) -> int:
+    """Measure, and print."""
+    from trtops.cli.logs import say
+    from trtops.ops.report import markdown, verdict_of
+    from trtops.ops.sensitivity import sensitivity
+
+    tracker = (
+        configs.opened(plan.store) if plan.cache.startswith("run:") else configs.memory(plan.experiment, plan.store)
+    )
+    result = sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
+    say(markdown("sensitivity", result))
+    return 0 if verdict_of(result) == "good" else 1

@@ -1,0 +1,35 @@
+"""Make a store's artifact addresses fit the folder that it was moved or copied to."""
+
+from __future__ import annotations
+
+import argparse
+
+from trtops.cli.flags import Flag, Group
+
+GROUPS = (
+    Group(
+        "store",
+        (
+            Flag(
+                names=("--root", "--store"),
+                shown="FOLDER",
+                help="the store's folder (default: TRTOPS_HOME or ./mlruns)",
+            ),
+            Flag(names=("--from",), to="former", shown="FOLDER", help="where it was, if it does not say so itself"),
+        ),
+    ),
+)
+EXAMPLES = ("trtops store relocate --root mlruns",)
+
+
+def plan(args: argparse.Namespace) -> tuple[str, ...]:
+    """The words that :func:`trtops.tracking.store.main` takes."""
+    given = {"--root": args.root, "--from": getattr(args, "former", None), "--port": getattr(args, "port", None)}
+    return ("relocate", *(word for name, value in given.items() if value is not None for word in (name, str(value))))
+
+
+def execute(plan: tuple[str, ...]) -> int:
+    """Do it."""
+    from trtops.tracking.store import main
+
+    return main(plan)

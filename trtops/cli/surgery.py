@@ -1,0 +1,99 @@
+"""What the surgeon's commands share: the model they change, and how the new one is written."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trtops.cli import loading
+from trtops.cli.script import Call, Maker, call
+
+if TYPE_CHECKING:
+    from trtops.ops.surgeon import SaveConfig
+
+OPS = "trtops.ops.surgeon"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An op of the surgeon with its arguments; the model and where the result goes are put in when it is carried out.
+
+    Attributes:
+        name: The op.
+        model: The model's path, or what makes it.
+        output: Where the new model goes.
+        save_as: Where its weights go.
+        args: Further arguments by place.
+        kwargs: Further arguments by name.
+        module: Where the op is.
+    """
+
+    name: str
+    model: str | Call
+    output: str
+    save_as: SaveConfig
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = field(default=())
+    module: str = OPS
+
+
+def operation(args: argparse.Namespace, name: str, *more: Any, module: str = OPS, **kwargs: Any) -> Operation:
+    """The operation that a command stands for."""
+    return Operation(name, model(args), args.output, save_config(args), more, tuple(kwargs.items()), module)
+
+
+def model(args: argparse.Namespace) -> str | Call:
+    """The model: its path where it is taken as it is, else what loads and changes it."""
+    if not any(
+        getattr(args, n, None) for n in ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
+    ):
+        return str(args.model_file)
+    made = call(
+        loading.ONNX, "onnx_from_path", args.model_file,
+        external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data,
+    )  # fmt: skip
+    if getattr(args, "shape_inference", None):
+        options = (("allow_onnxruntime", False),) if args.no_onnxruntime_shape_inference else ()
+        made = Call(loading.ONNX, "infer_shapes", (made,), options)
+    return call(loading.ONNX, "convert_to_fp16", made) if args.fp_to_fp16 else made
+
+
+def save_config(args: argparse.Namespace) -> SaveConfig:
+    """Where weights go."""
+    from trtops.ops.surgeon import SaveConfig
+
+    threshold = args.external_data_size_threshold
+    return SaveConfig(
+        external_data=args.save_external_data,
+        size_threshold=1024 if threshold is None else threshold,
+        one_file=not args.no_save_all_tensors_to_one_file,
+    )
+
+
+def operate(plan: Operation) -> int:
+    """Carry it out, and say what was done."""
+    import importlib
+
+    from trtops.cli.logs import say
+
+    op = getattr(importlib.import_module(plan.module), plan.name)
+    result = op(
+        Maker()(plan.model), plan.output, *plan.args, save_as=plan.save_as, **{n: Maker()(v) for n, v in plan.kwargs}
+    )
+    say("\n".join([*result.changes, f"{result.nodes_before} nodes before, {result.nodes} now. Wrote {result.path}"]))
+    return 0
+
+
+def reshaped(model: Any, config: Any) -> Any:
+    """A model with other input shapes, in memory."""
+    from trtops.ops.surgeon import sanitize
+
+    return sanitize(model, None, config).model
+
+
+def names_in(path: str) -> tuple[str, ...]:
+    """The lines of a file that are not empty."""
+    from pathlib import Path
+
+    return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())

@@ -1,0 +1,90 @@
+"""Saved inputs and outputs, joined: side by side, or one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtops import errors
+from trtops.comparator.results import RunResults
+from trtops.json import load_json, save_json
+
+
+def merge(paths: Sequence[str | Path], output: str | Path) -> int:
+    """Make inputs of the arrays that files have for the same iteration.
+
+    Args:
+        paths: Files of saved inputs or outputs. Of one that holds several runners the last counts; of arrays of the same
+            name in several files the last, too.
+        output: Where to write the inputs.
+
+    Returns:
+        The number of iterations.
+
+    Raises:
+        FormatError: If a file cannot be read, or holds something else.
+        IterationMismatchError: If files have different numbers of iterations.
+    """
+    merged: list[dict[str, Any]] = []
+    for place, path in enumerate(paths):
+        feeds = _feeds(path)
+        if place and len(feeds) != len(merged):
+            raise errors.IterationMismatchError(
+                f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
+            )
+        merged = merged or [{} for _ in feeds]
+        for target, feed in zip(merged, feeds):
+            target.update(feed)
+    save_json(merged, str(output), "inputs")
+    return len(merged)
+
+
+def concat(paths: Sequence[str | Path], output: str | Path) -> int:
+    """Put the iterations of files behind one another.
+
+    Args:
+        paths: Files of saved inputs, or of saved outputs; not both.
+        output: Where to write them, in the same format.
+
+    Returns:
+        The number of iterations.
+
+    Raises:
+        FormatError: If a file cannot be read, or holds something else.
+        ComparisonError: If inputs and outputs are mixed, or outputs are of different numbers of runners.
+    """
+    loaded = [_loaded(path) for path in paths]
+    runs = [held for held in loaded if isinstance(held, RunResults)]
+    if runs and len(runs) < len(loaded):
+        raise errors.ComparisonError("Some files hold inputs and some outputs; join one kind at a time.")
+    if not runs:
+        feeds = [feed for held in loaded for feed in held]
+        save_json(feeds, str(output), "inputs")
+        return len(feeds)
+    counts = {len(run) for run in runs}
+    if len(counts) > 1:
+        raise errors.ComparisonError(
+            f"The files have {', '.join(map(str, sorted(counts)))} runners; expected as many in each."
+        )
+    joined = RunResults((name, [i for run in runs for i in run[place][1]]) for place, (name, _) in enumerate(runs[0]))
+    joined.save(str(output))
+    return max((len(iterations) for iterations in joined.values()), default=0)
+
+
+def _loaded(path: str | Path) -> Any:
+    held = load_json(str(path))
+    if isinstance(held, Mapping):
+        held = [held]
+    if isinstance(held, RunResults) or (isinstance(held, list) and all(isinstance(feed, Mapping) for feed in held)):
+        return held
+    raise errors.FormatError(f"{path} holds a {type(held).__name__}; expected saved inputs or outputs.")
+
+
+def _feeds(path: str | Path) -> list[dict[str, Any]]:
+    held = _loaded(path)
+    if isinstance(held, RunResults):
+        if not len(held):
+            raise errors.FormatError(f"{path} holds the outputs of no runner.")
+        return [dict(iteration) for iteration in held[-1][1]]
+    return [dict(feed) for feed in held]
