@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from trtops.ops.benches import bench, close_benches, devices_of
 from trtops.ops.campaign import DebugBuildConfig
 from trtops.ops.promote import resolve
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 
@@ -198,6 +200,20 @@ def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_o
 
 
 def _visible() -> str:
-    import os
-
     return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.slow
+def test_dask_workers_make_the_iterations_in_processes_of_their_own(store: Path, case) -> None:
+    pytest.importorskip("prefect_dask")
+    from distributed import LocalCluster
+
+    model, campaign = case
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        result = debug_build(model, campaign, until=6, parallel=2, dask=cluster.scheduler_address)
+
+    runs = default_tracker().find("blocks", parent=result.run_id)
+    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
+    assert len(runs) == 6 and {info.status for info in runs} == {"finished"}
+    assert len(owners) == 2 and os.getpid() not in owners

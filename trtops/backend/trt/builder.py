@@ -222,7 +222,8 @@ class _Building:
             replayer = tactics.TacticReplayer(tactics.from_record(self.caches.replay))
             self.recorded = replayer.chosen
             return replayer
-        return tactics.TacticRecorder(self.recorded, self.restriction)
+        restricted = self.denied.entries or self.options.tactic_seed is not None
+        return tactics.TacticRecorder(self.recorded, self.restriction if restricted else None)
 
     def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
         options = self.options
