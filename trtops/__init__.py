@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trtops.ops.calibrate import CalibrateConfig as CalibrateConfig
     from trtops.ops.calibrate import CalibrateResult as CalibrateResult
     from trtops.ops.calibrate import calibrate as calibrate
+    from trtops.ops.campaign import DebugBuildConfig as DebugBuildConfig
+    from trtops.ops.campaign import Vary as Vary
     from trtops.ops.check import CheckConfig as CheckConfig
     from trtops.ops.compare import CompareConfig as CompareConfig
     from trtops.ops.compare import CompareResult as CompareResult
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
     from trtops.ops.convert import ConvertConfig as ConvertConfig
     from trtops.ops.convert import ConvertResult as ConvertResult
     from trtops.ops.convert import convert as convert
+    from trtops.ops.debug_build import DebugBuildResult as DebugBuildResult
+    from trtops.ops.debug_build import debug_build as debug_build
+    from trtops.ops.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
+    from trtops.ops.diff_tactics import DiffTacticsResult as DiffTacticsResult
+    from trtops.ops.diff_tactics import diff_tactics as diff_tactics
+    from trtops.ops.promote import PromoteConfig as PromoteConfig
+    from trtops.ops.promote import PromoteResult as PromoteResult
+    from trtops.ops.promote import promote as promote
+    from trtops.ops.promote import resolve as resolve
+    from trtops.ops.prove import ProveConfig as ProveConfig
+    from trtops.ops.prove import ProveResult as ProveResult
+    from trtops.ops.prove import prove as prove
     from trtops.ops.sensitivity import SensitivityConfig as SensitivityConfig
     from trtops.ops.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.sensitivity import sensitivity as sensitivity
@@ -57,23 +71,37 @@ _HOMES = {
     "ComparisonReport": "comparator.report",
     "ConvertConfig": "ops.convert",
     "ConvertResult": "ops.convert",
+    "DebugBuildConfig": "ops.campaign",
+    "DebugBuildResult": "ops.debug_build",
+    "DiffTacticsConfig": "ops.diff_tactics",
+    "DiffTacticsResult": "ops.diff_tactics",
     "Engine": "backend.base",
     "Environment": "spec",
     "MemoryTracker": "tracking.memory",
     "Model": "backend.onnx.model",
     "OnnxRuntimeOptions": "spec",
     "OptimizationProfile": "spec",
+    "PromoteConfig": "ops.promote",
+    "PromoteResult": "ops.promote",
+    "ProveConfig": "ops.prove",
+    "ProveResult": "ops.prove",
     "SensitivityConfig": "ops.sensitivity",
     "SensitivityResult": "ops.sensitivity",
     "TacticRecord": "tactics.record",
     "TensorRTOptions": "spec",
     "Tolerances": "comparator.report",
     "TrtopsError": "errors",
+    "Vary": "ops.campaign",
     "calibrate": "ops.calibrate",
     "compare": "ops.compare",
     "compare_outputs": "comparator.report",
     "convert": "ops.convert",
+    "debug_build": "ops.debug_build",
     "default_tracker": "tracking.store",
+    "diff_tactics": "ops.diff_tactics",
+    "promote": "ops.promote",
+    "prove": "ops.prove",
+    "resolve": "ops.promote",
     "sensitivity": "ops.sensitivity",
 }
 
