@@ -8,6 +8,9 @@ from contextlib import contextmanager, suppress
 
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
+
+from trtops.backend.engines import engine_backend
+from trtops.errors import BackendError
 from prefect.exceptions import ObjectAlreadyExists
 
 
@@ -26,6 +29,15 @@ def gpu_slot(devices: Sequence[str]) -> Iterator[None]:
         client.upsert_global_concurrency_limit_by_name(name, len(devices))
     with concurrency(name, strict=True):
         yield
+
+
+def gpus_of(backend: str) -> tuple[str, ...]:
+    """The GPUs that a back end builds on, by a name that the driver gives them; none for the processor."""
+    try:
+        uuid = engine_backend(backend).device_state().get("uuid_sha256")
+    except BackendError:
+        return ()  # the op will say what is missing, and mark its run
+    return () if uuid is None else (uuid,)
 
 
 def limit_name(host: str) -> str:

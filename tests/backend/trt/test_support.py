@@ -33,3 +33,9 @@ def test_the_table_is_markdown_with_one_column_per_release():
         "| INT8 with calibrators (entropy, entropy 2, min-max, legacy) | shown | written | written | - | - |" in lines
     )
     assert "| tactic record and replay by editable timing cache | - | written | written | written | - |" in lines
+
+
+def test_the_readme_has_the_table_as_the_code_gives_it():
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+
+    assert support_table().strip() in readme
