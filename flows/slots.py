@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 
 from prefect.client.orchestration import get_client
 from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
-from prefect.exceptions import ObjectAlreadyExists
 
 
 @contextmanager
