@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from trtops.backend.trt import library
 from trtops.backend.trt.network import create_network
@@ -39,20 +38,10 @@ def ask_parser(model: bytes) -> ParserAnswer:
     _, network = create_network()
     parser = trt.OnnxParser(network, library.get_trt_logger())
     with library.collect_log():
-        supported, subgraphs = _ask(parser, model)
+        supported, subgraphs = library.line().supported_subgraphs(parser, model)
         found = [parser.get_error(index) for index in range(parser.num_errors)]
     return ParserAnswer(
         supported=supported,
         subgraphs=tuple((frozenset(map(int, nodes)), bool(certain)) for nodes, certain in subgraphs),
         said={int(error.node()): str(error.desc()).strip() for error in found},
     )
-
-
-def _ask(parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-    """The parser's two answers; up to 10.x the second came as a list."""
-    if hasattr(parser, "supports_model_v2"):
-        supported = bool(parser.supports_model_v2(model))
-        indices = range(parser.num_subgraphs)
-        return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]
-    answer = parser.supports_model(model)
-    return bool(answer[0]), list(answer[1])

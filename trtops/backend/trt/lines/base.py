@@ -322,3 +322,9 @@ class ReleaseLine:
         self.require(Feature.ONNX_REFIT)
         onnx_refitter = self.trt.OnnxParserRefitter(refitter, logger)
         return bool(onnx_refitter.refit_from_bytes(model, path))
+
+    def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
+        """Whether an ONNX parser takes a whole model, and groups of nodes that it knows, each with whether it is sure."""
+        supported = bool(parser.supports_model_v2(model))
+        indices = range(parser.num_subgraphs)
+        return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]

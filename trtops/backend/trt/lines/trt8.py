@@ -39,3 +39,8 @@ class TensorRT8(ReleaseLine):
         """Never called: :meth:`create_context` refuses the strategies that would need it."""
         self.require(Feature.ALLOCATION_STRATEGY)
         raise AssertionError("8.6 has one allocation strategy")
+
+    def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
+        """The parser's two answers, from one call."""
+        supported, subgraphs = parser.supports_model(model)
+        return bool(supported), list(subgraphs)
