@@ -9,5 +9,10 @@ from trtops.ops.report import Reportable, markdown
 
 def show_result(title: str, result: Reportable) -> None:
     """Put a result beside the flow run, under a key that keeps the history of its experiment together."""
-    key = "".join(c if c.isascii() and c.isalnum() else "-" for c in f"{title} {result.experiment}".lower())
-    create_markdown_artifact(markdown(title, result), key="-".join(filter(None, key.split("-"))) or "result")
+    show_text(title, markdown(title, result), result.experiment)
+
+
+def show_text(title: str, text: str, experiment: str) -> None:
+    """Put a Markdown page beside the flow run, under such a key."""
+    key = "".join(c if c.isascii() and c.isalnum() else "-" for c in f"{title} {experiment}".lower())
+    create_markdown_artifact(text, key="-".join(filter(None, key.split("-"))) or "result")

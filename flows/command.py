@@ -25,7 +25,7 @@ config_flag = cyclopts.Parameter(accepts_keys=False, n_tokens=1, converter=_read
 """Marks a flow's config parameter: a flag that takes a JSON file, or JSON itself."""
 
 
-def run(flow: Callable[..., Reportable], name: str) -> int:
+def run(flow: Callable[..., Record], name: str) -> int:
     """Run a flow with the arguments of this process.
 
     Returns:
@@ -38,7 +38,10 @@ def run(flow: Callable[..., Reportable], name: str) -> int:
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    if not isinstance(result, get_args(Reportable)):
+    if isinstance(result, get_args(Reportable)):
+        print(markdown(name, result))
+        return 0 if verdict_of(result) == "good" else 1
+    if not isinstance(result, Record):
         return 0  # help was asked for
-    print(markdown(name, result))
-    return 0 if verdict_of(result) == "good" else 1
+    print(result.to_json())
+    return 1 if getattr(result, "verdict", "good") == "bad" else 0

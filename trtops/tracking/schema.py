@@ -39,6 +39,7 @@ KINDS = (
     "sensitivity",
     "audit",
     "triage",
+    "precision",
     "proof",
     "promote",
     "deny",

@@ -152,9 +152,10 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
         lacks = "operator set" if model.HasField("graph") else "graph"
         raise errors.InvalidModelError(f"{where}has no {lacks}: not an ONNX model, or cut short ({len(data)} bytes).")
     try:
+        "".join(opset.domain for opset in model.opset_import)
         for graph in walk.graphs(model.graph):
             "".join(_texts(graph))
-    except TypeError:  # protobuf gives text that is not UTF-8 as bytes
+    except (TypeError, UnicodeDecodeError):  # protobuf gives text that is not UTF-8 as bytes, or raises
         raise errors.InvalidModelError(f"{where}holds names that are no text: not an ONNX model, or damaged.") from None
     return model
 
@@ -244,7 +245,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     expected = external.expected_bytes(tensor)
     try:
         raw = tensor.raw_data if tensor.HasField("raw_data") else _pack(tensor)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, KeyError) as exc:
         raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
     if expected is not None and len(raw) != expected:
         raise errors.InvalidModelError(

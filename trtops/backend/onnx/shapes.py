@@ -7,10 +7,12 @@ import logging
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import copying, walk, with_onnxruntime
+from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 
 log = logging.getLogger(__name__)
 
+_SUSPECT_BYTES = 1 << 31
+_MOST_BYTES = 1 << 42
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
@@ -28,7 +30,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     Raises:
         InvalidModelError: If ONNX finds such a contradiction.
     """
-    bare = copying.copy_model(model, copying.put_small(_VALUES_BYTES))
+    bare = copying.copy_model(model, _put_plausible)
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True, strict_mode=strict)
     except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
@@ -39,6 +41,21 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         except errors.InferenceError as exc:
             log.info("%s. Going on with the shapes that ONNX itself infers.", exc)
     _take_shapes(inferred, model)
+
+
+_put_small = copying.put_small(_VALUES_BYTES)
+
+
+def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+    """Keep what is small; refuse shapes that nothing fills, since ONNX counts through some of them."""
+    size = external.expected_bytes(tensor)
+    if size is not None and size > _SUSPECT_BYTES and not external.is_external(tensor) and size != len(tensor.raw_data):
+        raise errors.InvalidModelError(
+            f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(tensor.raw_data)} bytes; expected {size}."
+        )
+    if size is not None and size > _MOST_BYTES:
+        raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} cannot be in any file.")
+    _put_small(tensor, target)
 
 
 def _take_shapes(inferred: onnx.ModelProto, model: onnx.ModelProto) -> None:

@@ -191,7 +191,7 @@ def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
             continue
         try:
             array = numpy_helper.to_array(tensor)
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, KeyError) as exc:
             yield tensor.name, f"(cannot be read: {exc})"
         else:
             yield tensor.name, np.array2string(array, threshold=100, edgeitems=2)

@@ -1,0 +1,75 @@
+"""The precision flow: which nodes of a model must stay in FP32 so that it is accurate enough in 16 bit.
+
+From Python: ``from flows.precision import precision; precision("model.onnx", output="mixed.onnx")``. From the shell:
+``python -m flows.precision model.onnx --output mixed.onnx``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from flows.artifacts import show_text
+from flows.command import config_flag, run
+from flows.progress import progress
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.ops.precision import PrecisionConfig, PrecisionResult, PrecisionStep
+from trtops.ops.precision import precision as precision_op
+from trtops.tracking import schema
+from trtops.tracking.base import tracked
+
+
+@trtops_task(name="search-nodes")
+def search_nodes(model: str, config: PrecisionConfig, experiment: str) -> PrecisionResult:
+    """One call of the precision op, logged to the default store."""
+    done = 0
+    with (
+        progress("Trying", "sets of nodes") as bar,
+        tracked(tracker(), experiment, f"{Path(model).stem} precision", kind="precision", tags=flow_tags()) as logged,
+    ):
+
+        def tried(step: PrecisionStep) -> None:
+            nonlocal done
+            done += 1
+            bar.update(done, note=f", {step.kept} nodes kept: {'good' if step.good else 'bad'}")
+
+        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
+        result = precision_op(model, config, run=logged, progress=tried)
+        logged.finish("bad" if result.verdict == "bad" else "good")
+        return result
+
+
+@trtops_flow(name="precision", run_name="{model.stem}")
+def precision(
+    model: Path,
+    data: str | None = None,
+    config: Annotated[PrecisionConfig | None, config_flag] = None,
+    *,
+    output: str | None = None,
+    experiment: str | None = None,
+) -> PrecisionResult:
+    """Search for the nodes that must stay in FP32, and keep the answer and the picture in MLflow.
+
+    Args:
+        model: The ONNX file, in FP32.
+        data: Where inputs come from; random unless given.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        output: Where to write the model in mixed precision.
+        experiment: MLflow experiment; the model's name unless given.
+
+    Returns:
+        The nodes to keep, and what else was tried.
+    """
+    config = PrecisionConfig() if config is None else config
+    config = replace(config, data=data or config.data, output=output or config.output)
+    experiment = experiment or Path(model).stem
+    result = search_nodes(str(model), config, experiment)
+    lines = [f"# Precision: {result.verdict}", "", f"{len(result.keep)} of {result.nodes} nodes stay in FP32:", ""]
+    show_text(f"precision {Path(model).name}", "\n".join(lines + [f"- `{name}`" for name in result.keep]), experiment)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(precision, "precision"))

@@ -1,0 +1,103 @@
+"""The reduce flow: the smallest part of a model that still fails, with several candidates checked at a time.
+
+From Python: ``from flows.reduce import reduce; reduce("model.onnx", backend="tensorrt", precision="fp16")``. From the
+shell: ``python -m flows.reduce model.onnx --command "python check.py {model}"``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from flows.artifacts import show_text
+from flows.command import config_flag, run
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.comparator.report import Tolerances
+from trtops.ops.check import default_tolerances
+from trtops.ops.check_command import CommandCheck
+from trtops.ops.check_submodel import Check, ComparisonCheck, EngineRunner
+from trtops.ops.reduce import ReduceConfig, ReduceResult
+from trtops.ops.reduce import reduce as reduce_op
+from trtops.ops.reduce_hunt import Parts
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
+from trtops.tracking import schema
+from trtops.tracking.base import tracked
+
+
+@trtops_task(name="check-part")
+def check_part(ask: Callable[[Parts], Any], parts: Parts) -> Any:
+    """Check one candidate; ``ask`` is the op's own."""
+    return ask(parts)
+
+
+def check_together(ask: Callable[[Parts], Any], candidates: Iterable[Parts]) -> list[Any]:
+    """Check candidates at the same time, each as a task run of its own; the answers in order."""
+    futures = [check_part.submit(ask, parts) for parts in candidates]
+    return [future.result() for future in futures]
+
+
+@trtops_flow(name="reduce", run_name="{model.stem}")
+def reduce(
+    model: Path,
+    data: str | None = None,
+    config: Annotated[ReduceConfig | None, config_flag] = None,
+    *,
+    command: str | None = None,
+    backend: Literal["onnxruntime", "tensorrt"] = "onnxruntime",
+    precision: Precision = "fp32",
+    tolerances: Tolerances | None = None,
+    width: int | None = None,
+    output: str | None = None,
+    experiment: str | None = None,
+) -> ReduceResult:
+    """Find the smallest part of a model that still fails, and keep it in MLflow as a model of its own.
+
+    Args:
+        model: The ONNX file.
+        data: Where the whole model's inputs come from; random unless given.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        command: A command that fails for models that show the failure, with ``{model}`` where the path belongs. Without
+            one, engines of a back end are compared with the model itself.
+        backend: The back end under test.
+        precision: Its precision.
+        tolerances: When its outputs are good enough; by default what is expected of the precision.
+        width: How many candidates to check at a time.
+        output: Where to save the reduced model.
+        experiment: MLflow experiment; the model's name unless given.
+
+    Returns:
+        What was found.
+    """
+    config = ReduceConfig() if config is None else config
+    config = replace(config, data=data or config.data, output=output or config.output, width=width or config.width)
+    check: Check
+    if command is not None:
+        check = CommandCheck(command=tuple(shlex.split(command)))
+    else:
+        options = TensorRTOptions() if backend == "tensorrt" else OnnxRuntimeOptions()
+        runner = EngineRunner(BuildConfig(precision=precision, options=options))
+        check = ComparisonCheck(runner=runner, tolerances=tolerances or default_tolerances(precision))
+    experiment = experiment or Path(model).stem
+    evaluate = check_together if config.width > 1 else None
+    with tracked(tracker(), experiment, f"{Path(model).stem} reduce", kind="reduce", tags=flow_tags()) as logged:
+        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
+        result = reduce_op(model, check, config, run=logged, evaluate=evaluate)
+        logged.finish(result.verdict)
+    show_text(f"reduce {Path(model).name}", _page(result), experiment)
+    return result
+
+
+def _page(result: ReduceResult) -> str:
+    lines = [f"# Reduce: {result.verdict}", "", f"{result.checks} checks in {result.seconds:.1f} s. {result.detail}"]
+    for culprit in result.culprits:
+        lines += ["", f"{len(culprit.nodes)} nodes{f', in `{culprit.path}`' if culprit.path else ''}:", ""]
+        lines += [f"- {label}" for label in culprit.labels]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run(reduce, "reduce"))

@@ -1,0 +1,76 @@
+"""The triage flow: the first tensor at which an engine parts from the model it was built from.
+
+From Python: ``from flows.triage import triage; triage("model.onnx", precision="fp16")``. From the shell:
+``python -m flows.triage model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flows.artifacts import show_text
+from flows.command import config_flag, run
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.ops.triage import TriageConfig, TriageResult, emulated
+from trtops.ops.triage import triage as triage_op
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
+from trtops.tracking import schema
+from trtops.tracking.base import tracked
+
+Side = Literal["onnxruntime", "tensorrt", "emulated"]
+
+
+@trtops_task(name="compare-tensors")
+def compare_tensors(
+    model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str
+) -> TriageResult:
+    """One call of the triage op, logged to the default store."""
+    name = f"{Path(model).stem} triage {side} {precision}"
+    with tracked(tracker(), experiment, name, kind="triage", tags=flow_tags()) as logged:
+        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
+        if side == "emulated":
+            actual = emulated("bf16" if precision == "bf16" else "fp16")
+            result = triage_op(model, actual, config, run=logged)
+        else:
+            options = TensorRTOptions() if side == "tensorrt" else OnnxRuntimeOptions()
+            result = triage_op(model, BuildConfig(precision=precision, options=options), config, run=logged)
+        logged.finish(result.verdict)
+        return result
+
+
+@trtops_flow(name="triage", run_name="{model.stem}")
+def triage(
+    model: Path,
+    data: str | None = None,
+    config: Annotated[TriageConfig | None, config_flag] = None,
+    *,
+    side: Side = "onnxruntime",
+    precision: Precision = "fp32",
+    experiment: str | None = None,
+) -> TriageResult:
+    """Compare every tensor of a model with what an engine computes, and keep table and picture in MLflow.
+
+    Args:
+        model: The ONNX file.
+        data: Where inputs come from; random unless given.
+        config: Everything that can be chosen; what is given beside it takes its place.
+        side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
+        precision: The precision of the side under test.
+        experiment: MLflow experiment; the model's name unless given.
+
+    Returns:
+        Where they part.
+    """
+    config = TriageConfig() if config is None else config
+    config = replace(config, data=data or config.data)
+    experiment = experiment or Path(model).stem
+    result = compare_tensors(str(model), side, precision, config, experiment)
+    show_text(f"triage {Path(model).name}", f"# Triage: {result.verdict}\n\n```\n{result.text()}\n```", experiment)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(triage, "triage"))

@@ -1,0 +1,63 @@
+"""The flows of the tools on models: triage, precision and reduce, each one MLflow run with what it found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from flows.precision import precision
+from flows.reduce import reduce
+from flows.triage import triage
+from tests import models
+from trtops.comparator.report import Tolerances
+from trtops.ops.precision import PrecisionConfig
+from trtops.ops.reduce import ReduceConfig
+from trtops.ops.triage import TriageConfig
+from trtops.tracking.store import default_tracker
+
+pytestmark = pytest.mark.usefixtures("store", "prefect_home")
+LOOSE = Tolerances(atol=0.02, rtol=0.02)
+
+
+@pytest.fixture
+def overflowing(tmp_path: Path) -> Path:
+    """A model whose square is beyond FP16."""
+    text = "(float[4] x) => (float[4] y) { [a] a = Mul(x, big) [b] b = Mul(a, a) [c] c = Sqrt(b) [d] y = Div(c, big) }"
+    path = tmp_path / "overflowing.onnx"
+    onnx.save(models.model(text, {"big": np.float32(1000)}), path)
+    return path
+
+
+def test_triage_finds_the_overflow_and_logs_table_and_picture(overflowing: Path) -> None:
+    result = triage(overflowing, config=TriageConfig(tolerances=LOOSE), side="emulated", precision="fp16")
+    assert result.first_nonfinite == "b"
+    [info] = default_tracker().find(tags={"trtops.kind": "triage"})
+    stored = default_tracker().load(info.id)
+    assert info.verdict == "bad"
+    assert {"triage/errors.png", "triage/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
+
+
+def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:
+    config = PrecisionConfig(tolerances=LOOSE, latency_runs=2)
+    result = precision(overflowing, config=config, output=str(tmp_path / "mixed.onnx"))
+    assert result.keep == ("b", "c")
+    assert (tmp_path / "mixed.onnx").exists()
+    [info] = default_tracker().find(tags={"trtops.kind": "precision"})
+    assert info.metrics["precision", "kept"] == 2
+
+
+def test_reduce_checks_several_candidates_at_a_time(overflowing: Path, tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text("import onnx, sys\nsys.exit(any(n.op_type == 'Sqrt' for n in onnx.load(sys.argv[1]).graph.node))")
+    command = f"{sys.executable} {script} {{model}}"
+    result = reduce(overflowing, config=ReduceConfig(width=2), command=command, output=str(tmp_path / "small.onnx"))
+    assert result.verdict == "bad"
+    [culprit] = result.culprits
+    assert [node.name for node in culprit.nodes] == ["c"]
+    assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
+    [info] = default_tracker().find(tags={"trtops.kind": "reduce"})
+    assert info.verdict == "bad"
