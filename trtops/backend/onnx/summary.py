@@ -154,12 +154,15 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"{attribute.name}[{i}]", body
 
 
-def _node(node: onnx.NodeProto, known: Mapping[str, TensorSpec], attributes: bool) -> NodeSummary:
+def _node(node: onnx.NodeProto, known: dict[str, TensorSpec], attributes: bool) -> NodeSummary:
+    for name in (*node.input, *node.output):
+        if name not in known:
+            known[name] = TensorSpec(name)
     return NodeSummary(
         name=node.name,
         op=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
-        inputs=tuple(known.get(name) or TensorSpec(name) for name in node.input),
-        outputs=tuple(known.get(name) or TensorSpec(name) for name in node.output),
+        inputs=tuple([known[name] for name in node.input]),
+        outputs=tuple([known[name] for name in node.output]),
         attributes=tuple((a.name, _attribute(a)) for a in node.attribute) if attributes else (),
     )
 
