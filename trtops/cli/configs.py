@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import loading
@@ -24,13 +25,6 @@ BACKEND = Group(
     ),
 )
 
-_KNOWN = {
-    "tf32", "fp16", "bf16", "fp8", "int8", "fp32", "precision_constraints", "calibration_cache", "trt_min_shapes",
-    "trt_opt_shapes", "trt_max_shapes", "load_timing_cache", "timing_cache", "load_tactics", "tactic_sources",
-    "sparse_weights", "version_compatible", "refittable", "strongly_typed", "pool_limit", "workspace",
-    "builder_optimization_level",
-}  # fmt: skip
-
 
 def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
     """How to build, for ops.
@@ -38,14 +32,13 @@ def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
     Raises:
         UsageError: If an option is given that such a config does not have.
     """
-    from trtops.cli import groups
     from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 
-    _refuse_others(args, [flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags])
-    asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name)]
+    _refuse_others(args, backend)
+    asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any = OnnxRuntimeOptions(allow_approximation=bool(getattr(args, "allow_approximation", False)))
     if backend == "tensorrt":
-        mode, layers = loading._constraints(args)
+        mode, layers = loading.constraints(args)
         if layers:
             raise UsageError("precisions of single layers cannot be remembered; leave out --experiment, or the layers")
         options = TensorRTOptions(
@@ -64,12 +57,38 @@ def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
     return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
 
 
-def _refuse_others(args: argparse.Namespace, flags: list[Flag]) -> None:
-    for flag in flags:
-        if flag.dest not in _KNOWN and getattr(args, flag.dest, None) not in (None, flag.default):
+def _refuse_others(args: argparse.Namespace, backend: str) -> None:
+    """Refuse what a build's spec does not hold, and what only TensorRT knows where ONNX Runtime builds."""
+    from trtops.cli import groups
+
+    held = {flag.dest for flag in groups.SPEC.flags}
+    files = {"fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics"}
+    for flag in (flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags):
+        given = getattr(args, flag.dest, None) not in (None, flag.default)
+        if given and flag.dest not in held | files:
             raise UsageError(
                 f"{flag.names[0]} cannot be remembered: a build's spec has no such thing. Leave it out, or --experiment"
             )
+        if given and backend == "onnxruntime" and flag.dest in held and flag.dest not in _EVERYWHERE:
+            raise UsageError(
+                f"{flag.names[0]} is for TensorRT; the engine is ONNX Runtime's. Leave it out, or add --trt"
+            )
+    if backend == "tensorrt" and getattr(args, "allow_approximation", None):
+        raise UsageError("--allow-approximation is for ONNX Runtime; add --onnxrt")
+
+
+_EVERYWHERE = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuse options of which nothing would come.
+
+    Raises:
+        UsageError: If one is given.
+    """
+    for name in names:
+        if getattr(args, name, None) not in (None, ()):
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def _workspace(args: argparse.Namespace) -> int | None:
@@ -84,7 +103,7 @@ def _profiles(args: argparse.Namespace) -> list[OptimizationProfile]:
     from trtops.spec import OptimizationProfile, ShapeRange
 
     made = []
-    for profile in loading.profiles(args) or ():
+    for profile in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
         ranges = [ShapeRange(name=a[0], **dict(kwargs)) for _, a, kwargs in profile.then]
         made.append(OptimizationProfile(shapes=tuple(ranges)))
     return made
@@ -112,6 +131,8 @@ def data_source(args: argparse.Namespace) -> str | None:
     for name in ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module"):
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')} has no place here; give data by --load-inputs or a script")
+    if args.load_inputs and args.data_loader_script:
+        raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
         raise UsageError("one --load-inputs file is taken here; join several by `trtops data concat`")
     if args.load_inputs:
@@ -136,10 +157,10 @@ def tolerances(args: argparse.Namespace) -> Tolerances | None:
     for name, dest in names.items():
         for output, value in getattr(args, dest, None) or ():
             (single.setdefault(output, {}) if output else common)[name] = value
-    if not common and not single:
+    equal = bool(getattr(args, "infinities_compare_equal", False))
+    if not common and not single and not equal:
         return None
     per_output = {output: OutputTolerances(**found) for output, found in single.items()}
-    equal = bool(getattr(args, "infinities_compare_equal", False))
     return Tolerances(**common, infinities_equal=equal, per_output=per_output)
 
 

@@ -203,7 +203,7 @@ PRECISIONS = Group(
         Flag(names=("--bf16",), takes="switch", help="allow BF16"),
         Flag(names=("--fp8",), takes="switch", help="allow FP8"),
         Flag(names=("--int8",), takes="switch", help="allow INT8"),
-        Flag(names=("--fp32",), takes="switch", help="allow no lower precision, which is the default"),
+        Flag(names=("--fp32",), takes="switch", help="allow no lower precision", idle="it is the default"),
         Flag(
             names=("--precision-constraints",),
             takes="many",
@@ -614,3 +614,32 @@ TRACKING = Group(
 STORE = Group("memory", TRACKING.flags[1:])
 
 JSON = Group("printing", (Flag(names=("--json",), takes="switch", help="print JSON"),))
+
+SOURCE = Group(
+    "input data",
+    tuple(
+        flag
+        for flag in DATA.flags
+        if flag.dest in ("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name")
+    ),
+)
+"""Data for ops that take one source of it."""
+
+_OF_SPECS = (
+    "tf32", "fp16", "bf16", "fp8", "int8", "precision_constraints", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes",
+    "tactic_sources", "sparse_weights", "version_compatible", "refittable", "strongly_typed", "pool_limit", "workspace",
+    "builder_optimization_level",
+)  # fmt: skip
+
+SPEC = Group("building", tuple(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))
+"""What a build's spec holds: options of commands whose builds are remembered, or made by ops."""
+
+STATISTICS = Group(
+    THRESHOLDS.title,
+    tuple(
+        flag
+        for flag in THRESHOLDS.flags
+        if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")
+    ),
+)
+"""Tolerances for ops that keep all statistics and derive verdicts from them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from trtops.cli.flags import UsageError
 from trtops.cli.script import Call, Function, Name, call
 from trtops.cli.values import per_name
+
+log = logging.getLogger(__name__)
 
 COMMON = "trtops.backend.common"
 ONNX = "trtops.backend.onnx"
@@ -153,8 +156,12 @@ def _ranges(pairs: Any) -> Any:
 
 
 def input_shapes(args: argparse.Namespace) -> dict[str, tuple[int | str, ...]] | None:
-    """The shapes of inputs that were asked for; of several for one input the last."""
+    """The shapes of inputs that were asked for; of several for one input the last, with a warning."""
     given = getattr(args, "input_shapes", None)
+    if given and len(dict(given)) < len(given):
+        log.warning(
+            "--input-shapes has several shapes for one input; the last is taken. Run the command once for each."
+        )
     return dict(given) if given else None
 
 
@@ -191,12 +198,13 @@ def profiles(args: argparse.Namespace) -> list[Call] | None:
             bounds = {"min": low.get(name, opt), "opt": opt, "max": high.get(name, opt)}
             if name in low and name not in usual and name in high and name not in common:
                 raise UsageError(f"profile {index}: input {name!r} has min and max, but no --trt-opt-shapes")
-            adds.append(("add", (name,), tuple((bound, _fixed(shape)) for bound, shape in bounds.items())))
+            adds.append(("add", (name,), tuple((bound, fixed(shape)) for bound, shape in bounds.items())))
         made.append(Call(TRT, "Profile", then=tuple(adds)))
     return made or None
 
 
-def _fixed(shape: Any) -> tuple[int, ...]:
+def fixed(shape: Any) -> tuple[int, ...]:
+    """A shape with 1 for each dynamic dimension."""
     return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in shape)
 
 
@@ -252,7 +260,7 @@ def _config_options(args: argparse.Namespace) -> dict[str, Any]:
         **{name: _members(kind, getattr(args, name)) for name, kind in several.items()},
         "restricted": args.trt_safety_restricted,
         "profiles": profiles(args),
-        "precision_constraints": _constraints(args)[0],
+        "precision_constraints": constraints(args)[0],
         "load_timing_cache": args.load_timing_cache or args.timing_cache,
         "memory_pool_limits": {_member("MemoryPoolType", pool): limit for pool, limit in limits.items()} or None,
         "algorithm_selector": _selector(args),
@@ -260,10 +268,11 @@ def _config_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _constraints(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
+def constraints(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
     """How binding layer precisions are, and those that were named with it."""
-    modes = [word for name, word in args.precision_constraints or () if not name]
-    layers = {name: word for name, word in args.precision_constraints or () if name}
+    pairs = getattr(args, "precision_constraints", None) or ()
+    modes = [word for name, word in pairs if not name]
+    layers = {name: word for name, word in pairs if name}
     mode = modes[-1] if modes else "obey" if layers else None
     return (None if mode == "none" else mode), layers
 
@@ -287,6 +296,9 @@ def _selector(args: argparse.Namespace) -> Call | None:
 def _calibrator(args: argparse.Namespace) -> Call | None:
     """A calibrator, where INT8 is asked for."""
     if not args.int8:
+        for name in ("calibration_cache", "calib_base_cls", "quantile", "regression_cutoff"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for INT8; add --int8")
         return None
     loader = data_loader(args) or call(COMPARATOR, "DataLoader")
     return call(
@@ -312,7 +324,7 @@ def network(args: argparse.Namespace, *, outputs: bool = True) -> Any:
             outputs=_names_or_all(args.trt_outputs), exclude_outputs=_list(args.trt_exclude_outputs),
             mark_layer_types=_list(args.trt_outputs_by_type), variable="modify_network_outputs",
         )  # fmt: skip
-    if layers := dict(args.layer_precisions or ()) | _constraints(args)[1]:
+    if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
         made = call(TRT, "SetLayerPrecisions", made, layers, variable="set_layer_precisions")
     if args.all_tensor_dtypes or args.tensor_dtypes:
         types = args.all_tensor_dtypes or dict(args.tensor_dtypes)
@@ -408,7 +420,7 @@ def compare_functions(args: argparse.Namespace) -> list[Any]:
         if args.compare:
             raise UsageError("--compare and --compare-func-script exclude each other")
         return [Function(*args.compare_func_script)]
-    made: list[Any] = []
+    made = []
     for name in args.compare or ("simple",):
         made += _simple(args) if name == "simple" else [_by_number(args, name)]
     return made
@@ -437,7 +449,7 @@ def _simple(args: argparse.Namespace) -> list[Call]:
 
 
 def _by_number(args: argparse.Namespace, name: str) -> Call:
-    thresholds = {option: per_name(getattr(args, dest)) for option, dest in _FUNCTIONS[name][1].items()}
+    thresholds: dict[str, Any] = {option: per_name(getattr(args, dest)) for option, dest in _FUNCTIONS[name][1].items()}
     made = call(COMPARATOR, _CLASSES[name], fail_fast=args.fail_fast, **thresholds)
     return made if name == "indices" else _checked(args, made)
 

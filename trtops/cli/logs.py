@@ -54,3 +54,11 @@ def say_json(value: Any) -> None:
     import json
 
     say(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def report(title: str, result: Any, *, remembered: bool) -> str:
+    """An op's result as a page; without the way to its run where that ends with this process."""
+    from trtops.ops.report import markdown
+
+    page = markdown(title, result)
+    return page if remembered else page.rpartition("\n\n")[0]

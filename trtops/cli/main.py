@@ -79,11 +79,11 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
     from trtops.cli.logs import logging_as
     from trtops.errors import ConfigError, TrtopsError
 
-    try:
-        plan = module.plan(args)
-    except (UsageError, ConfigError) as exc:
-        parser.error(str(exc))
     with logging_as(args) as log, _ended_by_signals():
+        try:
+            plan = module.plan(args)
+        except (UsageError, ConfigError) as exc:
+            parser.error(str(exc))
         try:
             return int(module.execute(plan))
         except (TrtopsError, OSError) as exc:

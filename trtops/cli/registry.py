@@ -54,6 +54,7 @@ COMMANDS: dict[Path, tuple[str, str]] = {
     ("template", "trt-network"): ("template_trt_network", "write a script that defines or changes a TensorRT network"),
     ("template", "trt-config"): ("template_trt_config", "write a script that makes a TensorRT builder config"),
     ("template", "onnx-gs"): ("template_onnx_gs", "write a script that changes a model with ONNX-GraphSurgeon"),
+    ("template", "data-loader"): ("template_data_loader", "write a script that makes input data"),
     ("runs", "list"): ("runs_list", "list runs"),
     ("runs", "show"): ("runs_show", "show what is known of a run"),
     ("runs", "compare"): ("runs_compare", "show params and numbers of runs side by side"),

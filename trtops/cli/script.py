@@ -200,18 +200,18 @@ class Source:
     def _arguments(self, args: Iterable[Any], kwargs: Pairs) -> str:
         return ", ".join([*map(self.expression, args), *(f"{name}={self.expression(v)}" for name, v in kwargs)])
 
+    def _import(self, module: str) -> str:
+        names = ", ".join(sorted(self.imports[module]))
+        return f"from {module} import {names}" if names else f"import {module}"
+
     def text(self, about: str) -> str:
         """The whole script."""
         head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
         if self.uses_trt:
             self.use("trtops.backend.trt", "library")
-        standard = sorted(m for m in self.imports if not m.startswith("trtops"))
-        head += [f"import {module}" for module in standard] + ([""] if standard else [])
-        head += [
-            f"from {module} import {', '.join(sorted(self.imports[module]))}"
-            for module in sorted(self.imports)
-            if module not in standard
-        ]
+        others = [module for module in sorted(self.imports) if not module.startswith("trtops")]
+        ours = [module for module in sorted(self.imports) if module.startswith("trtops")]
+        head += [*map(self._import, others), *([""] if others else []), *map(self._import, ours)]
         head += ["", *(["trt = library.load()", ""] if self.uses_trt else [])]
         return "\n".join([*head, *self.lines]) + "\n"
 

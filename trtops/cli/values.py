@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 Shape: TypeAlias = "tuple[int | str, ...]"
@@ -106,7 +106,7 @@ def budget(text: str) -> tuple[str, float]:
     return "bytes", size(text)
 
 
-def script(default: str) -> type[tuple[str, str]]:
+def script(default: str) -> Callable[[str], tuple[str, str]]:
     """``file.py`` or ``file.py:function``; makes a converter with a default function."""
 
     def convert(text: str) -> tuple[str, str]:
@@ -115,7 +115,7 @@ def script(default: str) -> type[tuple[str, str]]:
             return path, function
         return text, default
 
-    return convert  # type: ignore[return-value]
+    return convert
 
 
 def top_k(text: str) -> tuple[str, tuple[int, int]]:
@@ -139,7 +139,7 @@ def attribute(text: str) -> tuple[str, object]:
 
 def _literal(text: str) -> int | float | str:
     try:
-        return number(text)  # type: ignore[return-value]
+        return number(text)
     except ValueError:
         return text.strip("'\"")
 

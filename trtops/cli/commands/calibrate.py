@@ -21,7 +21,7 @@ GROUPS = (
         "calibration",
         (
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the cache: JSON if it ends in .json, else TensorRT's text"),
-            Flag(names=("--algorithm",), choices=("entropy", "minmax", "percentile", "mse"), help="how ranges are chosen"),
+            Flag(names=("--algorithm",), choices=("entropy", "minmax", "percentile", "distribution"), help="how ranges are chosen"),
             Flag(names=("--percentile",), convert=float, help="for the algorithm of that name"),
             Flag(names=("--calibrator",), choices=("onnxruntime", "tensorrt"), help="what runs the model"),
             Flag(names=("--samples",), convert=int, shown="N", help="samples to use at most"),
@@ -34,9 +34,9 @@ GROUPS = (
     Group("judging", (
         Flag(names=("--check-data",), shown="PATH", help="data that engines are judged with; best data that was held out"),
         Flag(names=("--labels",), shown="FILE", help="an .npy file with the right class of every sample of that data"),
-        *(f for f in groups.THRESHOLDS.flags if f.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")),
+        *groups.STATISTICS.flags,
     )),
-    groups.DATA, *groups.TRT_BUILD,
+    groups.SOURCE, groups.SPEC.without("--int8"),
 )  # fmt: skip
 EXAMPLES = ("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",)
 
@@ -67,10 +67,9 @@ def plan(args: argparse.Namespace) -> Plan:
         raise UsageError(
             "real data is needed, since random data has other ranges: give it by --load-inputs or --data-loader-script"
         )
+    args.int8 = True
     check = replace(configs.check_config(args), data=args.check_data, labels=args.labels)
-    build = replace(
-        configs.build_config(args, args.backend or "onnxruntime"), precision="int8", keep=tuple(args.keep or ())
-    )
+    build = replace(configs.build_config(args, args.backend or "onnxruntime"), keep=tuple(args.keep or ()))
     given = {
         "algorithm": args.algorithm, "percentile": args.percentile, "calibrator": args.calibrator, "samples": args.samples,
         "batch": args.batch, "beside": None if args.beside is None else tuple(args.beside),
@@ -83,11 +82,10 @@ def plan(args: argparse.Namespace) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Calibrate, and print."""
-    from trtops.cli.logs import say
+    from trtops.cli.logs import report, say
     from trtops.ops.calibrate import calibrate
-    from trtops.ops.report import markdown
 
     tracker = configs.memory(plan.experiment, plan.store)
     result = calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    say(markdown("calibrate", result))
+    say(report("calibrate", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

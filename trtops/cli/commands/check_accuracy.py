@@ -16,7 +16,7 @@ from trtops.cli.script import Call, Maker
 
 GROUPS = (
     Group("comparison", (Flag(names=("accuracy",), help="the file"),)),
-    groups.THRESHOLDS,
+    groups.THRESHOLDS.without("--index-tolerance"),
     Group("printing", (*groups.JSON.flags,)),
 )
 EXAMPLES = (

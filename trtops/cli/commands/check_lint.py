@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtops.cli import groups, loading
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Flag, Group
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -24,7 +24,7 @@ GROUPS = (
     ),
     groups.JSON,
     groups.ONNX_LOAD,
-    groups.DATA,
+    groups.DATA.without("--iterations"),
     Group(
         groups.PROVIDERS.title,
         tuple(
@@ -56,8 +56,7 @@ def plan(args: argparse.Namespace) -> Plan:
     """What the options stand for."""
     from trtops.ops.lint import LintConfig
 
-    if args.iterations not in (None, 1):
-        raise UsageError("--iterations: one feed is enough to check a model")
+    args.iterations = None
     onnx = argparse.Namespace(
         **vars(args),
         model_type="onnx",
@@ -95,13 +94,13 @@ def execute(plan: Plan) -> int:
     return 0 if report.ok else 1
 
 
-def _first(loader: object, model: object) -> object:
+def _first(loader: Any, model: Any) -> Any:
     if loader is None:
         return None
     from trtops.backend.onnx.model import Model
     from trtops.metadata import TensorMetadata
 
-    known = Model.load(model) if isinstance(model, str) else Model.from_proto(model)  # type: ignore[arg-type]
+    known = Model.load(model) if isinstance(model, str) else Model.from_proto(model)
     if hasattr(loader, "input_metadata"):
         loader.input_metadata = TensorMetadata.of(known.info.inputs)
-    return next(iter(loader))  # type: ignore[call-overload]
+    return next(iter(loader))

@@ -26,16 +26,11 @@ GROUPS = (
     Group(
         "tolerances ([OUTPUT:]VALUE for one output)",
         (
-            *(
-                f
-                for f in groups.THRESHOLDS.flags
-                if f.dest
-                not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")
-            ),
+            *groups.STATISTICS.flags,
             next(f for f in groups.COMPARING.flags if f.dest == "infinities_compare_equal"),
         ),
     ),
-    groups.DATA,
+    groups.SOURCE,
     groups.TRACKING,
     groups.JSON,
 )
@@ -76,9 +71,8 @@ def plan(args: argparse.Namespace) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Compare, and print."""
-    from trtops.cli.logs import say, say_json
+    from trtops.cli.logs import report, say, say_json
     from trtops.ops.compare import RUN_PREFIX, compare
-    from trtops.ops.report import markdown
 
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
     tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)
@@ -86,5 +80,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say(markdown("compare", result))
+        say(report("compare", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

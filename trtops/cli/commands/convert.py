@@ -91,6 +91,7 @@ def plan(args: argparse.Namespace) -> Plan:
             experiment=args.experiment,
             store=args.store,
         )
+    configs.refuse(args, ("rtol", "atol", "rebuild", "store"), "is for what is judged; add --experiment NAME")
     if target == "onnx":
         return Plan(make=loading.saved_onnx(loading.onnx_model(args), output, args), output=output)
     if target == "onnx-like-trt-network":
@@ -126,7 +127,7 @@ def _config(args: argparse.Namespace, backend: str) -> ConvertConfig:
 
 def execute(plan: Plan) -> int:
     """Make it."""
-    from trtops.cli.logs import say
+    from trtops.cli.logs import report, say
 
     if plan.make is not None:
         Maker()(plan.make)()
@@ -134,7 +135,6 @@ def execute(plan: Plan) -> int:
         return 0
     from trtops.backend.common import save_bytes
     from trtops.ops.convert import convert
-    from trtops.ops.report import markdown
     from trtops.tracking import builds
 
     tracker = configs.memory(plan.experiment, plan.store)
@@ -142,5 +142,5 @@ def execute(plan: Plan) -> int:
     if plan.output is not None:
         engine = builds.load_engine(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
         save_bytes(engine.plan, plan.output)
-    say(markdown("convert", result))
+    say(report("convert", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

@@ -29,8 +29,8 @@ GROUPS = (
         ),
     ),
     groups.JSON, groups.TRACKING, configs.BACKEND,
-    Group("tolerances ([OUTPUT:]VALUE for one output)", tuple(f for f in groups.THRESHOLDS.flags if f.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold"))),
-    groups.DATA, *groups.TRT_BUILD,
+    groups.STATISTICS,
+    groups.SOURCE, groups.SPEC,
 )  # fmt: skip
 EXAMPLES = (
     "trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",

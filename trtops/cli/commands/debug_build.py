@@ -30,7 +30,7 @@ CAMPAIGN = Group(
 )
 GROUPS = (
     groups.MODEL, groups.UNTIL, groups.SORTING, groups.ITERATING, groups.TRACKING, configs.BACKEND, CAMPAIGN, *groups.TRT_BUILD,
-    Group("judging, in a campaign", tuple(f for f in groups.THRESHOLDS.flags if f.dest not in ("compare", "check_average", "save_accuracy_results"))),
+    Group("judging, in a campaign", groups.STATISTICS.flags),
     groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.TENSORFLOW, groups.CHECK,
 )  # fmt: skip
 EXAMPLES = (
@@ -74,6 +74,8 @@ def plan(args: argparse.Namespace) -> Plan:
         raise UsageError(
             "say when to stop: --until good, --until bad or --until N; or --experiment NAME, until it is decided"
         )
+    judged = [flag.dest for flag in (*groups.STATISTICS.flags, *CAMPAIGN.flags)]
+    configs.refuse(args, (*judged, "store", "allow_approximation"), "is for a campaign; add --experiment NAME")
     build = call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), artifact)
     check = debug_repeat.check_of(args, artifact)
     return Plan(build=build, repeat=debug_repeat.Plan(check, debug_repeat.repeat_config(args, artifact)))

@@ -43,8 +43,8 @@ GROUPS = (
         ),
     ),
     groups.TRACKING,
-    Group("tolerances ([OUTPUT:]VALUE for one output)", tuple(f for f in groups.THRESHOLDS.flags if f.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold"))),
-    groups.DATA,
+    groups.STATISTICS,
+    groups.SOURCE,
 )  # fmt: skip
 EXAMPLES = (
     "trtops debug precision model.onnx --fp16 --load-inputs inputs.json -o mixed.onnx",

@@ -9,7 +9,7 @@ import argparse
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtops.ops.reduce_journal import Step
     from trtops.spec import BuildConfig
 
+_QUIET = "what passing checks print is not kept here; run the check by itself on the saved model"
 _SEARCHED = "the model is searched as it is; change it first by `trtops surgeon sanitize`"
 
 GROUPS = (
@@ -46,12 +47,13 @@ GROUPS = (
             ),
         ),
     ),
-    groups.CHECK, groups.SORTING,
+    Group("check", (*groups.CHECK.without("--show-output").flags, Flag(names=("--show-output",), takes="switch", help="", refuse=_QUIET))),
+    groups.SORTING,
     Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
     Group("going on", (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for the field's tool as well"))),
     groups.TRACKING, configs.BACKEND,
-    Group("judging without --check", (*(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol", "check_error_stat", "error_quantile", "l2_threshold", "cosine_similarity_threshold", "psnr_threshold", "snr_threshold")),)),
-    groups.DATA, *groups.TRT_BUILD,
+    Group("judging without --check", groups.STATISTICS.flags),
+    groups.SOURCE, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
     Group("shapes", (
         Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle="shapes are those seen when the whole model ran"),
         Flag(names=("--force-fallback-shape-inference",), takes="switch", help="find shapes by running the model", idle="they are found so in any case"),
@@ -105,10 +107,6 @@ def plan(args: argparse.Namespace) -> Plan:
 
     if args.no_reduce_inputs and args.no_reduce_outputs:
         raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to do")
-    if args.show_output:
-        raise UsageError(
-            "--show-output: what passing checks print is not kept here; run the check by itself on the saved model"
-        )
     given = {
         "mode": args.mode, "inputs": args.inputs_are, "max_checks": args.max_checks, "width": args.width, "seed": args.seed,
         "iterations": args.iterations,
@@ -118,7 +116,7 @@ def plan(args: argparse.Namespace) -> Plan:
         reduce_inputs=not args.no_reduce_inputs,
         reduce_outputs=not args.no_reduce_outputs,
         data=configs.data_source(args),
-        input_shapes={name: loading._fixed(shape) for name, shape in args.input_shapes or ()},
+        input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
         min_good=args.min_good,
         journal=args.journal,
@@ -129,7 +127,7 @@ def plan(args: argparse.Namespace) -> Plan:
     return Plan(
         model=args.model_file,
         check=configs.command_check(args, ARTIFACT) if args.check else None,
-        build=configs.build_config(args, args.backend or "tensorrt"),
+        build=replace(configs.build_config(args, args.backend or "tensorrt"), profiles=()),
         tolerances=configs.tolerances(args),
         config=config,
         artifacts=tuple(args.artifacts or ()),

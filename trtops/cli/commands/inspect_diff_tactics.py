@@ -22,7 +22,7 @@ GROUPS = (
             Flag(names=("--bad",), shown="PATH", help="a record of a bad build, or a folder of them"),
             Flag(names=("--runs",), takes="many", shown="RUN", help="campaigns or builds in the store"),
             Flag(names=("--of-experiment",), shown="NAME", help="all judged builds of an experiment in the store"),
-            Flag(names=("--by",), choices=("tactic", "layer", "kernel"), help="what is compared"),
+            Flag(names=("--by",), choices=("tactic", "format", "precision", "algorithm"), help="what is compared"),
             Flag(names=("--confidence",), convert=float, help="what a conviction needs"),
         ),
     ),

@@ -51,9 +51,8 @@ SHOWING = Group(
 )
 
 GROUPS = (
-    groups.MODEL, SHOWING, groups.JSON, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
+    groups.MODEL.without("--input-shapes"), SHOWING, groups.JSON, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
     groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD,
-    Group(groups.PRECISIONS.title, tuple(f for f in groups.PRECISIONS.flags if f.dest == "precision_constraints")),
 )  # fmt: skip
 EXAMPLES = (
     "trtops inspect model model.onnx --show layers attrs",
@@ -127,7 +126,7 @@ def execute(plan: Plan) -> int:
         from trtops.backend import trt
 
         made = Maker()(plan.source)()
-        part = made[1] if plan.described_by == "describe_network" else made
+        part = _network(made, plan.path) if plan.described_by == "describe_network" else made
         described = getattr(trt, plan.described_by)(part)
         if plan.json:
             say_json(described.to_dict())
@@ -147,3 +146,13 @@ def execute(plan: Plan) -> int:
         return 0
     asking.show(inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes), plan.json)  # type: ignore[arg-type]
     return 0
+
+
+def _network(made: Any, path: str) -> Any:
+    if isinstance(made, tuple) and len(made) > 1:
+        return made[1]
+    from trtops.errors import ConfigError
+
+    raise ConfigError(
+        f"{path}: its function returned a {type(made).__name__}; expected a builder and a network, as CreateNetwork() makes"
+    )

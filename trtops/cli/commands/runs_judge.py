@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 GROUPS = (
     Group("runs", (Flag(names=("runs",), takes="many", help="ids of runs that hold a comparison"),)),
-    Group(
-        "tolerances ([OUTPUT:]VALUE for one output)",
-        tuple(
-            f
-            for f in groups.THRESHOLDS.flags
-            if f.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")
-        ),
-    ),
+    groups.STATISTICS,
     groups.STORE,
     groups.JSON,
 )

@@ -34,7 +34,7 @@ GROUPS = (
         ),
     ),
     groups.TRACKING,
-    groups.DATA.without("--seed", "--iterations"),
+    groups.SOURCE.without("--seed", "--iterations"),
 )
 EXAMPLES = ("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",)
 
@@ -71,13 +71,13 @@ def plan(args: argparse.Namespace) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Measure, and print."""
-    from trtops.cli.logs import say
-    from trtops.ops.report import markdown, verdict_of
+    from trtops.cli.logs import report, say
+    from trtops.ops.report import verdict_of
     from trtops.ops.sensitivity import sensitivity
 
     tracker = (
         configs.opened(plan.store) if plan.cache.startswith("run:") else configs.memory(plan.experiment, plan.store)
     )
     result = sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
-    say(markdown("sensitivity", result))
+    say(report("sensitivity", result, remembered=plan.experiment is not None))
     return 0 if verdict_of(result) == "good" else 1

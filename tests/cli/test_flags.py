@@ -1,0 +1,329 @@
+"""Every option of every command reaches what the command does: argv in, another plan out. Made from the tables themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trtops.cli import registry
+from trtops.cli.flags import Flag, UsageError
+from trtops.cli.groups import LOGGING
+from trtops.cli.main import load, main, parser_of
+from trtops.cli.values import (
+    attribute,
+    budget,
+    constraint,
+    named,
+    named_number,
+    named_whole,
+    number,
+    pool_limit,
+    shape,
+    size,
+    statistic,
+    tensor,
+    top_k,
+    until,
+    value_range,
+)
+from trtops.errors import ConfigError
+
+BASE: dict[registry.Path, list[str]] = {
+    ("run",): ["m.onnx", "--onnxrt", "--trt"],
+    ("convert",): ["m.onnx", "-o", "m.engine"],
+    ("calibrate",): ["m.onnx", "--load-inputs", "d.json", "--trt"],
+    ("compare",): ["a.json", "b.json"],
+    ("sensitivity",): ["m.onnx", "--calibration-cache", "c.cache"],
+    ("inspect", "model"): ["m.onnx", "--display-as", "trt"],
+    ("inspect", "data"): ["d.json"],
+    ("inspect", "diff"): ["a.json", "b.json"],
+    ("inspect", "tactics"): ["r.json"],
+    ("inspect", "diff-tactics"): ["--dir", "replays"],
+    ("inspect", "capability"): ["m.onnx", "--with-partitioning"],
+    ("inspect", "sparsity"): ["m.onnx"],
+    ("inspect", "calibration"): ["c.cache"],
+    ("inspect", "run"): ["abc"],
+    ("check", "lint"): ["m.onnx"],
+    ("check", "accuracy"): ["acc.json"],
+    ("check", "compatibility"): ["m.onnx"],
+    ("surgeon", "extract"): ["m.onnx", "-o", "o.onnx"],
+    ("surgeon", "sanitize"): ["m.onnx", "-o", "o.onnx"],
+    ("surgeon", "insert"): ["m.onnx", "-o", "o.onnx", "--op", "Relu", "--inputs", "a", "--outputs", "b"],
+    ("surgeon", "prune"): ["m.onnx", "-o", "o.onnx"],
+    ("surgeon", "weight-strip"): ["m.onnx", "-o", "o.onnx"],
+    ("surgeon", "weight-reconstruct"): ["m.onnx", "-o", "o.onnx"],
+    ("debug", "build"): ["m.onnx", "--until", "3"],
+    ("debug", "diff-tactics"): ["--dir", "replays"],
+    ("debug", "reduce"): ["m.onnx"],
+    ("debug", "precision"): ["m.onnx"],
+    ("debug", "accuracy"): ["m.onnx", "--trt"],
+    ("debug", "repeat"): ["--until", "3"],
+    ("data", "merge"): ["a.json", "b.json", "-o", "o.json"],
+    ("data", "to-input"): ["a.json", "b.json", "-o", "o.json"],
+    ("data", "concat"): ["a.json", "b.json", "-o", "o.json"],
+    ("template", "trt-network"): ["m.onnx", "-o", "n.py"],
+    ("template", "trt-config"): ["-o", "c.py"],
+    ("template", "onnx-gs"): ["m.onnx", "-o", "g.py"],
+    ("template", "data-loader"): ["m.onnx", "-o", "d.py"],
+    ("runs", "list"): [],
+    ("runs", "show"): ["abc"],
+    ("runs", "compare"): ["abc", "def"],
+    ("runs", "judge"): ["abc", "--l2-threshold", "7"],
+    ("runs", "audit"): ["abc"],
+    ("runs", "promote"): ["abc"],
+    ("runs", "resolve"): ["m.onnx"],
+    ("store", "relocate"): [],
+    ("store", "reap"): [],
+    ("store", "upgrade"): [],
+    ("store", "ui"): [],
+    ("doctor",): [],
+    ("completion",): ["bash"],
+}
+"""A short line of each command, which the option under test is added to."""
+
+CAMPAIGN = ["m.onnx", "--until", "3", "--experiment", "e"]
+WITH: dict[str, list[str]] = {
+    "--no-onnxruntime-shape-inference": ["--shape-inference"],
+    "--data-loader-func-name": ["--data-loader-script", "d.py"],
+    "--calibration-cache": ["--int8"],
+    "--calib-base-cls": ["--int8"],
+    "--quantile": ["--int8"],
+    "--regression-cutoff": ["--int8"],
+    "--index-tolerance": ["--compare", "indices"],
+    "--l2-threshold": ["--compare", "l2"],
+    "--cosine-similarity-threshold": ["--compare", "cosine_similarity"],
+    "--psnr-threshold": ["--compare", "psnr"],
+    "--snr-threshold": ["--compare", "snr"],
+    "--lpips-threshold": ["--compare", "perceptual_metrics"],
+    "--ckpt": ["--model-type", "ckpt"],
+    "--tf-outputs": ["--model-type", "frozen"],
+    "--opset": ["--model-type", "keras"],
+    "--trt-network-func": ["--model-type", "trt-network-script"],
+    "--save-external-data": ["--save-onnx", "s.onnx"],
+    "--external-data-size-threshold": ["--save-onnx", "s.onnx"],
+    "--no-save-all-tensors-to-one-file": ["--save-onnx", "s.onnx"],
+    "--load-runtime": ["--trt-engine", "e.engine"],
+    "--dla-workspace-allocation-strategy": ["--trt-engine", "e.engine"],
+    "--fail-code": ["--check", "true"],
+    "--ignore-fail-code": ["--check", "true"],
+    "--fail-regex": ["--check", "true"],
+    "--check-timeout": ["--check", "true"],
+    "--iter-artifact": ["--check", "true"],
+}
+"""What an option needs beside it to mean something."""
+
+OWN: dict[tuple[registry.Path, str], list[str] | None] = {
+    (("inspect", "model"), "--load-runtime"): ["m.engine"],
+    (("inspect", "model"), "--dla-workspace-allocation-strategy"): ["m.engine"],
+    (("inspect", "model"), "--plugins"): ["m.onnx", "--display-as", "trt"],
+    (("inspect", "model"), "--shape-inference"): ["m.onnx"],
+    (("inspect", "model"), "--list-unbounded-dds"): ["m.onnx"],
+    (("inspect", "model"), "--convert-to"): ["m.onnx"],
+    (("inspect", "capability"), "--with-partitioning"): ["m.onnx"],
+    (("run",), "--model-type"): ["m.bin", "--onnxrt"],
+    (("convert",), "--model-type"): ["m.bin", "-o", "m.engine"],
+    (("inspect", "model"), "--model-type"): ["m.bin", "--display-as", "trt"],
+    (("debug", "build"), "--model-type"): ["m.bin", "--until", "3"],
+    (("run",), "--tf"): ["m.keras", "--onnxrt"],
+    (("run",), "--trt-network-func"): ["m.py", "--trt"],
+    (("calibrate",), "--trt"): ["m.onnx", "--load-inputs", "d.json"],
+    (("calibrate",), "--allow-approximation"): ["m.onnx", "--load-inputs", "d.json"],
+    (("calibrate",), "--data-loader-script"): ["m.onnx"],
+    (("calibrate",), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
+    (("debug", "accuracy"), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
+    (("debug", "reduce"), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
+    (("template", "trt-config"), "--data-loader-func-name"): ["-o", "c.py", "--int8", "--data-loader-script", "d.py"],
+    (("check", "compatibility"), "--trt"): ["m.onnx", "--onnxrt"],
+    (("debug", "build"), "--trt"): ["m.onnx", "--until", "3", "--experiment", "e", "--onnxrt"],
+    (("debug", "build"), "--allow-approximation"): ["m.onnx", "--until", "3", "--onnxrt"],
+    (("debug", "accuracy"), "--trt"): ["m.onnx", "--onnxrt"],
+    (("debug", "accuracy"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
+    (("debug", "reduce"), "--trt"): ["m.onnx", "--onnxrt"],
+    (("debug", "reduce"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
+    (("runs", "resolve"), "--onnxrt"): ["m.onnx", "--trt"],
+    (("debug", "precision"), "--fp16"): ["m.onnx", "--bf16"],
+    (("debug", "reduce"), "--l2-threshold"): ["m.onnx"],
+    (("inspect", "diff-tactics"), "--dir"): None,
+    (("inspect", "diff-tactics"), "--good"): None,  # tested with --bad below
+    (("inspect", "diff-tactics"), "--bad"): None,
+    (("inspect", "diff-tactics"), "--runs"): None,
+    (("inspect", "diff-tactics"), "--of-experiment"): None,
+    (("debug", "diff-tactics"), "--dir"): None,
+    (("debug", "diff-tactics"), "--good"): None,
+    (("debug", "diff-tactics"), "--bad"): None,
+    (("debug", "diff-tactics"), "--runs"): None,
+    (("debug", "diff-tactics"), "--of-experiment"): None,
+    (("runs", "audit"), "--experiment"): None,
+    (("convert",), "--rebuild"): ["m.onnx", "--experiment", "e"],
+    (("convert",), "--rtol"): ["m.onnx", "--experiment", "e"],
+    (("convert",), "--atol"): ["m.onnx", "--experiment", "e"],
+    (("convert",), "--store"): ["m.onnx", "--experiment", "e"],
+    (("convert",), "--save-external-data"): ["m.onnx", "-o", "o.onnx"],
+    (("convert",), "--external-data-size-threshold"): ["m.onnx", "-o", "o.onnx"],
+    (("convert",), "--no-save-all-tensors-to-one-file"): ["m.onnx", "-o", "o.onnx"],
+    (("debug", "build"), "--load-tactics"): BASE["debug", "build"],
+    (("debug", "reduce"), "--artifacts"): [*BASE["debug", "reduce"]],
+    (("debug", "reduce"), "--no-remove-intermediate"): [*BASE["debug", "reduce"]],
+    (("sensitivity",), "--calibration-cache"): ["m.onnx"],
+    (("debug", "build"), "--resume"): CAMPAIGN,
+}
+"""Lines of their own for options that do not go with the usual one; None where two go together."""
+
+DATA_OPTIONS = (
+    "--seed", "--val-range", "--int-min", "--int-max", "--float-min", "--float-max", "--iterations",
+    "--data-loader-backend-module", "--load-inputs", "--data-loader-script", "--data-loader-func-name",
+)  # fmt: skip
+CONVERT_ONLY_INT8 = [*BASE["convert",], "--int8"]
+JUDGED = ("--rtol", "--atol", "--check-error-stat", "--error-quantile", "--l2-threshold", "--cosine-similarity-threshold", "--psnr-threshold", "--snr-threshold")  # fmt: skip
+
+SAMPLES: dict[Any, list[str]] = {
+    size: ["2K"],
+    number: ["3"],
+    shape: ["x:[2,3]"],
+    named: ["conv:fp16"],
+    named_number: ["0.25"],
+    named_whole: ["3"],
+    statistic: ["max"],
+    value_range: ["[-1,2]"],
+    pool_limit: ["workspace:1M"],
+    budget: ["1G"],
+    top_k: ["top-3"],
+    attribute: ["axis=2"],
+    tensor: ["t:[1,2]:float32"],
+    until: ["7"],
+    constraint: ["prefer"],
+    int: ["5"],
+    float: ["0.5"],
+}
+
+
+def words_of(flag: Flag) -> list[str]:
+    """Words that follow an option."""
+    if flag.takes in ("switch", "count") or (flag.takes == "runner" and not flag.shown):
+        return []
+    if flag.takes == "rest":
+        return ["true"]
+    if flag.dest == "model_type":
+        return ["onnx"]
+    if flag.dest == "output":
+        return ["other.engine"]
+    if flag.choices:
+        return [str(flag.choices[-1])]
+    if flag.convert in SAMPLES:
+        return SAMPLES[flag.convert]
+    return ["sample.py" if "FUNCTION" in (flag.shown or "") else "sample"]
+
+
+def cases() -> Iterator[Any]:
+    for path in registry.COMMANDS:
+        for group in load(path).GROUPS:
+            for flag in group.flags:
+                if (
+                    not flag.positional
+                    and not flag.refuse
+                    and not flag.idle
+                    and OWN.get((path, flag.names[0]), "") is not None
+                ):
+                    yield pytest.param(path, flag, id=f"{' '.join(path)} {flag.names[0]}")
+
+
+def line_for(path: registry.Path, flag: Flag) -> list[str]:
+    name = flag.names[0]
+    known = {n for group in load(path).GROUPS for f in group.flags for n in f.names}
+    base = OWN.get((path, name)) or BASE[path]
+    if path == ("convert",) and name in DATA_OPTIONS:
+        base = CONVERT_ONLY_INT8
+    if path == ("debug", "build") and name in DATA_OPTIONS:
+        base = [*BASE[path], "--int8"]
+    if path == ("debug", "build") and name in (
+        *JUDGED,
+        "--vary-tactics",
+        "--parallel",
+        "--build-timeout",
+        "--store",
+    ):
+        base = CAMPAIGN
+    if path in (("debug", "accuracy"), ("calibrate",)) or (base is CAMPAIGN and name not in WITH):
+        extra: list[str] = []
+    else:
+        extra = WITH.get(name, [])
+    if path in (("check", "accuracy"), ("run",)) and name in WITH:
+        extra = WITH[name]
+    return [*base, *(word for word in extra if not extra or extra[0] in known)]
+
+
+def plan_of(path: registry.Path, words: list[str]) -> object:
+    module = load(path)
+    args = parser_of(path, module).parse(words)
+    args.words = ["trtops"]
+    return module.plan(args)
+
+
+@pytest.mark.parametrize(("path", "flag"), cases())
+def test_an_option_changes_what_the_command_is_going_to_do_in_every_spelling(path, flag):
+    base = line_for(path, flag)
+    ahead = base.index("--check") if "--check" in base and flag.names[0] != "--check" else len(base)
+    try:
+        before = plan_of(path, base)
+    except (SystemExit, UsageError, ConfigError):
+        before = None  # the option, or one of its kind, is needed
+
+    after = [plan_of(path, [*base[:ahead], name, *words_of(flag), *base[ahead:]]) for name in flag.names]
+
+    assert after[0] != before
+    assert all(other == after[0] for other in after)
+
+
+def test_every_command_has_a_line_here_and_an_example_that_parses():
+    import shlex
+
+    assert set(BASE) == set(registry.COMMANDS)
+    for path in registry.COMMANDS:
+        module = load(path)
+        for example in module.EXAMPLES:
+            if not example.startswith("trtops"):
+                continue
+            words = shlex.split(example.replace("\\\n", " "))[1:]
+            found, rest = registry.find(words)
+            parser_of(found, load(found)).parse([w for w in rest if w != ">" and not w.startswith("~")])
+
+
+@pytest.mark.parametrize("name", [name for flag in LOGGING.flags for name in flag.names if name.startswith("--")])
+def test_options_of_the_log_are_known_to_every_command(name):
+    flag = next(flag for flag in LOGGING.flags if name in flag.names)
+    words = {"--verbosity": ["INFO"], "--log-format": ["no-colors"], "--log-file": ["x.log"]}.get(name, [])
+    if name == "--help":
+        return
+    for path, base in BASE.items():
+        args = parser_of(path, load(path)).parse(
+            [*base[: base.index("--check") if "--check" in base else None], name, *words]
+        )
+        assert getattr(args, flag.dest)
+
+
+@pytest.mark.parametrize(
+    ("path", "flag"),
+    [
+        pytest.param(path, flag, id=f"{' '.join(path)} {flag.names[0]}")
+        for path in registry.COMMANDS
+        for group in load(path).GROUPS
+        for flag in group.flags
+        if flag.refuse
+    ],
+)
+def test_an_option_that_is_not_carried_out_is_refused_with_what_to_use_instead(path, flag, capsys):
+    assert main([*path, *BASE[path], flag.names[0]]) == 2
+    assert flag.refuse.split(".")[0] in capsys.readouterr().err
+
+
+def test_good_and_bad_records_of_diff_tactics_go_together():
+    both = plan_of(("inspect", "diff-tactics"), ["--good", "g", "--bad", "b"])
+
+    assert both == plan_of(("debug", "diff-tactics"), ["g", "b"])
+    assert both.config.good == "g" and both.config.bad == "b"
+    assert plan_of(("inspect", "diff-tactics"), ["--runs", "r"]).config.runs == ("r",)
+    assert plan_of(("inspect", "diff-tactics"), ["--of-experiment", "e"]).config.experiment == "e"
+    assert plan_of(("inspect", "diff-tactics"), ["--dir", "d"]).config.folder == "d"
+    assert plan_of(("runs", "audit"), ["--experiment", "e"]).experiment == "e"

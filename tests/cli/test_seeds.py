@@ -1,0 +1,63 @@
+"""Every command line of the documents that the project came from, with the command's name changed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.cli import seed_lines
+from trtops.cli.main import main
+
+pytestmark = [
+    pytest.mark.seeds,
+    pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not beside the checkout"),
+]
+
+HAS_TENSORRT = importlib.util.find_spec("tensorrt") is not None
+LINES = seed_lines.lines() if seed_lines.SEEDS.is_dir() else []
+
+OTHER_CODES = {
+    # What the text shows is not meant to be equal, or not carried out.
+    "debug precision reduced.onnx --golden-outputs onnxrt_outputs.json --mark-all --save-layer-outputs analysis.json": 1,
+    "convert model.onnx --convert-to trt --pooled-outputs": 2,
+}
+"""Lines that end with another code than 0 where they can be carried out: golden outputs of other data differ."""
+
+
+def test_the_documents_have_as_many_command_lines_as_were_counted_by_hand():
+    assert len(LINES) >= 100
+    assert {line.seed for line in LINES} == {"000", "001", "002", "003", "004"}
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_a_command_line_of_the_documents_does_what_it_says_or_says_what_is_missing(
+    line: seed_lines.SeedLine, tmp_path: Path, monkeypatch, caplog, capsys
+):
+    folder = tmp_path / "examples" / "cli" / "convert"
+    folder.mkdir(parents=True)
+    seed_lines.write_folder(folder, line.seed)
+    monkeypatch.chdir(folder)
+    if "CustomOp" in line.words:
+        _with_custom_op(folder)
+
+    code = main(line.words)
+
+    shown = capsys.readouterr()
+    if seed_lines.needs_tensorrt(line.words) and not HAS_TENSORRT:
+        assert code == 3, f"{shown.err}\n{caplog.text}"
+        assert "tensorrt cannot be imported" in caplog.text + shown.err or "needs 'tensorrt'" in caplog.text
+        assert "pip install" in caplog.text
+    elif not HAS_TENSORRT:
+        expected = OTHER_CODES.get(" ".join(line.words), 0)
+        assert code == expected, f"{shown.out}\n{shown.err}\n{caplog.text}"
+    else:
+        assert code in (0, 1, 3)
+
+
+def _with_custom_op(folder: Path) -> None:
+    from tests import models
+
+    proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n u = custom.CustomOp(t)\n y = Relu(u) }")
+    models.Case(proto, {}, name="model").write(folder)

@@ -1,0 +1,34 @@
+"""Write a script that changes an ONNX model with ONNX-GraphSurgeon and saves it."""
+
+from __future__ import annotations
+
+import argparse
+
+from trtops.cli import groups, loading, templates
+from trtops.cli.script import Source
+
+GROUPS = (groups.ONNX_MODEL, templates.OUTPUT, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE)
+EXAMPLES = ("trtops template onnx-gs model.onnx -o change.py",)
+
+
+def plan(args: argparse.Namespace) -> templates.Plan:
+    """What the options stand for."""
+    return templates.plan(args, "onnx-gs", GROUPS, _script)
+
+
+def _script(args: argparse.Namespace) -> str:
+    args.model_type = None
+    source = Source()
+    model = source.expression(loading.onnx_model(args))
+    source.use("onnx_graphsurgeon", "export_onnx")
+    for name in ("gs_from_onnx", "save_onnx"):
+        source.use(loading.ONNX, name)
+    source.add('\n\nif __name__ == "__main__":')
+    source.add(f"    graph = gs_from_onnx({model})")
+    source.add("    # Change the graph here.")
+    source.add("    graph.cleanup().toposort()")
+    source.add('    save_onnx(export_onnx(graph), "changed.onnx")')
+    return source.text("Changes an ONNX model, and saves it as changed.onnx.")
+
+
+execute = templates.execute

@@ -1,0 +1,40 @@
+"""Write a script that defines a TensorRT network, or parses a model into one to be changed.
+
+Give the script in place of a model to `trtops run`, `trtops convert` or `trtops inspect model`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from trtops.cli import groups, loading, templates
+from trtops.cli.script import Source, call
+
+GROUPS = (
+    groups.MODEL.without("--input-shapes", "--model-type"), templates.OUTPUT, groups.TRT_NETWORK, groups.TRT_OUTPUTS,
+    groups.TRT_PARSE, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
+)  # fmt: skip
+EXAMPLES = ("trtops template trt-network model.onnx -o network.py", "trtops template trt-network -o empty.py")
+
+
+def plan(args: argparse.Namespace) -> templates.Plan:
+    """What the options stand for."""
+    return templates.plan(args, "trt-network", GROUPS, _script)
+
+
+def _script(args: argparse.Namespace) -> str:
+    args.model_type = None
+    source = Source()
+    if args.model_file is None:
+        names = ("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
+        network = source.expression(call(loading.TRT, "CreateNetwork", **{name: getattr(args, name) for name in names}))
+    else:
+        network = source.expression(loading.network(args))
+    source.use("trtops", "func")
+    source.add(f"\n\n@func.extend({network})")
+    source.add(f"def load_network(builder, network{', parser' if args.model_file else ''}):")
+    source.add('    """Change the network here, by TensorRT\'s own API; nothing need be returned."""')
+    return source.text("A TensorRT network, to be changed.")
+
+
+execute = templates.execute
