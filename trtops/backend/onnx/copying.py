@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
+from trtops import errors
 from trtops.backend.onnx import external
 
 PutTensor: TypeAlias = Callable[[onnx.TensorProto, onnx.TensorProto], None]
@@ -58,16 +59,23 @@ def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
 
 
 def copy_fields(source: Any, target: Any, without: tuple[str, ...]) -> None:
-    """Copy what is set of a message, but for some fields."""
-    for field, value in source.ListFields():
-        if field.name in without:
-            continue
-        if isinstance(value, (int, float, str, bytes)):
-            setattr(target, field.name, value)
-        elif isinstance(value, Message):
-            getattr(target, field.name).CopyFrom(value)
-        else:
-            getattr(target, field.name).extend(value)
+    """Copy what is set of a message, but for some fields.
+
+    Raises:
+        InvalidModelError: If there is text in it that is not UTF-8.
+    """
+    try:
+        for field, value in source.ListFields():
+            if field.name in without:
+                continue
+            if isinstance(value, (int, float, str, bytes)):
+                setattr(target, field.name, value)
+            elif isinstance(value, Message):
+                getattr(target, field.name).CopyFrom(value)
+            else:
+                getattr(target, field.name).extend(value)
+    except UnicodeDecodeError as exc:
+        raise errors.InvalidModelError(f"The model holds text that is not UTF-8: {exc}. It is damaged.") from None
 
 
 def _copy_graph(graph: onnx.GraphProto, target: onnx.GraphProto, put: PutTensor) -> None:
