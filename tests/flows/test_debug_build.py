@@ -6,12 +6,11 @@ import asyncio
 import dataclasses
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
+import cyclopts
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -27,6 +26,8 @@ from trtops import errors
 from trtops.ops.benches import bench, close_benches, devices_of
 from trtops.ops.campaign import DebugBuildConfig
 from trtops.ops.promote import resolve
+from trtops.ops.prove import ProveResult, Trial
+from trtops.ops.report import markdown, verdict_of
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
@@ -130,20 +131,40 @@ def test_dask_says_what_to_install_where_it_is_missing() -> None:
         pytest.skip("prefect-dask is installed")
 
 
-def test_the_command_prints_the_page_and_exits_with_the_verdict(store: Path, case, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "until"), [("16", 16), ("bad", "bad"), ("decided", "decided")])
+def test_the_command_takes_a_model_a_config_file_and_when_to_stop(
+    case, tmp_path: Path, text: str, until: object
+) -> None:
     model, campaign = case
     file = tmp_path / "campaign.json"
     file.write_text(campaign.to_json())
+    app = cyclopts.App(result_action="return_value")
+    app.default(debug_build)
 
-    built = subprocess.run(
-        [sys.executable, "-m", "flows.debug_build", str(model), "--config", str(file), "--until", "bad"],
-        capture_output=True,
-        text=True,
-        check=False,
+    _, bound, _ = app.parse_args([str(model), "--config", str(file), "--until", text, "--by-lot", "--parallel", "2"])
+
+    assert bound.arguments["model"] == model and bound.arguments["config"] == campaign
+    assert (bound.arguments["until"], bound.arguments["by_lot"], bound.arguments["parallel"]) == (until, True, 2)
+
+
+def test_every_result_has_a_page_and_a_verdict_for_the_shell(tmp_path: Path) -> None:
+    proved = ProveResult(
+        run_id="r",
+        url="",
+        experiment="m",
+        outcome="refuted",
+        summary="Refuted: put into a good build, 0 of 1 bad.",
+        suspect="fc: gemm",
+        good_run="g",
+        bad_run="b",
+        trials=(Trial(swap="in", run_id="t", verdict="good", followed=True, also_changed=("conv",)),),
     )
 
-    assert built.returncode == 1, built.stderr
-    assert "1 bad" in built.stdout and "blocks" in built.stdout
+    page = markdown("prove", proved)
+
+    assert "# prove: refuted" in page and "| the good one, suspect put in | good | yes | `conv` | `t` |" in page
+    assert verdict_of(proved) == "bad"
+    assert verdict_of(dataclasses.replace(proved, outcome="confirmed")) == "good"
 
 
 # One build per GPU
