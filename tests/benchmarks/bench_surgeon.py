@@ -264,7 +264,7 @@ def cases(folder: Path, chosen: str) -> Iterator[dict[str, object]]:
         for nodes in (500, 2000, 7000):
             yield sanitize(folder, f"transformer {nodes}", transformer(nodes))
         yield sanitize(folder, "static transformer 2000", transformer(2000, dynamic=False))
-        yield sanitize(folder, f"{WEIGHTS_MIB} MiB of weights", transformer(480, width=1024))
+        yield sanitize(folder, f"{WEIGHTS_MIB} MiB of weights", transformer(600, width=1024))
     if "lint".startswith(chosen):
         model = resnet()
         path = str(save(model, folder / "resnet.onnx"))

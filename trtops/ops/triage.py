@@ -67,7 +67,7 @@ class TriageConfig(Record):
     data: str | None = None
     iterations: int = 1
     seed: int = 1
-    window_bytes: int = 128 << 20
+    window_bytes: int = 192 << 20
     observe: Literal["auto", "all", "one"] = "auto"
     max_probes: int = 64
 
