@@ -13,7 +13,10 @@ GROUPS = (
         "engine",
         (
             Flag(names=("model_file",), help="the ONNX model"),
-            Flag(names=("--name",), help="the registered model (default: the model file's name)"),
+            Flag(
+                names=("--name",),
+                help="the registered model (default: the model file's name, which experiments have unless named)",
+            ),
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the engine"),
         ),
     ),

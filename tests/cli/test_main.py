@@ -1,0 +1,183 @@
+"""The command itself: help, completion, colours, what is imported, and what an interruption leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops.cli import registry
+from trtops.cli.main import main
+
+TRTOPS = [sys.executable, "-m", "trtops.cli"]
+
+
+@pytest.mark.parametrize("path", [*registry.COMMANDS, *registry.FOLDERS], ids=" ".join)
+def test_help_says_what_a_command_does_and_shows_an_example(path, capsys):
+    assert main([*path, "-h"]) == 0
+
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: trtops {' '.join(path)}")
+    assert f"  trtops {path[0]}" in text or "source <(" in text
+    assert "\x1b" not in text
+
+
+def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["debug", "repeat", "--until", "1", "--check", *TRTOPS, "run", "-h"]) == 0
+    assert "1 of 1 iterations passed" in capsys.readouterr().out
+
+
+def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
+    assert main([]) == 2
+    assert "inspect" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"trtops \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "words", [["-h"], ["run", "-h"], ["debug", "build", "-h"], ["runs", "list", "-h"], ["store", "ui", "-h"]]
+)
+def test_help_imports_nothing_that_takes_time(words):
+    heavy = ("numpy", "onnx", "onnxruntime", "mlflow", "prefect", "cyclopts", "pandas", "matplotlib", "tensorrt")
+    code = (
+        f"import sys; from trtops.cli.main import main; main({words}); sys.exit(any(m in sys.modules for m in {heavy}))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, f"{words} imports too much"
+
+
+def test_a_run_with_onnx_runtime_imports_no_memory_and_no_tensorrt(tmp_path):
+    models.identity().write(tmp_path)
+    code = (
+        "import sys; from trtops.cli.main import main; assert main(['run', 'identity.onnx', '--onnxrt']) == 0; "
+        "sys.exit(any(m in sys.modules for m in ('mlflow', 'prefect', 'pandas', 'matplotlib', 'tensorrt')))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_script_knows_commands_and_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+
+    text = capsys.readouterr().out
+    assert "--load-outputs" in text and "diff-tactics" in text and "_trtops" in text
+
+
+def test_bash_completes_commands_and_options(tmp_path):
+    script = subprocess.run([*TRTOPS, "completion", "bash"], capture_output=True, text=True).stdout
+
+    def completed(*words: str) -> list[str]:
+        quoted = " ".join(f"'{word}'" for word in words)
+        test = (
+            f'{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _trtops; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        done = subprocess.run(["bash", "-c", test], capture_output=True, text=True, cwd=tmp_path)
+        return done.stdout.split()
+
+    assert completed("trtops", "insp") == ["inspect"]
+    assert set(completed("trtops", "inspect", "d")) == {"data", "diff", "diff-tactics"}
+    assert completed("trtops", "run", "m.onnx", "--load-o") == ["--load-outputs"]
+
+
+def test_colours_are_for_terminals_and_not_with_no_color(monkeypatch):
+    from trtops.cli import flags
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert flags.bold("x") == "\x1b[1mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert flags.bold("x") == "x"
+
+
+def test_verbosity_is_set_per_module_and_put_back(tmp_path, monkeypatch):
+    from trtops.cli import logs
+    from trtops.logger import G_LOGGER
+
+    seen = {}
+    monkeypatch.setattr(logs, "say", lambda text: seen.update(G_LOGGER.module_severity))
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    before = dict(G_LOGGER.module_severity)
+
+    assert main("run identity.onnx --onnxrt --verbosity WARNING backend/onnx:VERBOSE".split()) == 0
+    assert seen == {"": G_LOGGER.WARNING, "backend/onnx": G_LOGGER.VERBOSE}
+    assert dict(G_LOGGER.module_severity) == before
+
+
+def test_lines_of_the_log_file_have_what_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+
+    assert main("run identity.onnx --onnxrt --log-file log.txt --log-format timestamp line-info".split()) == 0
+    assert re.match(r"\[I\] \(\d\d:\d\d:\d\d\) \[\w+\.py:\d+\] ", (tmp_path / "log.txt").read_text())
+
+
+def _alive(pattern: str) -> list[int]:
+    """Processes whose command line has a text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if pattern in (entry / "cmdline").read_bytes().decode(errors="replace"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "debug repeat --until 9 --check {python} {sleeper}",
+        "debug reduce conv_net.onnx -o small.onnx --check {python} {sleeper} {{model}}",
+        "run conv_net.onnx --onnxrt --use-subprocess --data-loader-script {sleeper}:load_data --save-outputs out.json",
+    ],
+    ids=["repeat", "reduce", "subprocess"],
+)
+def test_an_interruption_leaves_no_process_and_nothing_half_written(line, number, tmp_path):
+    models.conv_net().write(tmp_path)
+    sleeper = tmp_path / f"sleeper_{os.getpid()}_{number}.py"
+    sleeper.write_text(
+        "import pathlib, time\n\n\ndef load_data():\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n\n\n"
+        "if __name__ == '__main__':\n    load_data()\n"
+    )
+    before = set(tmp_path.iterdir())
+    words = line.format(python=sys.executable, sleeper=sleeper).split()
+
+    process = subprocess.Popen(
+        [*TRTOPS, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=20)
+
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert not [pid for pid in _alive(str(sleeper)) if pid != process.pid]
+    left = {path for path in tmp_path.iterdir() if path.name not in ("begun", "__pycache__")} - before
+    assert not left
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    models.conv_net().write(tmp_path)
+    command = " ".join([*TRTOPS, "inspect", "model", "conv_net.onnx", "--mode=full", "-q"])
+
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr

@@ -1,0 +1,165 @@
+"""Commands that remember, and commands that read what was remembered, on a real store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops.cli.main import main
+from trtops.json import save_json
+
+EXPERIMENT = "nets"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run of each tracked command, and the folder they ran in."""
+    folder = tmp_path_factory.mktemp("tracked")
+    models.conv_net().write(folder)
+    models.transformer().write(folder)
+    save_json([{"image": models.random(4, 3, 8, 8, seed=n)} for n in range(3)], str(folder / "data.json"))
+    loose = "--atol 1e-3 --rtol 1e-3"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for line in (
+            f"convert conv_net.onnx --convert-to ort --experiment {EXPERIMENT} -o kept.ort",
+            f"convert transformer.onnx --convert-to ort --experiment {EXPERIMENT} {loose}",
+            f"run conv_net.onnx --onnxrt --onnx --experiment {EXPERIMENT} {loose}",
+            f"debug reduce conv_net.onnx --onnxrt --experiment {EXPERIMENT} {loose}",
+            f"debug build conv_net.onnx --onnxrt --until 2 --experiment campaign {loose}",
+            f"debug precision transformer.onnx --bf16 --experiment {EXPERIMENT} --atol 1 --rtol 1",
+            f"debug accuracy conv_net.onnx --onnxrt --experiment {EXPERIMENT} {loose}",
+        ):
+            assert main(line.split()) == 0, line
+        calibrating = f"calibrate conv_net.onnx --load-inputs data.json --beside --experiment {EXPERIMENT}"
+        assert main(calibrating.split()) in (0, 1)
+    return folder
+
+
+@pytest.fixture
+def run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs a line in the store's folder; gives its code and what it printed."""
+    monkeypatch.chdir(home)
+
+    def call(line: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main(line.split())
+        return code, capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
+    """Ids of runs by kind, newest first."""
+    found: dict[str, list[str]] = {}
+    for row in json.loads(run("runs list --json")[1]):
+        found.setdefault(row["kind"], []).append(row["id"])
+    return found
+
+
+def test_every_tracked_command_left_a_run(ids):
+    assert {"build", "compare", "reduce", "debug_build", "iteration", "calibrate", "triage"} <= set(ids)
+
+
+def test_runs_are_listed_by_what_they_are(run):
+    code, text = run(f"runs list --experiment {EXPERIMENT} --kind reduce --verdict good")
+    assert code == 0 and "reduce conv_net.onnx" in text
+
+    assert run("runs list --kind reduce --verdict bad")[1].strip() == "No such runs."
+
+
+def test_a_run_is_shown_with_everything_it_holds(run, ids):
+    code, text = run(f"runs show {ids['build'][0]}")
+
+    assert code == 0
+    assert "manifest" not in text and "engine/engine.ort" in text and "build/seconds" in text
+    assert run(f"inspect run run:{ids['build'][0]} --json")[0] == 0
+
+
+def test_two_runs_are_put_side_by_side_where_they_differ(run, ids):
+    first, second = ids["build"][-2:]
+    code, text = run(f"runs compare {first} {second}")
+    names = [line.split()[0] for line in text.splitlines()[2:]]
+    assert code == 0 and "build/seconds" in names and "precision" not in names
+    assert "precision" in run(f"runs compare {first} {second} --all")[1]
+
+    assert run(f"runs compare {ids['build'][0]} {ids['build'][0]}")[1].strip() == "Nothing differs."
+
+
+def test_stored_comparisons_are_judged_by_other_tolerances_without_running(run, ids):
+    kept = " ".join(ids["build"][-2:])
+
+    assert run(f"runs judge {kept} --atol 1 --rtol 1")[0] == 0
+    code, text = run(f"runs judge {kept} --atol 1e-12 --rtol 1e-12")
+    assert code == 1 and "bad (was good)" in text
+    assert run(f"runs judge {kept}")[0] == 2
+
+
+def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
+    assert run(f"runs audit --experiment {EXPERIMENT}")[0] == 0
+
+    copy = tmp_path / "mlruns"
+    shutil.copytree(home / "mlruns", copy)
+    assert run(f"store relocate --root {copy}")[0] == 0
+    next(copy.rglob(f"{ids['build'][0]}/artifacts/build.log")).write_text("changed")
+    code, text = run(f"runs audit {ids['build'][0]} --store {copy}")
+    assert code == 1 and "not whole" in text
+
+
+def test_a_good_run_is_promoted_and_found_by_everybody(run, ids, home):
+    assert run("runs resolve transformer.onnx")[0] == 1
+    build = next(i for i in reversed(ids["build"]) if "conv_net fp32" in run(f"runs show {i}")[1])
+
+    assert run(f"runs promote {build}")[0] == 0
+    code, text = run(f"runs resolve conv_net.onnx --name {EXPERIMENT} -o accepted.ort")
+    assert code == 0 and "Version 1" in text, text
+    assert run("inspect model accepted.ort")[0] == 0
+
+
+def test_an_engine_that_is_remembered_is_written_to_a_file_as_well(home):
+    assert (home / "kept.ort").stat().st_size > 0
+
+
+def test_a_run_is_compared_with_a_model(run, ids):
+    build = ids["build"][-1]
+
+    code, _ = run(f"compare run:{build} conv_net.onnx --atol 1e-3 --rtol 1e-3 --experiment {EXPERIMENT}")
+    assert code == 0
+
+
+def test_what_a_build_s_spec_does_not_hold_is_refused_where_it_would_be_forgotten(run, capsys):
+    assert run("convert conv_net.onnx --experiment e --use-dla -o x.engine")[0] == 2
+    assert run("convert conv_net.onnx --convert-to ort --workspace 1G")[0] == 2
+    assert run("convert conv_net.onnx --rebuild -o x.engine")[0] == 2
+
+
+def test_a_campaign_that_ended_is_told_again(run, ids):
+    code, text = run(f"debug build --resume {ids['debug_build'][0]}")
+
+    assert code == 0 and "2 good, 0 bad" in text
+
+
+def test_a_store_is_kept_usable(run, home):
+    assert run(f"store reap --root {home / 'mlruns'}") == (0, "0 runs closed.\n")
+    assert run(f"store upgrade --root {home / 'mlruns'}")[0] == 0
+
+
+def test_tactics_of_a_campaign_are_compared(run, ids):
+    code, text = run(f"inspect diff-tactics --runs {ids['debug_build'][0]}")
+
+    assert code == 0 and "good" in text
+
+
+def test_a_tactic_record_of_a_run_can_be_looked_into(run, ids, home):
+    record = next((home / "mlruns").rglob("tactics/replay.json"))
+
+    code, text = run(f"inspect tactics {record}")
+    assert code == 0 and "replayable" in text
