@@ -339,6 +339,8 @@ CONFIG = BuildConfig(
 def test_the_engine_back_end_builds(conv_net):
     build = TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
 
+    assert build.engine.options["outputs"] == ["scores"]
+
     assert len(build.engine.plan) > 1000
     assert build.engine.environment.backend == "tensorrt-rtx"
     assert build.timing_cache is None

@@ -115,19 +115,32 @@ def test_fp32_engine_agrees_with_onnx_runtime(make):
 
 
 def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
-    from trtops.backend.trt import TrtRunner, audit_precision
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        SetLayerPrecisions,
+        TrtRunner,
+        audit_precision,
+        engine_from_network,
+    )
     from trtops.backend.trt.inspector import read_layers
 
     case = wide_net()
     golden = onnx_runtime(case.proto, case.feed)["y"]
+    # Obeyed: without that the builder takes what it times as fastest, and FP32 may well be.
+    network = SetLayerPrecisions(NetworkFromOnnxBytes(case.proto.SerializeToString()), {"conv[012]": "float16"})
 
-    with TrtRunner(load(case.proto, fp16=True)) as runner:
+    with TrtRunner(
+        engine_from_network(network, CreateConfig(fp16=True, precision_constraints="obey", **QUICK))
+    ) as runner:
         found = runner.infer(case.feed)["y"]
-        audit = audit_precision([layer.to_layer() for layer in read_layers(runner.engine)], ["fp16"])
+        layers = read_layers(runner.engine)
 
-    assert 1e-6 < relative_error(found, golden) < 2e-2
-    assert dict(audit.layers).get("fp16", 0) >= 1
+    audit = audit_precision([layer.to_layer() for layer in layers], ["fp16"])
+    assert {layer.precision for layer in layers if layer.name.startswith("conv")} == {"fp16"}
+    assert dict(audit.layers)["fp16"] >= 3
     assert audit.unrealised == ()
+    assert relative_error(found, golden) < 2e-2
 
 
 def test_a_precision_that_was_asked_for_in_vain_is_told_and_can_fail_the_build():
@@ -164,29 +177,48 @@ def batches(count=4):
     return [{"x": models.random(8, 64, 28, 28, seed=100 + i)} for i in range(count)]
 
 
+@functools.lru_cache(maxsize=1)
+def costly_net() -> models.Case:
+    """Three convolutions so large that INT8 makes them many times as fast, and no noise makes the builder choose FP32."""
+    weights = {f"w{i}": models.random(512, 512, 3, 3, seed=i, scale=0.02) for i in range(3)}
+    proto = models.model(
+        """(float[16,512,14,14] x) => (float[16,512,14,14] y) {
+            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+            [relu0] b = Relu(a)
+            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
+            [relu1] d = Relu(c)
+            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
+        }""",
+        weights,
+        name="costly_net",
+    )
+    return models.Case(proto, {"x": models.random(16, 512, 14, 14, seed=9)}, name="costly_net")
+
+
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
 def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
     from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
     from trtops.backend.trt.calibrator import calibrator_class
     from trtops.backend.trt.inspector import read_layers
 
-    case = wide_net()
-    golden = onnx_runtime(case.proto, case.feed)["y"]
+    case = costly_net()
+    golden = onnx_runtime(case.proto, case.feed)["y"].astype(np.float64)
     network = NetworkFromOnnxBytes(case.proto.SerializeToString())
     cache = tmp_path / "calibration.cache"
     base = calibrator_class(algorithm)
     # The legacy algorithm takes a quantile as the range; the largest value serves normally distributed data.
     options = {"quantile": 0.9999, "regression_cutoff": 1.0} if algorithm == "legacy" else {}
-    first = Calibrator(batches(), cache=cache, BaseClass=base, **options)
+    feeds = [{"x": models.random(16, 512, 14, 14, seed=100 + i)} for i in range(4)]
+    first = Calibrator(feeds, cache=cache, BaseClass=base, **options)
 
     engine = engine_from_network(network, CreateConfig(int8=True, calibrator=first, **QUICK))
     with TrtRunner(engine) as runner:
-        error = relative_error(runner.infer(case.feed)["y"], golden)
+        found = runner.infer(case.feed)["y"]
 
     assert first.num_batches == 4
     assert len(first.data_digest()) == 64
     assert "int8" in {layer.precision for layer in read_layers(engine)}
-    assert 1e-4 < error < 0.25
+    assert np.linalg.norm(found - golden) < 0.2 * np.linalg.norm(golden)
     written = CalibrationCache.from_bytes(cache.read_bytes())
     assert "x" in written and written.to_tensorrt() == cache.read_bytes()
     assert first.cache_contents() == cache.read_bytes()
@@ -344,7 +376,8 @@ def test_values_of_shape_tensors_decide_the_outputs_shape():
         for rows in (3, 9, 1, 3):
             found = runner.infer({"x": x, "shape": np.array([rows, 4])})["y"]
             np.testing.assert_array_equal(found, np.broadcast_to(x, (rows, 4)))
-        with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*max \(9, 4\)"):
+        # 8.6 tells the range of the first value alone.
+        with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,"):
             runner.infer({"x": x, "shape": np.array([10, 4])})
         assert runner.infer({"x": x, "shape": np.array([2, 4])})["y"].shape == (2, 4)
 
@@ -629,8 +662,8 @@ def test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing(back
     assert again.tactics == first.tactics
     assert again.timing_cache_use.misses == 0
     assert again.timing_cache_use.hits > 0
-    assert again.timing_cache_use.saved_seconds > 0
-    assert again.seconds < first.seconds
+    saved = max(first.seconds - again.seconds, 0)  # how long a build takes is not for a test to say
+    assert again.timing_cache_use.saved_seconds == pytest.approx(saved, abs=2e-3)
 
 
 def test_what_tensorrt_does_not_read_of_its_own_timing_cache_is_told_and_the_build_goes_on(backend):
@@ -686,26 +719,79 @@ def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(
         CreateConfig(load_timing_cache=path)(*create_network())
 
 
-def test_timing_caches_of_one_key_are_merged_and_two_writers_lose_nothing(tmp_path):
-    from trtops.backend.trt import CreateConfig, create_network, engine_bytes_from_network, network_from_onnx_bytes
+def build_with_timing_cache(proto, path):
+    """Build from an empty timing cache, and save it to a file; returns it, and what was saved."""
+    from trtops.backend.trt import CreateConfig, network_from_onnx_bytes
+    from trtops.backend.trt import timing_cache as caches
+    from trtops.backend.trt.engine import build_plan
+
+    builder, network, _parser = network_from_onnx_bytes(proto.SerializeToString())
+    # Several precisions and formats to time, so that there are entries.
+    config = CreateConfig(profiles=[profile_for(proto)], fp16=True, builder_optimization_level=2)(builder, network)
+    build_plan(builder, network, config)
+    cache = caches.collect(config, None, None, 0.0)
+    return cache, caches.save(config, cache, path, raw=True)
+
+
+def entries_in(path):
+    from trtops.backend.trt import CreateConfig, create_network
     from trtops.backend.trt import timing_cache as caches
 
-    path = tmp_path / "both.cache"
-    nets = [wide_net().proto, models.conv_net().proto]
+    return caches.held(CreateConfig(load_timing_cache=path)(*create_network()))
 
-    def build(proto):
-        config = CreateConfig(profiles=[profile_for(proto)], load_timing_cache=path, **QUICK)
-        engine_bytes_from_network(network_from_onnx_bytes(proto.SerializeToString()), config, save_timing_cache=path)
+
+def one_convolution(channels):
+    weights = {"w": models.random(channels, channels, 3, 3, scale=0.06)}
+    dims = f"8,{channels},28,28"
+    return models.model(f"(float[{dims}] x) => (float[{dims}] y) {{ y = Conv<pads = [1,1,1,1]>(x, w) }}", weights)
+
+
+def test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_are_told_of_the_rest(tmp_path, caplog):
+    path = tmp_path / "both.cache"
+    nets = [one_convolution(64), one_convolution(96)]
 
     with ThreadPoolExecutor(len(nets)) as pool:
-        list(pool.map(build, nets))
-    entries = caches.held(CreateConfig(load_timing_cache=path)(*create_network()))
-    for proto in nets:
-        build(proto)
+        built = list(pool.map(functools.partial(build_with_timing_cache, path=path), nets))
 
-    assert entries
-    # Both builds found all that they needed.
-    assert caches.held(CreateConfig(load_timing_cache=path)(*create_network())) == entries
+    largest = max(own.entries for own, _ in built)
+    unmerged = "could not merge" in caplog.text
+    print([(own.entries, saved.entries) for own, saved in built], entries_in(path), caplog.text)
+    assert largest > 0
+    assert entries_in(path) >= largest
+    assert unmerged or entries_in(path) > largest  # the nets have no layer in common
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_timing_cache_that_tensorrt_does_not_read_back_fails_no_build_and_costs_no_entry_that_it_reads(
+    first, tmp_path, caplog
+):
+    """Of what Myelin compiled, in all of a transformer, 8.6 reads nothing back; of a convolution it reads all."""
+    path = tmp_path / "both.cache"
+    case = models.transformer()
+    other = one_convolution(64)
+    nets = [case.proto, other] if first == 0 else [other, case.proto]
+
+    built = [build_with_timing_cache(proto, path) for proto in nets]
+
+    print([(own.entries, saved.entries) for own, saved in built], entries_in(path), caplog.text)
+    assert path.read_bytes() == built[1][1].data
+    assert entries_in(path) >= max(own.entries for own, _ in built)
+
+
+def test_a_timing_cache_that_cannot_be_saved_costs_no_engine_and_is_told(tmp_path, caplog):
+    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
+    from trtops.backend.trt.timing_cache import TimingCache
+
+    path = tmp_path / "damaged.cache"
+    damaged = b"\xff" * 16 + TimingCache.from_bytes(wide_build().timing_cache).data[16:]
+    path.write_bytes(damaged)
+    network = network_from_onnx_bytes(models.identity().proto.SerializeToString())
+
+    plan = engine_bytes_from_network(network, save_timing_cache=path)
+
+    assert len(bytes(plan)) > 0
+    assert path.read_bytes() == damaged
+    assert "was not saved" in caplog.text and "refuses" in caplog.text
 
 
 # --- the runner's own ways ------------------------------------------------------------------------------------------
@@ -732,13 +818,15 @@ def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
 
     proto = models.model("(float[16,1024,1024] x) => (float[16,1024,1024] y) { y = Relu(x) }")
     with TrtRunner(load(proto)) as runner:
+        timings = []
         for seed in range(3):
             x = models.random(16, 1024, 1024, seed=seed)
             np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
-        timing = runner.last_timing()
+            timings.append(runner.last_timing())
 
-    assert timing.copy_in > 1e-4 and timing.copy_out > 1e-4
-    assert 0 < timing.compute < timing.copy_in + timing.copy_out
+    # The least of each: others use the device at the same time.
+    assert min(t.copy_in for t in timings) > 1e-4 and min(t.copy_out for t in timings) > 1e-4
+    assert 0 < min(t.compute for t in timings) < min(t.copy_in + t.copy_out for t in timings)
 
 
 def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are_lost():
@@ -836,7 +924,33 @@ class TestTrtRunner(RunnerContract):
     def make_runner(self):
         from trtops.backend.trt import TrtRunner
 
-        return lambda proto, name=None: TrtRunner(load(proto), name)
+        # An engine has an order of its own, see below: the model's is given.
+        return lambda proto, name=None: TrtRunner(
+            load(proto), name, output_order=[value.name for value in proto.graph.output]
+        )
+
+
+def test_outputs_of_a_bare_engine_come_in_its_own_order_and_those_of_the_back_end_in_the_models():
+    from trtops.backend.trt import TensorRTBackend, TrtRunner
+
+    case = models.multi_output()
+    names = [value.name for value in case.proto.graph.output]
+    with TrtRunner(load(case.proto)) as runner:
+        outputs = runner.infer(case.feed)
+        engine = runner.engine
+        order = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        assert list(outputs) == [name for name in order if name in names]
+        for name, array in case.expected.items():
+            np.testing.assert_allclose(outputs[name], array, rtol=1e-5)
+    with TrtRunner(load(case.proto), output_order=names[::-1]) as runner:
+        assert list(runner.infer(case.feed)) == names[::-1]
+
+    config = BuildConfig(profiles=(OptimizationProfile.fixed(x=(3, 4)),), options=TensorRTOptions(optimization_level=1))
+    backend = TensorRTBackend()
+    build = backend.build(Model.from_proto(case.proto, case.name), config)
+    for engine in (build.engine, lambda: build.engine):
+        with backend.runner(engine) as runner:
+            case.check(runner.infer)
 
 
 @functools.lru_cache(maxsize=4)

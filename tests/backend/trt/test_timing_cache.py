@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library, timing_cache
+from trtops.backend.trt.lines import release_line
 from trtops.backend.trt.timing_cache import TimingCache
 from trtops.spec import Environment
 
@@ -128,6 +130,62 @@ def test_the_log_of_one_thread_has_no_lines_of_others_and_remarks_stand_in_it():
 def test_caches_of_two_devices_are_not_merged():
     with pytest.raises(errors.TimingCacheError, match="different devices"):
         timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
+
+
+class Recorded:
+    """Answers and log lines of TensorRT 8.6.0, where a cache of Myelin's was to be merged into another."""
+
+    def __init__(
+        self, entries: int, content: bytes, said: list[tuple[str, str]], other: Recorded | None = None
+    ) -> None:
+        self.entries, self.content, self.said, self.other = entries, content, said, other
+
+    def create_timing_cache(self, data: bytes) -> Recorded | None:
+        tell(COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said)
+        return self.other
+
+    def get_timing_cache(self) -> Recorded:
+        return self
+
+    def combine(self, other: Recorded, ignore_mismatch: bool) -> bool:
+        tell(self.said)
+        return False
+
+    def serialize(self) -> bytes:
+        tell([("VERBOSE", f"Serialized {self.entries} timing cache entries")])
+        return self.content
+
+
+def tell(said: list[tuple[str, str]]) -> None:
+    for lines in library._collectors:
+        for severity, message in said:
+            lines.hear(severity, message)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "kept", "entries"), [(8, 0, b"mine", 8), (8, 8, b"mine", 8), (2, 5, b"theirs", 5)]
+)
+def test_of_two_caches_that_tensorrt_does_not_merge_the_larger_is_kept_and_the_loss_is_told(
+    monkeypatch, mine, theirs, kept, entries
+):
+    line = release_line(api.stand_in("8.6.0"))
+    monkeypatch.setattr(library, "line", lambda: line)
+    config = Recorded(mine, b"mine", COMPILERS_PART[:1], Recorded(theirs, b"reserialized", []))
+    ours = replace(CACHE, data=b"mine", entries=mine)
+
+    with library.collect_log() as log:
+        merged = timing_cache.merge(config, ours, TimingCache(data=b"theirs"))
+
+    assert (merged.data, merged.entries, merged.key) == (kept, entries, CACHE.key)
+    assert log.said("could not merge") and log.said(f"{min(mine, theirs)} entries")
+
+
+def test_a_damaged_cache_is_not_merged(monkeypatch):
+    line = release_line(api.stand_in("8.6.0"))
+    monkeypatch.setattr(library, "line", lambda: line)
+
+    with pytest.raises(errors.TimingCacheError, match="refuses"):
+        timing_cache.merge(Recorded(8, b"mine", DAMAGED), CACHE, TimingCache(data=b"damaged"))
 
 
 def test_entries_are_counted_from_what_tensorrt_says():

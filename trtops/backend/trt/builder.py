@@ -72,8 +72,21 @@ class TensorRTBackend:
         return _Building(self, model, config, caches, calibration_data).run()
 
     def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
-        """A runner for an engine, or for what a callable returns when the runner is activated."""
-        return TrtRunner(lambda: _load(engine() if callable(engine) else engine), name)
+        """A runner for an engine, or for what a callable returns at activation; outputs come in the model's order."""
+
+        def load() -> Any:
+            built = engine() if callable(engine) else engine
+            runner.output_order = _outputs_of(built)
+            return _load(built)
+
+        runner = TrtRunner(load, name)
+        return runner
+
+
+def _outputs_of(built: Engine) -> tuple[str, ...]:
+    """Names of the model's outputs in its order; none for engines from before these were kept."""
+    names = built.options.get("outputs")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _load(built: Engine) -> Any:
@@ -174,7 +187,11 @@ class _Building:
             engine=Engine(
                 backend=self.backend.name,
                 plan=plan,
-                options={"sha256": sha256(plan), "version_compatible": self.options.version_compatible},
+                options={
+                    "sha256": sha256(plan),
+                    "version_compatible": self.options.version_compatible,
+                    "outputs": [spec.name for spec in self.model.info.outputs],
+                },
                 environment=self.environment,
             ),
             tactics=record,

@@ -1,4 +1,7 @@
-"""Loaders that build, load, save and refit engines, and those that load plugins and runtimes."""
+"""Loaders that build, load, save and refit engines, and those that load plugins and runtimes.
+
+What only building takes is imported while building, since most processes load an engine and run it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
 from trtops.backend.common import open_atomically
-from trtops.backend.trt import library, timing_cache
-from trtops.backend.trt.calibrator import check_calibration
-from trtops.backend.trt.config import CreateConfig
-from trtops.backend.trt.network import NetworkParts, with_config
-from trtops.backend.trt.tactics import check_replay
+from trtops.backend.trt import library
 from trtops.func import make_iterable, value_of
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
+
+    from trtops.backend.trt.network import NetworkParts
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class EngineBytesFromNetwork:
     Attributes:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: Where to save the timing cache, merged with what is there; TensorRT's own bytes.
+        save_timing_cache: Where to save the timing cache, merged with what is there; TensorRT's own bytes. Where that
+            fails, the engine is not lost: a warning says why, and the file stays as it is.
     """
 
     network: ValueOrCallable[NetworkParts]
@@ -114,8 +116,11 @@ class EngineBytesFromNetwork:
             EngineBuildError: If no engine comes out; the message has TensorRT's last errors.
             CalibrationError: If INT8 calibration fails.
             TacticMismatchError: If a replay was not followed.
-            TimingCacheError: If a timing cache is of another device or release.
+            TimingCacheError: If the timing cache to load is of another device or release.
         """
+        from trtops.backend.trt.config import CreateConfig
+        from trtops.backend.trt.network import with_config
+
         config_loader = CreateConfig() if self.config is None else self.config
         parts = make_iterable(value_of(with_config(self.network, config_loader)))
         builder, network = parts[0], parts[1]
@@ -125,10 +130,21 @@ class EngineBytesFromNetwork:
         seconds = time.perf_counter() - started
         log.info("Built an engine in %.2f s", seconds)
         if self.save_timing_cache is not None:
-            cache = timing_cache.collect(config, None, None, seconds)
-            if cache is not None:
-                timing_cache.save(config, cache, self.save_timing_cache, raw=True)
+            _save_timing_cache(config, self.save_timing_cache, seconds)
         return plan
+
+
+def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float) -> None:
+    """Save the timing cache of a build that succeeded; a cache that cannot be saved must not take its engine along."""
+    from trtops.backend.trt import timing_cache
+
+    cache = timing_cache.collect(config, None, None, seconds)
+    if cache is None:
+        return
+    try:
+        timing_cache.save(config, cache, path, raw=True)
+    except (errors.TimingCacheError, OSError) as exc:
+        library.remark(f"The timing cache was not saved to {path}: {exc}")
 
 
 def _selector_of(config: Any) -> Any:
@@ -152,6 +168,9 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
         CalibrationError: If INT8 calibration fails.
         TacticMismatchError: If a replay was not followed.
     """
+    from trtops.backend.trt.calibrator import check_calibration
+    from trtops.backend.trt.tactics import check_replay
+
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
     check_calibration(_calibrator_of(config))

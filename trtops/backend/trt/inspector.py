@@ -259,14 +259,8 @@ def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
 
 
 def profile_range(engine: Any, name: str, profile_index: int) -> ShapeRange:
-    """The shapes of an input in a profile, or for a shape tensor its values."""
-    if engine.is_shape_inference_io(name):
-        values = library.line().profile_values(engine, name, profile_index)
-        if values:
-            return ShapeRange(name=name, min=values[0], opt=values[1], max=values[2])
-        shape = tuple(engine.get_tensor_shape(name))
-        return ShapeRange(name=name, min=shape, opt=shape, max=shape)
-    low, opt, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, profile_index))
+    """The shapes of an input in a profile, or for a shape tensor its values; of those TensorRT 8.6 tells the first alone."""
+    low, opt, high = library.line().profile_range(engine, name, profile_index)
     return ShapeRange(name=name, min=low, opt=opt, max=high)
 
 

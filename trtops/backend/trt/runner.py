@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +15,16 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
-from trtops.backend.trt import dtypes, inspector, library, memory
+from trtops.backend.trt import dtypes, library, memory
 from trtops.backend.trt.formats import FormattedArray, Layout
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, check_feed
 
-_CHUNK = 4 << 20
+_CHUNK = 2 << 20
 """Bytes that are staged at a time: while one chunk crosses the bus, threads copy the next into pinned memory."""
-_COPY_THREADS = 4
+_MAX_COPY_THREADS = 8
+"""Threads that stage one large input, the calling one among them; never more than half of the CPUs given to the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +49,16 @@ class TrtRunner(BaseRunner):
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
     that the next inference overwrites.
 
+    An engine does not keep the order that its model has its outputs in (TensorRT 8.6 sorts them anew). Runners made by
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.builder.TensorRTBackend.runner>` give the model's order, since the
+    build remembers it; for a bare engine ``output_order`` says it, and without that outputs come in the engine's order.
+
     Attributes:
         engine: The engine, while active.
         context: The execution context, while active.
         stream: The CUDA stream, while active.
         optimization_profile: The profile that each activation begins with; None leaves the context's own.
+        output_order: Names of outputs in the order that they come in, from the next activation on.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class TrtRunner(BaseRunner):
         weight_streaming_budget: int | None = None,
         weight_streaming_percent: float | None = None,
         debug_listener: Any = None,
+        output_order: Sequence[str] = (),
     ) -> None:
         """Name the engine; nothing is loaded before activation.
 
@@ -76,6 +85,8 @@ class TrtRunner(BaseRunner):
                 streaming off.
             weight_streaming_percent: Instead: the part of those weights to be streamed, 0 to 100.
             debug_listener: A ``trt.IDebugListener``; by default marked tensors are added to the outputs.
+            output_order: Names of outputs in the order that they are to come in, such as the model's. Outputs that it does
+                not name follow in the engine's order; names that the engine does not have count for nothing.
 
         Raises:
             ConfigError: If an option has a value that cannot be meant.
@@ -93,6 +104,7 @@ class TrtRunner(BaseRunner):
         self.weight_streaming_budget = weight_streaming_budget
         self.weight_streaming_percent = weight_streaming_percent
         self.debug_listener = debug_listener
+        self.output_order = tuple(output_order)
         self._forget()
 
     def _forget(self) -> None:
@@ -166,6 +178,8 @@ class TrtRunner(BaseRunner):
                 self._inputs.append(_Input(self, name, profile))
             else:
                 self._outputs.append(_Output(self, name, profile))
+        places = {name: place for place, name in enumerate(self.output_order)}
+        self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
         # Releases without INT64 (8.6) make INT32 of a model's INT64 inputs; feeds made for the model are to go on working.
         if "INT64" not in trt.DataType.__members__:
             self._narrowed = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
@@ -231,10 +245,10 @@ class TrtRunner(BaseRunner):
         metadata = TensorMetadata()
         profile = max(int(self.context.active_optimization_profile), 0)
         for slot in self._inputs:
-            bounds = inspector.profile_range(self.engine, slot.name, profile)
+            low, _, high = library.line().profile_range(self.engine, slot.name, profile)
             shape = tuple(self.engine.get_tensor_shape(slot.name))
-            fits = len(bounds.min) == len(shape) and not slot.on_host
-            metadata.add(slot.name, slot.dtype, shape, bounds.min if fits else None, bounds.max if fits else None)
+            fits = len(low) == len(shape) and not slot.on_host
+            metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
         return metadata
 
     # --- inference ----------------------------------------------------------------------------------------------
@@ -258,7 +272,8 @@ class TrtRunner(BaseRunner):
                 those in formats that numpy does not have.
 
         Returns:
-            The outputs by name, in the engine's order; owned by the runner, and valid until the next call.
+            The outputs by name, in ``output_order`` if that is given, else in the engine's; owned by the runner, and valid
+            until the next call.
 
         Raises:
             InputError: If the feed does not fit the engine or the current profile.
@@ -361,9 +376,14 @@ class TrtRunner(BaseRunner):
         raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
 
     def copy_pool(self) -> ThreadPoolExecutor:
-        """Threads that copy large inputs into pinned memory."""
+        """Threads that help to copy large inputs into pinned memory; on the device of the calling one."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix=f"{self.name}-copy")
+            self._pool = ThreadPoolExecutor(
+                _MAX_COPY_THREADS,
+                thread_name_prefix=f"{self.name}-copy",
+                initializer=memory.call,
+                initargs=("cudaSetDevice", memory.call("cudaGetDevice")),
+            )
         return self._pool
 
 
@@ -443,8 +463,7 @@ class _Input(_Slot):
         self._is_dynamic = -1 in fixed
         self._smallest, self._largest = fixed, fixed
         if self._is_dynamic:
-            bounds = inspector.profile_range(engine, name, profile)
-            self._smallest, self._largest = bounds.min, bounds.max
+            self._smallest, _, self._largest = library.line().profile_range(engine, name, profile)
         is_shape_tensor = engine.is_shape_inference_io(name)
         self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
         self._values: bytes | None = None
@@ -487,12 +506,13 @@ class _Input(_Slot):
         """Why a shape was refused: what the current profile takes, and which profile would take it."""
         engine = self.runner.engine
         current = max(int(self.runner.context.active_optimization_profile), 0)
-        ranges = [inspector.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
-        fits = [i for i, bounds in enumerate(ranges) if _within(shape, bounds.min, bounds.max)]
-        here = ranges[current]
+        line = library.line()
+        ranges = [line.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
+        fits = [i for i, (low, _, high) in enumerate(ranges) if _within(shape, low, high)]
+        smallest, _, largest = ranges[current]
         advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
         return (
-            f"Input {self.name!r} has shape {shape}; profile {current} expects min {here.min}, max {here.max}. {advice}"
+            f"Input {self.name!r} has shape {shape}; profile {current} expects min {smallest}, max {largest}. {advice}"
         )
 
     def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
@@ -509,9 +529,14 @@ class _Input(_Slot):
         if not self._value_range:
             return
         low, _, high = self._value_range
-        if len(low) == array.size and not _within(array.reshape(-1).tolist(), low, high):
+        values = array.reshape(-1).tolist()
+        told = len(low)  # 8.6 does not tell the range of every value
+        if not _within(values[:told], low, high):
+            limit = (
+                "" if told == len(values) else f" ({library.line().name} tells {told} of {len(values)} values' range)"
+            )
             raise errors.InputShapeError(
-                f"Shape tensor {self.name!r} has values {array.tolist()}; the current profile expects min {low}, max {high}."
+                f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}{limit}."
             )
 
     def _upload(self, value: Any, shape_changed: bool) -> None:
@@ -649,12 +674,30 @@ def _upload_chunks(array: np.ndarray[Any, Any], host: np.ndarray[Any, Any], devi
     """Copy a large array into pinned memory with several threads, each chunk on its way as soon as it is there."""
     source = array.reshape(-1).view(np.uint8)
     staged = host.reshape(-1).view(np.uint8)
-    base = staged.ctypes.data
-    spans = [(start, min(start + _CHUNK, source.size)) for start in range(0, source.size, _CHUNK)]
-    copies = [runner.copy_pool().submit(np.copyto, staged[a:b], source[a:b]) for a, b in spans]
-    for (a, b), copied in zip(spans, copies):
-        copied.result()
-        memory.copy(device + a, base + a, b - a, "cudaMemcpyHostToDevice", runner.stream)
+    base, stream = staged.ctypes.data, runner.stream
+    starts = iter(range(0, source.size, _CHUNK))
+
+    def work() -> None:
+        for start in starts:  # shared: whoever is free takes the next
+            end = min(start + _CHUNK, source.size)
+            np.copyto(staged[start:end], source[start:end])
+            memory.copy(device + start, base + start, end - start, "cudaMemcpyHostToDevice", stream)
+
+    threads = min(_copy_threads(), math.ceil(source.size / _CHUNK))
+    helpers = [runner.copy_pool().submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+
+
+@functools.cache
+def _copy_threads() -> int:
+    """Threads that stage one large input on this machine."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MAX_COPY_THREADS, cpus // 2))
 
 
 def _make_output_allocator(slot: _Output) -> Any:

@@ -232,6 +232,9 @@ def use(
 def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     """Add the entries of another cache to those that a builder config has.
 
+    TensorRT 8.6 may not add a cache that holds compiled code (:func:`apply`). Then the one of the two with more entries
+    comes back alone, the config's own if they are level, and a remark in the log says what was left out.
+
     Args:
         config: A builder config of that device and release.
         cache: What is in the config's timing cache.
@@ -241,7 +244,7 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
         Both together; ``seconds`` are those of the dearer one, since their entries may be the same.
 
     Raises:
-        TimingCacheError: If their keys differ, or TensorRT refuses the other one.
+        TimingCacheError: If their keys differ, or TensorRT refuses the other one for another reason.
     """
     keys = {key for key in (cache.key, other.key) if key is not None}
     if len(keys) > 1:
@@ -250,18 +253,47 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
         )
     with library.collect_log(here=True) as log:
         created = config.create_timing_cache(other.data)
+        if _is_refused(log):
+            raise _refusal(other, log)
         # Into the config's own cache: a detour over bytes loses on 8.6 what the compiler left there.
         merged = created is not None and config.get_timing_cache().combine(created, False)
-    if not merged or _is_refused(log):
+    if _is_refused(log) or not (merged or log.said(_COMPILER)):
         raise _refusal(other, log)
     data, entries = _serialize(config)
     assert data is not None
+    if not merged:
+        return _larger(replace(cache, data=data, entries=entries), other, created)
     if log.said(_COMPILER):
         library.remark(
             f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
             f"with; the two have {'an unknown number of' if entries is None else entries} entries now."
         )
     return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds))
+
+
+def _larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
+    """Of two caches that TensorRT does not merge, the one with more entries; says what becomes of the other's.
+
+    Args:
+        cache: The one in the config, with whatever TensorRT took over before it gave up.
+        other: The one that was to be added.
+        created: What TensorRT made of it; None if nothing, and then none of its entries can be read.
+    """
+    readable: int | None = 0
+    if created is not None:
+        with library.collect_log(verbose=True, here=True) as log:
+            created.serialize()
+        readable = _count(log)
+    earlier_stays = (readable or 0) > (cache.entries or 0)
+    kept, left = ("earlier", "new") if earlier_stays else ("new", "earlier")
+    count = cache.entries if earlier_stays else readable
+    library.remark(
+        f"{library.line().name} could not merge two timing caches: it does not read back what its compiler (Myelin) left in "
+        f"the earlier one. The {kept} one has more entries, or as many, and is kept; of the {left} one's "
+        f"{'unknown number of' if count is None else count} entries only those are left that it has too. To lose none, give "
+        "each model a file of its own."
+    )
+    return replace(cache, data=other.data, entries=readable, seconds=other.seconds) if earlier_stays else cache
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:
@@ -274,10 +306,11 @@ def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: 
         raw: Whether to write TensorRT's bytes alone, for other tools, or trtops' first line before them.
 
     Returns:
-        What was written.
+        What was written; see :func:`merge` for what may be left out.
 
     Raises:
-        TimingCacheError: If the file's cache is of another device or release; nothing is written then.
+        TimingCacheError: If the file's cache is damaged, or of another device or release; nothing is written then.
+        OSError: If the file cannot be written.
     """
     path = Path(path)
     with _lock(path):

@@ -305,6 +305,12 @@ class ReleaseLine:
         # The bindings name the two arguments the wrong way round, so they are given by position.
         return [tuple(values) for values in engine.get_tensor_profile_values(profile_index, name)]
 
+    def profile_range(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        """The min, opt and max shapes of an input in a profile, or for a shape tensor its values (:meth:`profile_values`)."""
+        if not engine.is_shape_inference_io(name):
+            return [tuple(dims) for dims in engine.get_tensor_profile_shape(name, profile_index)]
+        return self.profile_values(engine, name, profile_index) or [tuple(engine.get_tensor_shape(name))] * 3
+
     def aliased_input(self, engine: Any, name: str) -> str | None:
         """The input that an output shares its memory with, or None."""
         if not self.supports(Feature.ALIASED_IO):

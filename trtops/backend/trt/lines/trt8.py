@@ -30,7 +30,11 @@ class TensorRT8(ReleaseLine):
         )
 
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
-        """The min, opt and max values of a shape tensor input; empty if it has none."""
+        """The min, opt and max values of a shape tensor input; empty if it has none.
+
+        Only as many of them as the tensor has dimensions, which the bindings take for their number: of a vector the
+        first, of a scalar none.
+        """
         if not engine.is_shape_inference_io(name):
             return []
         return [tuple(values) for values in engine.get_profile_shape_input(profile_index, name)]
