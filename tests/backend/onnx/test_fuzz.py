@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests import models
 from tests.backend.onnx import fuzz
 from trtops import errors
+from trtops.backend.onnx import with_onnxruntime
+from trtops.backend.onnx.lint import lint
 from trtops.backend.worker import Worker
 
 MUTATIONS = 2000
@@ -42,3 +45,12 @@ def test_broken_models_are_handled_or_refused_by_name(shard: int) -> None:
 def test_mutations_are_repeatable_and_differ() -> None:
     assert fuzz.mutated(7) == fuzz.mutated(7)
     assert len({fuzz.mutated(seed) for seed in range(200)}) > 190
+
+
+def test_a_loop_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = models.loop().proto
+    next(node for node in proto.graph.node if node.output[0] == "trips").attribute[0].i = 2**62
+    monkeypatch.setattr(with_onnxruntime, "LONGEST_SECONDS", 0.5)
+    report = lint(proto)
+    assert not report.ok
+    assert any("did not come to an end" in entry.message for entry in report.entries)

@@ -316,7 +316,7 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
         "value_int": np.int64,
         "value_ints": np.int64,
     }
-    if attribute.type not in _CONSTANT_TYPES:
+    if attribute.type != _CONSTANT_TYPES.get(attribute.name):
         return None
     if attribute.name in types:
         return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]), name)
@@ -325,9 +325,10 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-_CONSTANT_TYPES = frozenset(
-    onnx.AttributeProto.AttributeType.Value(kind) for kind in ("FLOAT", "FLOATS", "INT", "INTS", "STRING", "STRINGS")
-)
+_CONSTANT_TYPES = {
+    f"value_{kind.lower()}": onnx.AttributeProto.AttributeType.Value(kind)
+    for kind in ("FLOAT", "FLOATS", "INT", "INTS", "STRING", "STRINGS")
+}
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

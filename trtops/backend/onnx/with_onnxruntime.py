@@ -6,6 +6,7 @@ The one module of this package that imports ``onnxruntime``, and only when calle
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 import onnx
 
 from trtops import errors
+
+LONGEST_SECONDS = 300.0
+"""How long one inference may take."""
 
 
 def load(model: onnx.ModelProto | str) -> Any:
@@ -48,13 +52,25 @@ def evaluate(
         The outputs in the order asked for.
 
     Raises:
-        InferenceError: If ONNX Runtime has no kernel for a node, or fails.
+        InferenceError: If ONNX Runtime has no kernel for a node, fails, or does not come to an end: a Loop may run for
+            ever.
     """
+    import onnxruntime as ort  # noqa: TID251
+
     session = load(model)
+    options = ort.RunOptions()
+    timer = threading.Timer(LONGEST_SECONDS, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
     try:
-        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed))
+        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
+        if options.terminate:
+            message = f"ONNX Runtime did not come to an end within {LONGEST_SECONDS:g} s while running this part of the model."
+            raise errors.InferenceError(message) from None
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
+    finally:
+        timer.cancel()
     return results
 
 
