@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_runners_run_in_the_order_in_which_they_are_named(folder):
     assert run("run identity.onnx --onnx --onnxrt --save-outputs a.json") == 0
     assert run("run identity.onnx --onnxrt --onnx --save-outputs b.json") == 0
 
-    first, second = ([name for name in RunResults.load(f"{n}.json").keys()] for n in "ab")
+    first, second = ([name for name, _ in RunResults.load(f"{n}.json")] for n in "ab")
     assert [name.split("-")[0] for name in first] == ["onnx", "onnxrt"]
     assert [name.split("-")[0] for name in second] == ["onnxrt", "onnx"]
 
@@ -361,9 +362,11 @@ def test_the_model_itself_is_never_written_over(folder, caplog):
 
 
 def test_a_failing_model_is_reduced_by_a_command_and_what_it_left_is_sorted(folder, capsys):
-    check = f"{sys.executable} -c __CODE__".split()
+    check = shlex.split(f"{sys.executable} -c __CODE__")
     code = "import onnx,sys; open('seen.txt','w').write('x'); sys.exit('erf' in [n.name for n in onnx.load('trtops_debug.onnx').graph.node])"
-    words = "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --artifacts seen.txt --art-dir sorted --iter-info i.json --check".split()
+    words = shlex.split(
+        "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --artifacts seen.txt --art-dir sorted --iter-info i.json --check"
+    )
 
     assert main([*words, *(code if word == "__CODE__" else word for word in check)]) == 1
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
@@ -380,7 +383,7 @@ def test_a_model_that_does_not_fail_is_told_so(folder, capsys):
 
 def test_repeating_sorts_files_by_verdict_and_stops_as_told(folder, capsys):
     code = "import json,sys; n=json.load(open('i.json'))['iteration']; open('left.txt','w').write(str(n)); sys.exit(n == 2)"
-    words = "debug repeat --until bad --artifacts left.txt --art-dir kept --iter-info i.json --check".split()
+    words = shlex.split("debug repeat --until bad --artifacts left.txt --art-dir kept --iter-info i.json --check")
 
     assert main([*words, sys.executable, "-c", code]) == 1
     assert len(list(Path("kept/good").iterdir())) == 2
@@ -414,7 +417,9 @@ def test_codes_and_expressions_tell_the_failure_that_is_meant(folder):
 
 def test_engines_are_built_in_a_child_process_judged_and_sorted(folder, rtx):
     code = "import os,sys; sys.exit(not os.path.getsize('trtops_debug.engine') > 1000)"
-    words = "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept --builder-optimization-level 1 --check".split()
+    words = shlex.split(
+        "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept --builder-optimization-level 1 --check"
+    )
 
     assert main([*words, sys.executable, "-c", code]) == 0
     assert len(list(Path("kept/good").iterdir())) == 2

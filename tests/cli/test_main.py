@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_verbosity_is_set_per_module_and_put_back(tmp_path, monkeypatch):
     models.identity().write(tmp_path)
     before = dict(G_LOGGER.module_severity)
 
-    assert main("run identity.onnx --onnxrt --verbosity WARNING backend/onnx:VERBOSE".split()) == 0
+    assert main(shlex.split("run identity.onnx --onnxrt --verbosity WARNING backend/onnx:VERBOSE")) == 0
     assert seen == {"": G_LOGGER.WARNING, "backend/onnx": G_LOGGER.VERBOSE}
     assert dict(G_LOGGER.module_severity) == before
 
@@ -119,7 +120,7 @@ def test_lines_of_the_log_file_have_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
 
-    assert main("run identity.onnx --onnxrt --log-file log.txt --log-format timestamp line-info".split()) == 0
+    assert main(shlex.split("run identity.onnx --onnxrt --log-file log.txt --log-format timestamp line-info")) == 0
     assert re.match(r"\[I\] \(\d\d:\d\d:\d\d\) \[\w+\.py:\d+\] ", (tmp_path / "log.txt").read_text())
 
 

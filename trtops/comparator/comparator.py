@@ -14,9 +14,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator.arrays import is_torch, to_numpy
-from trtops.comparator.compare import BaseCompareFunc, Matches, SimpleCompareFunc, StatisticsCache
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache, check_feed, fit_feed
-from trtops.comparator.judgements import SimpleThreshold
 from trtops.comparator.results import (
     AccuracyResult,
     AccuracyResults,
@@ -30,6 +28,7 @@ from trtops.comparator.streams import IterationWriter, PathLike
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
+    from trtops.comparator.compare import Matches
     from trtops.metadata import TensorMetadata
 
 __all__ = ["Comparator"]
@@ -202,6 +201,8 @@ class Comparator:
             ComparisonError: If something cannot be compared at all.
             ConfigError: If averages are asked for from a function that has none, or together with ``fail_fast``.
         """
+        from trtops.comparator.compare import SimpleCompareFunc
+
         functions = list(compare_func) if isinstance(compare_func, Sequence) else [compare_func or SimpleCompareFunc()]
         if check_average:
             _check_averageable(functions, fail_fast)
@@ -439,6 +440,8 @@ def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[Runn
 
 
 def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, other: IterationResult) -> list[Matches]:
+    from trtops.comparator.compare import BaseCompareFunc, StatisticsCache
+
     cache = StatisticsCache()
     return [
         function.compare(one, other, cache) if isinstance(function, BaseCompareFunc) else dict(function(one, other))
@@ -447,6 +450,8 @@ def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, ot
 
 
 def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
+    from trtops.comparator.judgements import SimpleThreshold
+
     if fail_fast:
         raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
     for function in functions:

@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import onnx
 import onnxruntime as ort
 
 from trtops import errors
@@ -22,6 +21,9 @@ from trtops.backend.onnxrt.session import (
     unsupported_op,
     why,
 )
+
+if TYPE_CHECKING:
+    import onnx
 
 ModelSource: TypeAlias = "bytes | str | os.PathLike[str] | onnx.ModelProto"
 
@@ -74,7 +76,7 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         InvalidModelError: If the model is missing, damaged or contradicts itself.
         UnsupportedFeatureError: If an op has no kernel here.
     """
-    if isinstance(source, onnx.ModelProto):
+    if not isinstance(source, (bytes, str, os.PathLike)):
         source = source.SerializeToString()
     name = "The model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
 from trtops import errors
@@ -183,6 +182,8 @@ def _to_ort_value(array: np.ndarray[Any, Any], dtype: DataType | None) -> ort.Or
     kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)
     if kind is None:
         return ort.OrtValue.ortvalue_from_numpy(array)
+    import onnx  # takes a while to import, and is needed for such types only
+
     element = onnx.TensorProto.DataType.Value(kind)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), element)
 

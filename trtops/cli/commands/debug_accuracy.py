@@ -66,6 +66,7 @@ class Plan:
 
 def plan(args: argparse.Namespace) -> Plan:
     """What the options stand for."""
+    from trtops.ops.check import default_tolerances
     from trtops.ops.triage import TriageConfig
 
     given = {
@@ -73,7 +74,7 @@ def plan(args: argparse.Namespace) -> Plan:
         "max_probes": args.max_probes,
     }  # fmt: skip
     config = TriageConfig(
-        tolerances=configs.tolerances(args),
+        tolerances=configs.tolerances(args) or (default_tolerances(args.emulate) if args.emulate else None),
         data=configs.data_source(args),
         **{name: value for name, value in given.items() if value is not None},
     )

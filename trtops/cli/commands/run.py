@@ -257,20 +257,21 @@ def execute(plan: Plan) -> int:
         from trtops.backend.trt import library
 
         library.load()  # what is missing is said before anything is run
+    compared = len(plan.runners) > 1 or bool(plan.config.load_outputs)
     with remembered(plan) as run:
         result = run_models(
             make(list(plan.runners)),
             plan.config,
             data_loader=make(plan.data_loader),
-            compare=make(list(plan.compare)),
+            compare=make(list(plan.compare)) if compared else None,
             postprocess=make(list(plan.postprocess)),
             run=run,
         )
         run.finish(result.verdict)
     for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
         say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
-    compared = len(result.runners) > 1 or plan.config.validate
-    say("\n".join([("PASSED" if result.verdict == "good" else "FAILED") if compared else "DONE", *result.reasons]))
+    judged = len(result.runners) > 1 or plan.config.validate
+    say("\n".join([("PASSED" if result.verdict == "good" else "FAILED") if judged else "DONE", *result.reasons]))
     return 0 if result.verdict == "good" else 1
 
 
