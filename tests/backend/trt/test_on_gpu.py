@@ -651,7 +651,7 @@ def wide_build():
 FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=2))
 
 
-def test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing(backend):
+def test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing(backend):
     model = Model.from_proto(wide_net().proto, "wide_net")
     first = wide_build()
 

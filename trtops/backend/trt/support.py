@@ -91,7 +91,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         title="timing caches: load, save, merge",
         feature=Feature.TIMING_CACHE,
-        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_times_nothing",
+        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing",
     ),
     Capability(
         title="inspection of engines",
