@@ -69,6 +69,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
     TensorRTOptions: {
         "kind": (TensorRTOptions(), OnnxRuntimeOptions()),
         "tf32": (TensorRTOptions(), TensorRTOptions(tf32=True)),
+        "record_tactics": (TensorRTOptions(), TensorRTOptions(record_tactics=False)),
         "also": (TensorRTOptions(), TensorRTOptions(also=("fp16",))),
         "strongly_typed": (TensorRTOptions(), TensorRTOptions(strongly_typed=True)),
         "precision_constraints": (TensorRTOptions(), TensorRTOptions(precision_constraints="obey")),

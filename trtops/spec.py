@@ -112,6 +112,10 @@ class TensorRTOptions(Record):
         version_compatible: Whether later releases may load the plan.
         tactic_seed: Offer the builder half of each layer's tactics only, drawn with this seed; on releases with algorithm
             selectors. What a campaign does to see choices that the clock seldom makes.
+        record_tactics: Watch the choices through an algorithm selector, where the release has one, so that they can be
+            replayed. While it is watched TensorRT 8.6 caches the timings of some layers only, and times the others anew
+            in every build: leave it out for builds that a timing cache alone is to repeat. The inspector still says
+            what each layer got.
     """
 
     kind: Literal["tensorrt"] = "tensorrt"
@@ -126,6 +130,7 @@ class TensorRTOptions(Record):
     refittable: bool = False
     version_compatible: bool = False
     tactic_seed: int | None = None
+    record_tactics: bool = True
 
     def deciding(self) -> JSONValue:
         """All options; precisions and tactic sources as the sets they are."""

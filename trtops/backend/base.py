@@ -204,8 +204,8 @@ class TimingCacheUse:
 
     Attributes:
         hits: Timings found in it.
-        misses: Timings that were added to it. TensorRT 8.6 keeps no timing of what a selector was asked about and its
-            compiler made (8 of 14 in a net of three convolutions), and times that anew every time without counting it.
+        misses: Timings that were added to it. TensorRT 8.6 caches fewer while an algorithm selector watches (8 of 14 in a
+            net of three convolutions), and times the others anew every time; they are not counted.
         saved_seconds: Time that the hits would have cost, as the cache remembers it.
     """
 

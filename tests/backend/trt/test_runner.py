@@ -63,12 +63,11 @@ def test_the_range_of_an_input_is_that_of_its_shapes_or_of_its_values(tensorrt_8
 @pytest.mark.parametrize("nbytes", [runner._CHUNK + 4, 5 * runner._CHUNK])
 def test_every_chunk_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, threads, nbytes):
     sent = np.zeros(nbytes, np.uint8)
-    monkeypatch.setattr(runner, "_copy_threads", lambda: threads)
     monkeypatch.setattr(memory, "copy", lambda to, source, count, kind, stream: ctypes.memmove(to, source, count))
     array = np.random.default_rng(0).integers(0, 2**31, nbytes // 4, np.int32)
     staged = np.zeros_like(array)
 
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         owner = SimpleNamespace(copy_pool=lambda: pool, stream=None)
         runner._upload_chunks(array, staged, sent.ctypes.data, owner)
 
@@ -80,7 +79,6 @@ def test_a_copy_that_fails_is_raised_once_all_threads_are_done(monkeypatch):
     def fail(*args):
         raise errors.InferenceError("CUDA: cudaMemcpyAsync failed")
 
-    monkeypatch.setattr(runner, "_copy_threads", lambda: 4)
     monkeypatch.setattr(memory, "copy", fail)
     array = np.zeros(4 * runner._CHUNK, np.uint8)
 

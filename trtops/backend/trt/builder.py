@@ -180,7 +180,7 @@ class _Building:
                 editable.check_replay(builder_config, self.caches.replay)
             cache = self._collect_cache(builder_config, seconds)
             layers = self._layers(plan)
-            record = self._record(builder_config, layers)
+            record = self._record(builder_config, layers, watched=selector is not None)
             self._check_denied(record)
         return Build(
             spec=self._spec(),
@@ -240,6 +240,8 @@ class _Building:
             self.recorded = replayer.chosen
             return replayer
         restricted = self.denied.entries or self.options.tactic_seed is not None
+        if not restricted and not self.options.record_tactics:
+            return None
         return tactics.TacticRecorder(self.recorded, self.restriction if restricted else None)
 
     def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
@@ -346,12 +348,12 @@ class _Building:
             inspector.audit_precision(layers, self._precisions).check()
         return layers
 
-    def _record(self, builder_config: Any, layers: tuple[Layer, ...]) -> TacticRecord:
+    def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256
         if self._edits:
             entries = self.line.timing_entries(builder_config)
             return editable.to_record(entries, backend_version=version, device_sha256=sha, layers=layers)
-        if self.line.supports(Feature.ALGORITHM_SELECTOR):
+        if watched:
             return tactics.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
         choices = tuple(tactics.unreplayable(layer) for layer in layers)
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -671,9 +671,12 @@ def _upload_chunks(array: np.ndarray[Any, Any], host: np.ndarray[Any, Any], devi
     base = staged.ctypes.data
     spans = [(start, min(start + _CHUNK, source.size)) for start in range(0, source.size, _CHUNK)]
     copies = [runner.copy_pool().submit(np.copyto, staged[a:b], source[a:b]) for a, b in spans]
-    for (a, b), copied in zip(spans, copies):
-        copied.result()
-        memory.copy(device + a, base + a, b - a, "cudaMemcpyHostToDevice", runner.stream)
+    try:
+        for (a, b), copied in zip(spans, copies):
+            copied.result()
+            memory.copy(device + a, base + a, b - a, "cudaMemcpyHostToDevice", runner.stream)
+    finally:
+        wait(copies)  # nobody writes into the memory any more when this fails
 
 
 def _make_output_allocator(slot: _Output) -> Any:
