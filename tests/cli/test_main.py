@@ -159,7 +159,13 @@ def test_an_interruption_leaves_no_process_and_nothing_half_written(line, number
     words = line.format(python=sys.executable, sleeper=sleeper).split()
 
     process = subprocess.Popen(
-        [*TRTOPS, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*TRTOPS, *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever started the tests in the background has made them, and so this child, deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 30
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:

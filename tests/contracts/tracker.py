@@ -650,15 +650,15 @@ class TrackerContract:
         whole.finish()
 
         with pytest.raises(errors.IncompleteRunError):
-            tracker.register("net", running.id, "engine.ort", alias="cpu")
+            tracker.register("never registered", running.id, "engine.ort", alias="cpu")
         with pytest.raises(errors.IncompleteRunError, match="other"):
-            tracker.register("net", whole.id, "other.ort", alias="cpu")
+            tracker.register("never registered", whole.id, "other.ort", alias="cpu")
         for alias in ("", "latest", "v3", "a/b", "a" * 256):
             with pytest.raises(errors.ConfigError, match="Alias"):
-                tracker.register("net", whole.id, "engine.ort", alias=alias)
+                tracker.register("never registered", whole.id, "engine.ort", alias=alias)
         with pytest.raises(errors.ConfigError, match="Registered model"):
             tracker.register("a/b", whole.id, "engine.ort", alias="cpu")
-        assert tracker.aliases("net") == {}
+        assert tracker.aliases("never registered") == {}
 
     def test_only_runs_whose_process_is_gone_are_reaped(self, tracker: Tracker):
         child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)

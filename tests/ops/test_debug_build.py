@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import sys
 from collections import Counter
@@ -194,7 +195,8 @@ def test_a_diff_reads_a_campaign_an_experiment_and_folders_and_agrees_with_the_c
     assert by_experiment.found.convicted[0].choices == result.found.convicted[0].choices
     # Files come good ones first, so the look that an early conviction rests on is another one.
     for files in (by_folder, by_files):
-        assert {(c.layer, c.choice) for c in files.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
+        first = [{(c.layer, c.choice) for c in suspect.choices} for suspect in files.found.suspects[:2]]
+        assert {(layer, FAST) for layer in GELUS} in first
     assert by_files.experiment == "files" and by_folder.experiment == "tactics"
 
 
@@ -274,7 +276,7 @@ def test_a_build_that_crashes_or_hangs_is_an_error_with_its_last_words_and_the_c
 import os, sys, time
 import numpy as np
 def load_data():
-    if sys.argv[0] == "-c":
+    if os.getpid() != {os.getpid()}:
         with open({str(tmp_path / "calls")!r}, "a") as file:
             file.write("x")
         call = os.path.getsize({str(tmp_path / "calls")!r})
