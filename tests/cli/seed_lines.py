@@ -143,6 +143,7 @@ def write_folder(folder: Path, seed: str) -> None:
         {"w": models.random(4, 3, 3, 3, seed=1), "h": models.random(4, 10, seed=2)},
     )
     image = models.random(1, 3, 224, 224)
+    (folder / "engines").mkdir()
     models.Case(net, {"input": image}, name="model").write(folder)
     for name in ("clean", "reduced", "resnet50", "large_model", "huge_model", "dynamic_model"):
         shutil.copy(folder / "model.onnx", folder / f"{name}.onnx")
@@ -153,7 +154,10 @@ def write_folder(folder: Path, seed: str) -> None:
     models.identity().write(folder)
     models.identity().write(folder, "identity_fp16")
     models.dynamic_identity().write(folder)
-    for name in ("model", "identity", "dynamic_identity", "trtops_debug"):
+    if seed == "000":
+        batched = models.model("(float[n,3,28,28] X) => (float[n,3,28,28] Y) { Y = Identity(X) }")
+        models.Case(batched, {}, name="dynamic_identity").write(folder)
+    for name in ("model", "identity", "dynamic_identity", "trtops_debug", "engines/model"):
         (folder / f"{name}.engine").write_bytes(b"not an engine")
     small = models.identity()
     _write_data(folder, small.feed if seed == "000" else {"input": image})

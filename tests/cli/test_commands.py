@@ -132,6 +132,14 @@ def test_a_child_process_per_runner_gives_the_same(folder):
     assert run("run identity.onnx --onnxrt --load-outputs a.json") == 0
 
 
+def test_options_of_tensorrt_reach_a_child_process_without_its_objects(folder, caplog, rtx):
+    proto = models.model("(float[1,3,224,224] x) => (float[1,3,224,224] y) { y = Relu(x) }")
+    models.Case(proto, {}, name="large").write(folder)  # more data than a pipe holds
+
+    assert run("run large.onnx --trt --use-subprocess --pool-limit workspace:64M") == 3
+    assert "needs a GPU to load engines" in caplog.text
+
+
 def test_heat_maps_and_error_plots_are_drawn_where_asked(folder):
     assert run("run identity.onnx --onnxrt --onnx --save-heatmaps maps --save-error-metrics-plot plots") == 0
 

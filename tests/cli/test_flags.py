@@ -15,6 +15,7 @@ from trtops.cli.values import (
     attribute,
     budget,
     constraint,
+    layer_type,
     named,
     named_number,
     named_whole,
@@ -182,7 +183,8 @@ SAMPLES: dict[Any, list[str]] = {
     size: ["2K"],
     number: ["3"],
     shape: ["x:[2,3]"],
-    named: ["conv:fp16"],
+    named: ["conv:[linear]"],
+    layer_type: ["conv:fp16"],
     named_number: ["0.25"],
     named_whole: ["3"],
     statistic: ["max"],
@@ -261,7 +263,7 @@ def plan_of(path: registry.Path, words: list[str]) -> object:
     return module.plan(args)
 
 
-@pytest.mark.parametrize(("path", "flag"), cases())
+@pytest.mark.parametrize(("path", "flag"), list(cases()))
 def test_an_option_changes_what_the_command_is_going_to_do_in_every_spelling(path, flag):
     base = line_for(path, flag)
     ahead = base.index("--check") if "--check" in base and flag.names[0] != "--check" else len(base)

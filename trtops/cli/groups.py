@@ -305,7 +305,7 @@ TRT_NETWORK = Group(
         Flag(
             names=("--layer-precisions",),
             takes="many",
-            convert=values.named,
+            convert=values.layer_type,
             shown="LAYER:TYPE",
             help="precisions of layers",
         ),
@@ -313,7 +313,7 @@ TRT_NETWORK = Group(
         Flag(
             names=("--tensor-dtypes", "--tensor-datatypes"),
             takes="many",
-            convert=values.named,
+            convert=values.layer_type,
             shown="TENSOR:TYPE",
             help="types of inputs and outputs",
         ),

@@ -64,6 +64,21 @@ class Function:
     name: str
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """A loader that is made where it is called, such as in a child process: before, it holds nothing of TensorRT's.
+
+    Attributes:
+        call: Makes the loader.
+    """
+
+    call: Call
+
+    def __call__(self) -> Any:
+        """Make the loader, and call it."""
+        return Maker()(self.call)()
+
+
 def call(module: str, name: str, /, *args: Any, variable: str = "", **kwargs: Any) -> Call:
     """A call without the options that are None, False, empty, or not asked for."""
     given = tuple((k, v) for k, v in kwargs.items() if v is not None and v is not False)
@@ -124,7 +139,7 @@ def _named(name: Name) -> Any:
         names = getattr(found, "__members__", None)
         if not hasattr(found, part):
             raise errors.ConfigError(
-                f"{'.'.join(parts[:place])} has no {part!r} in this TensorRT. {errors.near(part, names or dir(found))}"
+                f"{'.'.join(parts[:place]) or 'TensorRT'} has no {part!r} in this release. {errors.near(part, names or dir(found))}"
             )
         found = getattr(found, part)
     return found

@@ -174,9 +174,20 @@ def until(text: str) -> int | str:
     return count
 
 
+_TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+
+
+def layer_type(text: str) -> tuple[str, str]:
+    """A layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
+    name, value = named(text)
+    if not name:
+        raise ValueError(f"{text!r}: expected a name and a type, such as conv1:float16")
+    return name, _TYPES.get(value.lower(), value)
+
+
 def constraint(text: str) -> tuple[str, str]:
     """How binding precisions are (``prefer``, ``obey``, ``none``), or one layer's precision: ``layer:fp16``."""
     name, value = named(text)
     if not name and value not in ("prefer", "obey", "none"):
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
-    return name, value
+    return name, _TYPES.get(value.lower(), value) if name else value

@@ -87,7 +87,8 @@ def repeat(
     """Iterate.
 
     Args:
-        make: Makes what is judged; gets the iteration's number. What it raises of our errors is a verdict, ``error``.
+        make: Makes what is judged; gets the iteration's number. What it raises of a back end's errors is a verdict,
+            ``error``, unless it says that no such thing can be made here.
         check: The command that judges; it reads a file that ``make`` wrote.
         config: When to stop, and what to keep.
         ask: Judges in place of a command: whether it is good.
@@ -136,7 +137,7 @@ def _iterate(
         Path(config.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
     try:
         make(number)
-    except errors.BackendUnavailableError:
+    except (errors.BackendUnavailableError, errors.UnsupportedFeatureError):  # not of this build: all would fail so
         raise
     except errors.BackendError as exc:
         return RepeatStep(number=number, verdict="error", detail=str(exc))

@@ -78,7 +78,9 @@ def plan(args: argparse.Namespace) -> Plan:
     configs.refuse(args, (*judged, "store", "allow_approximation"), "is for a campaign; add --experiment NAME")
     build = call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), artifact)
     check = debug_repeat.check_of(args, artifact)
-    return Plan(build=build, repeat=debug_repeat.Plan(check, debug_repeat.repeat_config(args, artifact)))
+    if not args.artifacts and args.save_tactics:
+        args.artifacts = [args.save_tactics]  # each build writes it anew
+    return Plan(build=build, repeat=debug_repeat.Plan(check, debug_repeat.repeat_config(args, artifact), makes=True))
 
 
 def _campaign(args: argparse.Namespace) -> Plan:

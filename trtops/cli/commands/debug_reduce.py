@@ -67,6 +67,8 @@ EXAMPLES = (
     "trtops debug reduce model.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
 )
 ARTIFACT = "trtops_debug.onnx"
+PASSES = "the whole model passes"
+"""What the op says of a model that does not fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +198,15 @@ def _tell_iteration(plan: Plan, number: int) -> None:
 
 def _show(plan: Plan, result: Any) -> int:
     from trtops.cli.logs import say
+    from trtops.errors import ComparisonError
 
-    if not result.culprits:
-        say(f"The model does not fail: {result.detail}")
+    if not result.culprits and result.detail == PASSES:
+        say("The model does not fail.")
         return 0
+    if not result.culprits:
+        raise ComparisonError(
+            f"The whole model fails in another way than the one that is hunted: {result.detail}. Make the check pass or fail on it first"
+        )
     for culprit in result.culprits:
         say(f"{len(culprit.nodes)} of {result.nodes} nodes still fail: {', '.join(culprit.labels)}")
         say(f"  {culprit.detail}" if culprit.detail else "")

@@ -27,10 +27,12 @@ class Plan:
     Attributes:
         check: The command; None asks at the terminal.
         config: The op's config.
+        makes: Whether something is made in each iteration, which may fail by itself.
     """
 
     check: CommandCheck | None
     config: RepeatConfig
+    makes: bool = False
 
 
 def plan(args: argparse.Namespace) -> Plan:
@@ -71,9 +73,13 @@ def execute(plan: Plan) -> int:
 
 def carry_out(plan: Plan, make: Any) -> int:
     """Repeat what is made, and tell."""
+    from trtops.cli.logs import say
     from trtops.ops.repeat import repeat
 
     asked = ask if plan.check is None and sys.stdin.isatty() else None
+    if plan.check is None and asked is None and plan.makes:
+        say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")
+        asked = lambda number: True  # noqa: E731
     return summary(repeat(make, plan.check, plan.config, ask=asked, progress=tell))
 
 

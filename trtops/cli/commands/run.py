@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Flag, Group, UsageError
-from trtops.cli.script import Call, Function, Maker, Name, Source, call
+from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call
 
 if TYPE_CHECKING:
     from trtops.ops.run import RunConfig
@@ -260,7 +260,7 @@ def execute(plan: Plan) -> int:
     compared = len(plan.runners) > 1 or bool(plan.config.load_outputs)
     with remembered(plan) as run:
         result = run_models(
-            make(list(plan.runners)),
+            make([_for_child(runner) if plan.config.use_subprocess else runner for runner in plan.runners]),
             plan.config,
             data_loader=make(plan.data_loader),
             compare=make(list(plan.compare)) if compared else None,
@@ -273,6 +273,11 @@ def execute(plan: Plan) -> int:
     judged = len(result.runners) > 1 or plan.config.validate
     say("\n".join([("PASSED" if result.verdict == "good" else "FAILED") if judged else "DONE", *result.reasons]))
     return 0 if result.verdict == "good" else 1
+
+
+def _for_child(runner: Call) -> Call:
+    """The runner with its loader to be made in the child: TensorRT's own objects need not cross over."""
+    return Call(runner.module, runner.name, (Deferred(runner.args[0]),), runner.kwargs)
 
 
 @contextlib.contextmanager
