@@ -34,7 +34,7 @@ class PromoteConfig(Record):
     Attributes:
         model: The ONNX file; where the run found it, or else the one it kept, unless given.
         check: How the new engine is judged; as the campaign judged its builds unless given.
-        name: Registered model; the experiment's name unless given.
+        name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: How long the build, and a first inference with it, may take.
     """
 
@@ -175,7 +175,7 @@ def _promote(
     _check_good(judgement, agreement, stored.info.id)
     run.finish("good")
     alias = alias_of(model.info.sha256, build.engine.environment)
-    registered_name = config.name or registered_model(stored.info.experiment)
+    registered_name = registered_model(config.name or model.name)  # as resolve() looks it up
     path = builds.engine_path(tracker.load(run.id))
     version = tracker.register(registered_name, run.id, path, alias=alias, tags=_version_tags(build, stored.info.id))
     return PromoteResult(
