@@ -212,6 +212,7 @@ def test_child_processes_run_runners_apart_and_hand_inputs_on(model):
         ("crash", errors.WorkerError, "(?s)died of SIGSEGV.*about to crash"),
         ("raise", errors.InferenceError, "no kernel"),
         ("bug", errors.WorkerError, "ZeroDivisionError: oops"),
+        ("stillborn", errors.WorkerError, "ended with exit code 7"),
     ],
 )
 def test_a_child_that_hangs_crashes_or_raises_is_told_of(trouble, kind, said, worker_module):
@@ -237,6 +238,12 @@ class Trouble(BaseRunner):
     def __init__(self, trouble):
         super().__init__("trouble")
         self.trouble = trouble
+        self.payload = bytes(8 << 20) if trouble == "stillborn" else b""
+
+    def __setstate__(self, state):
+        if state["trouble"] == "stillborn":
+            os._exit(7)
+        self.__dict__.update(state)
 
     def get_input_metadata_impl(self):
         return TensorMetadata().add("x", "float32", (3,))

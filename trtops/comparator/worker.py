@@ -41,13 +41,14 @@ def run_in_child(
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "log")
-        process = context.Process(target=_child, args=(theirs, runner, cache, warm_up, log), daemon=True)
+        process = context.Process(target=_child, args=(theirs, log), daemon=True)
         try:
-            _start(process, runner.name)
+            process.start()
             theirs.close()
+            _send(ours, (runner, cache, warm_up), runner.name)
             answer = _answer(process, ours, runner.name, timeout, log)
         finally:
             if process.pid is not None:
@@ -61,9 +62,12 @@ def run_in_child(
     return results
 
 
-def _start(process: Any, name: str) -> None:
+def _send(pipe: Connection, work: tuple[Any, ...], name: str) -> None:
+    """Hand the work over. Not as arguments of the process: there a child that dies while it reads them leaves us waiting."""
     try:
-        process.start()
+        pipe.send(work)
+    except OSError:
+        return  # the child has died, which :func:`_answer` tells
     except (TypeError, AttributeError, ValueError) as exc:
         raise errors.ConfigError(
             f"{name} or its inputs cannot be sent to a child process: {exc}. "
@@ -83,7 +87,7 @@ def _answer(
         raise errors.WorkerError(f"{name}'s child process took more than {timeout} s and was killed.{_tail(log)}")
     try:
         answer: BaseException | tuple[list[IterationResult], list[Mapping[str, Any]]] = pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         process.join()
         code = process.exitcode
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -99,11 +103,12 @@ def _tail(log: str) -> str:
     return ""
 
 
-def _child(pipe: Connection, runner: BaseRunner, cache: DataLoaderCache, warm_up: int, log: str) -> None:
+def _child(pipe: Connection, log: str) -> None:
     from trtops.comparator.comparator import run_to_end
 
     with open(log, "wb") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
+    runner, cache, warm_up = pipe.recv()
     try:
         pipe.send((run_to_end(runner, cache, warm_up), cache.cache))
     except errors.TrtopsError as exc:
