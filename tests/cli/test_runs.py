@@ -119,7 +119,7 @@ def test_a_good_run_is_promoted_and_found_by_everybody(run, ids, home):
     build = next(i for i in reversed(ids["build"]) if "conv_net fp32" in run(f"runs show {i}")[1])
 
     assert run(f"runs promote {build}")[0] == 0
-    code, text = run(f"runs resolve conv_net.onnx --name {EXPERIMENT} -o accepted.ort")
+    code, text = run("runs resolve conv_net.onnx -o accepted.ort")
     assert code == 0 and "Version 1" in text, text
     assert run("inspect model accepted.ort")[0] == 0
 
