@@ -89,9 +89,9 @@ def multi_output() -> Case:
             relu = Relu(x)
             zero = Constant<value_float = 0.0>()
             positive = Greater(relu, zero)
+            axes = Constant<value_ints = [1]>()
             total = ReduceSum<keepdims = 0>(relu, axes)
         }""".replace('"sum/0:1"', "total"),
-        {"axes": np.array([1])},  # TensorRT 8.6 does not read Constant<value_ints>
     )
     for value in proto.graph.output:
         if value.name == "total":

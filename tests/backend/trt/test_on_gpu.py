@@ -538,6 +538,47 @@ def test_damaged_plans_are_refused_or_take_only_a_child_down(damage, worker):
         worker.run(engine_from_bytes, damaged, timeout=60)
 
 
+BARE_CONSTANTS = """(float[2,3] x) => (float[3,2] y) {
+    shape = Constant<value_ints = [3, -1]>()
+    flat = Reshape(x, shape)
+    scale = Constant<value_float = 2.5>()
+    scaled = Mul(flat, scale)
+    row = Constant<value_floats = [1.0, -1.0]>()
+    shifted = Add(scaled, row)
+    where = Constant<value_int = 1>()
+    column = Gather<axis = 1>(shifted, where)
+    axis = Constant<value_ints = [1]>()
+    wide = Unsqueeze(column, axis)
+    both = Add(wide, w)
+    y = Add(both, shifted)
+}"""
+
+
+@pytest.mark.parametrize("source", ["bytes", "file", "file with external data"])
+def test_constants_that_hold_bare_numbers_have_their_values(source, tmp_path):
+    import onnx
+
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        NetworkFromOnnxPath,
+        TrtRunner,
+        engine_from_network,
+    )
+
+    case = models.Case(models.model(BARE_CONSTANTS, {"w": models.random(3, 2, seed=3)}), {"x": models.random(2, 3)})
+    golden = onnx_runtime(case.proto, case.feed)["y"]
+    path = tmp_path / "m.onnx"
+    external = source == "file with external data"
+    onnx.save(case.proto, path, save_as_external_data=external, location="m.bin", size_threshold=0)
+    data = case.proto.SerializeToString()
+    network = NetworkFromOnnxBytes(data) if source == "bytes" else NetworkFromOnnxPath(path)
+    assert external == (tmp_path / "m.bin").exists()
+
+    with TrtRunner(engine_from_network(network, CreateConfig(**QUICK))) as runner:
+        np.testing.assert_allclose(runner.infer(case.feed)["y"], golden, rtol=1e-5)
+
+
 def test_a_model_that_cannot_be_built_says_what_tensorrt_said():
     from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
 

@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.edit import keep_places, remove_unused
 
 log = logging.getLogger(__name__)
@@ -273,7 +274,7 @@ def _known_output(
 ) -> onnx.TensorProto | None:
     """The value of a node that can be told without computing: a Constant, or sizes that shape inference knows."""
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-        return _constant(node)
+        return constant_tensor(node)
     if not settings.fold_shapes or node.domain not in ("", "ai.onnx"):
         return None
     rule = _SIZE_RULES.get(node.op_type)
@@ -297,38 +298,6 @@ def _element_type(node: onnx.NodeProto, declared: Mapping[str, onnx.ValueInfoPro
         return onnx.TensorProto.INT64
     value = declared.get(node.output[0])
     return value.type.tensor_type.elem_type if value is not None else 0
-
-
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor that a Constant node makes; None for sparse ones."""
-    if not node.attribute or not node.output:
-        return None
-    attribute = node.attribute[0]
-    name = node.output[0]
-    if attribute.name == "value" and attribute.HasField("t"):
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
-        tensor.name = name
-        return tensor
-    types: dict[str, Any] = {
-        "value_float": np.float32,
-        "value_floats": np.float32,
-        "value_int": np.int64,
-        "value_ints": np.int64,
-    }
-    if attribute.type != _CONSTANT_TYPES.get(attribute.name):
-        return None
-    if attribute.name in types:
-        return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]), name)
-    if attribute.name in ("value_string", "value_strings"):
-        return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), object), name)
-    return None
-
-
-_CONSTANT_TYPES = {
-    f"value_{kind.lower()}": onnx.AttributeProto.AttributeType.Value(kind)
-    for kind in ("FLOAT", "FLOATS", "INT", "INTS", "STRING", "STRINGS")
-}
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops.backend.trt import library
-from trtops.backend.trt.network import create_network
+from trtops.backend.trt.network import create_network, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def ask_parser(model: bytes) -> ParserAnswer:
     _, network = create_network()
     parser = trt.OnnxParser(network, library.get_trt_logger())
     with library.collect_log():
-        supported, subgraphs = library.line().supported_subgraphs(parser, model)
+        supported, subgraphs = library.line().supported_subgraphs(parser, readable(model))
         found = [parser.get_error(index) for index in range(parser.num_errors)]
     return ParserAnswer(
         supported=supported,

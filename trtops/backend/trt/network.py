@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from trtops import errors
@@ -146,12 +147,15 @@ class NetworkFromOnnxPath(_ParserOptions, _OnnxPath):
         if not os.path.isfile(path):
             raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
         wanted = self._model_precision(library.line())
-        if not wanted:
-            return self._parse(lambda parser: parser.parse_from_file(path), path)
-        from trtops.backend.onnx.model import Model
+        if wanted:
+            from trtops.backend.onnx.model import Model
 
-        model = precision.carry_out(Model.load(path).proto(), wanted)
-        return self._parse(lambda parser: parser.parse(model.SerializeToString(), path), path)
+            data = precision.carry_out(Model.load(path).proto(), wanted).SerializeToString()
+        elif library.line().reads_bare_constants:
+            return self._parse(lambda parser: parser.parse_from_file(path), path)
+        else:
+            data = readable(Path(path).read_bytes())
+        return self._parse(lambda parser: parser.parse(data, path), path)  # the path tells where external data lies
 
 
 def network_from_onnx_path(
@@ -204,6 +208,7 @@ class NetworkFromOnnxBytes(_ParserOptions, _OnnxBytes):
             from trtops.backend.onnx.model import parse_proto
 
             data = precision.carry_out(parse_proto(bytes(data)), wanted).SerializeToString()
+        data = readable(data)
         return self._parse(lambda parser: parser.parse(data), "the ONNX model")
 
 
@@ -226,6 +231,21 @@ def network_from_onnx_bytes(
         enable_uint8_asymmetric_quantization_dla,
         config,
     )()
+
+
+def readable(model_bytes: bytes) -> bytes:
+    """A serialized model as this release's parser reads it rightly; the nodes keep their places.
+
+    Raises:
+        InvalidModelError: If it has to be changed for that, and is no model.
+    """
+    from trtops.backend.onnx import constants
+    from trtops.backend.onnx.model import parse_proto
+
+    if library.line().reads_bare_constants or not constants.may_be_bare(model_bytes):
+        return model_bytes
+    model = parse_proto(bytes(model_bytes))
+    return model.SerializeToString() if constants.spell_out(model) else model_bytes
 
 
 def _parser_errors(parser: Any) -> str:

@@ -28,6 +28,8 @@ class ReleaseLine:
     title: ClassVar[str] = "TensorRT"
     lacks: ClassVar[frozenset[Feature]] = frozenset()
     """Features whose names exist but do nothing."""
+    reads_bare_constants: ClassVar[bool] = True
+    """Whether the ONNX parser reads Constant nodes rightly that hold bare numbers (``value_ints`` and such)."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt

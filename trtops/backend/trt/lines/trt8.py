@@ -11,6 +11,8 @@ from trtops.backend.trt.lines.features import Feature
 class TensorRT8(ReleaseLine):
     """8.6.x. Tensor layouts do not depend on the profile, and device memory is always that of the largest profile."""
 
+    reads_bare_constants = False  # seen on 8.6.0: the numbers arrive changed, without a word
+
     def network_flags(self, strongly_typed: bool) -> int:
         """Flags for ``Builder.create_network``: explicit batch has to be asked for."""
         if strongly_typed:

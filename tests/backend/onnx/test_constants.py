@@ -1,0 +1,72 @@
+"""Constant nodes in all their ways of writing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests import models
+from trtops.backend.onnx import constants, walk
+
+BARE = """(float[2,3] x) => (float[3,2] y) {
+    shape = Constant<value_ints = [3, -1]>()
+    flat = Reshape(x, shape)
+    scale = Constant<value_float = 2.5>()
+    scaled = Mul(flat, scale)
+    row = Constant<value_floats = [1.0, -1.0]>()
+    shifted = Add(scaled, row)
+    go = Constant<value = bool {1}>()
+    y = If(go) <
+        then_branch = yes () => (float[3,2] a) { axis = Constant<value_int = 1>()  a = CumSum(shifted, axis) },
+        else_branch = no () => (float[3,2] b) { b = Identity(shifted) }
+    >
+}"""
+
+
+def run(proto):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": models.random(2, 3)})[0]
+
+
+def test_bare_numbers_become_tensors_with_the_same_values_in_subgraphs_too():
+    proto = models.model(BARE)
+    before = run(proto)
+    nodes = [(node.op_type, node.name, list(node.output)) for node in walk.nodes(proto)]
+    assert constants.spell_out(proto)
+    assert [(node.op_type, node.name, list(node.output)) for node in walk.nodes(proto)] == nodes
+    assert {a.name for node in walk.nodes(proto) if node.op_type == "Constant" for a in node.attribute} == {"value"}
+    np.testing.assert_array_equal(run(proto), before)
+    assert not constants.spell_out(proto)
+
+
+def test_a_model_that_may_have_bare_numbers_is_known_by_its_bytes():
+    proto = models.model(BARE)
+    assert constants.may_be_bare(proto.SerializeToString())
+    constants.spell_out(proto)
+    assert not constants.may_be_bare(proto.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype", "value"),
+    [
+        ("value_int = -7", np.int64, -7),
+        ("value_ints = [1, 2]", np.int64, [1, 2]),
+        ("value_float = 0.5", np.float32, 0.5),
+        ("value_floats = [0.5, 1.5]", np.float32, [0.5, 1.5]),
+        ("value = int32[2] {3, 4}", np.int32, [3, 4]),
+    ],
+)
+def test_the_tensor_of_a_constant_node_has_its_value_and_name(written, dtype, value):
+    proto = models.model(f"(float[1] x) => (float[1] y) {{ c = Constant<{written}>()  y = Identity(x) }}")
+    tensor = constants.constant_tensor(proto.graph.node[0])
+    array = models.numpy_helper.to_array(tensor)
+    assert tensor.name == "c"
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, value)
+
+
+def test_a_constant_whose_attribute_has_another_type_than_its_name_says_makes_nothing():
+    node = models.model("(float[1] x) => (float[1] y) { c = Constant<value_int = 3>()  y = Identity(x) }").graph.node[0]
+    node.attribute[0].type = 1  # FLOAT
+    assert constants.constant_tensor(node) is None

@@ -1,0 +1,66 @@
+"""Constant nodes: the tensors they make, whichever of the format's ways they are written in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from trtops.backend.onnx import walk
+
+_ELEMENTS: dict[str, Any] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
+"""Element type by attribute (ONNX operator Constant, opset 12 and later)."""
+_TYPES = {name: onnx.AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
+
+
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor that a Constant node makes, as a new message named like its output; None for sparse and faulty ones."""
+    if not node.attribute or not node.output:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value" and attribute.HasField("t"):
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(attribute.t)
+        tensor.name = node.output[0]
+        return tensor
+    if attribute.name not in _TYPES or attribute.type != _TYPES[attribute.name]:
+        return None
+    value = np.array(helper.get_attribute_value(attribute), _ELEMENTS[attribute.name])
+    return numpy_helper.from_array(value, node.output[0])
+
+
+def spell_out(model: onnx.ModelProto) -> bool:
+    """Write the Constant nodes that hold bare numbers or strings as tensors, in place, sub-graphs and functions included.
+
+    Args:
+        model: The model. Its nodes keep their places and names.
+
+    Returns:
+        Whether there were any.
+    """
+    changed = False
+    for node in walk.nodes(model):
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute[:1]:
+            tensor = constant_tensor(node) if node.attribute[0].name in _TYPES else None
+            if tensor is not None:
+                node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))
+                changed = True
+    return changed
+
+
+def may_be_bare(data: Any) -> bool:
+    """Whether a serialized model may have Constant nodes for :func:`spell_out`; never false when it has.
+
+    Args:
+        data: Bytes, or a mapped file.
+    """
+    return any(data.find(f"value_{kind}".encode()) >= 0 for kind in ("float", "int", "string"))
