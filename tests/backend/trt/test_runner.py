@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from tests.backend.trt import api
 from trtops import errors
-from trtops.backend.trt import library, memory, runner
+from trtops.backend.trt import library, memory, slots, staging
 from trtops.backend.trt.lines import release_line
 
 
@@ -25,7 +24,7 @@ def tensorrt_8(monkeypatch):
 
 
 def shape_tensor(*value_range):
-    slot = object.__new__(runner._Input)
+    slot = object.__new__(slots.Input)
     slot.name, slot._value_range = "shape", list(value_range)
     return slot
 
@@ -59,31 +58,42 @@ def test_the_range_of_an_input_is_that_of_its_shapes_or_of_its_values(tensorrt_8
     assert tensorrt_8.profile_range(engine, "x", 0) == [(1, 4), (2, 4), (3, 4)]
 
 
-@pytest.mark.parametrize("threads", [1, 3, 8])
-@pytest.mark.parametrize("nbytes", [runner._CHUNK + 4, 5 * runner._CHUNK])
-def test_every_chunk_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, threads, nbytes):
-    sent = np.zeros(nbytes, np.uint8)
+@pytest.fixture
+def stager():
+    stager = staging.Stager("test-copy")
+    yield stager
+    stager.close()
+
+
+@pytest.mark.parametrize("nbytes", [4, staging.CHUNK + 4, 5 * staging.CHUNK])
+def test_every_piece_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, stager, nbytes):
     monkeypatch.setattr(memory, "copy", lambda to, source, count, kind, stream: ctypes.memmove(to, source, count))
-    array = np.random.default_rng(0).integers(0, 2**31, nbytes // 4, np.int32)
-    staged = np.zeros_like(array)
+    for seed in range(20):
+        sent = np.zeros(nbytes, np.uint8)
+        array = np.random.default_rng(seed).integers(0, 2**31, nbytes // 4, np.int32)
+        staged = np.zeros_like(array)
 
-    with ThreadPoolExecutor(threads) as pool:
-        owner = SimpleNamespace(copy_pool=lambda: pool, stream=None)
-        runner._upload_chunks(array, staged, sent.ctypes.data, owner)
+        stager.upload(array, staged, sent.ctypes.data, None)
 
-    np.testing.assert_array_equal(staged, array)
-    np.testing.assert_array_equal(sent.view(np.int32), array)
+        np.testing.assert_array_equal(staged, array)
+        np.testing.assert_array_equal(sent.view(np.int32), array)
 
 
-def test_a_copy_that_fails_is_raised_once_all_threads_are_done(monkeypatch):
+def test_a_copy_that_fails_is_raised_once_nobody_writes_any_more(monkeypatch, stager):
     def fail(*args):
         raise errors.InferenceError("CUDA: cudaMemcpyAsync failed")
 
     monkeypatch.setattr(memory, "copy", fail)
-    array = np.zeros(4 * runner._CHUNK, np.uint8)
+    array = np.ones(40 * staging.CHUNK, np.uint8)
+    staged = np.zeros_like(array)
 
-    with ThreadPoolExecutor(4) as pool, pytest.raises(errors.InferenceError, match="cudaMemcpyAsync"):
-        runner._upload_chunks(array, array.copy(), 0, SimpleNamespace(copy_pool=lambda: pool, stream=None))
+    with pytest.raises(errors.InferenceError, match="cudaMemcpyAsync"):
+        stager.upload(array, staged, 0, None)
+
+    after = staged.copy()
+    stager.close()
+    assert not after.all()
+    np.testing.assert_array_equal(staged, after)
 
 
 def test_loading_and_running_an_engine_imports_nothing_that_building_takes():

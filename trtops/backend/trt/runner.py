@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +11,13 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
-from trtops.backend.trt import dtypes, library, memory
-from trtops.backend.trt.formats import FormattedArray, Layout
+from trtops.backend.trt import callbacks, library, memory
+from trtops.backend.trt.formats import FormattedArray
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
+from trtops.backend.trt.slots import Input, Output
+from trtops.backend.trt.staging import Stager
 from trtops.func import value_of
 from trtops.metadata import DataType, TensorMetadata, check_feed
-
-_CHUNK = 2 << 20
-"""Bytes that are staged at a time: while one chunk crosses the bus, threads copy the next into pinned memory."""
-_COPY_THREADS = 3
-"""Threads that stage one large input. Three with chunks of 2 MiB were the fastest of 1 to 8 threads with 1 to 8 MiB for 25 MB
-on a host of 16 cores (H200); more of them wait for one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +52,7 @@ class TrtRunner(BaseRunner):
         stream: The CUDA stream, while active.
         optimization_profile: The profile that each activation begins with; None leaves the context's own.
         output_order: Names of outputs in the order that they come in, from the next activation on.
+        stager: Brings large inputs to the device.
     """
 
     def __init__(
@@ -104,18 +99,18 @@ class TrtRunner(BaseRunner):
         self.weight_streaming_percent = weight_streaming_percent
         self.debug_listener = debug_listener
         self.output_order = tuple(output_order)
+        self.stager = Stager(f"{self.name}-copy")
         self._forget()
 
     def _forget(self) -> None:
         self.engine: Any = None
         self.context: Any = None
         self.stream: memory.Stream | None = None
-        self._inputs: list[_Input] = []
-        self._outputs: list[_Output] = []
+        self._inputs: list[Input] = []
+        self._outputs: list[Output] = []
         self._events: list[memory.Event] = []
         self._memory: memory.DeviceArray | None = None
         self._listener: Any = None
-        self._pool: ThreadPoolExecutor | None = None
         self._timed = False
         self._manages_memory = False
         self._copy_out = True
@@ -150,7 +145,9 @@ class TrtRunner(BaseRunner):
             self._select_profile(self.optimization_profile)
         self._make_slots()
         if library.line().supports(Feature.DEBUG_TENSORS):
-            self.set_debug_listener(_make_debug_listener() if self.debug_listener is None else self.debug_listener)
+            self.set_debug_listener(
+                callbacks.make_debug_listener() if self.debug_listener is None else self.debug_listener
+            )
 
     def deactivate_impl(self) -> None:
         """Give back buffers, stream and events; engine and context go with their last reference."""
@@ -164,8 +161,7 @@ class TrtRunner(BaseRunner):
             event.free()
         if self.stream is not None:
             self.stream.free()
-        if self._pool is not None:
-            self._pool.shutdown()
+        self.stager.close()
         self._forget()
 
     def _make_slots(self) -> None:
@@ -174,9 +170,9 @@ class TrtRunner(BaseRunner):
         for index in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(index)
             if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-                self._inputs.append(_Input(self, name, profile))
+                self._inputs.append(Input(self, name, profile))
             else:
-                self._outputs.append(_Output(self, name, profile))
+                self._outputs.append(Output(self, name, profile))
         places = {name: place for place, name in enumerate(self.output_order)}
         self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
         # Releases without INT64 (8.6) make INT32 of a model's INT64 inputs; feeds made for the model are to go on working.
@@ -356,6 +352,10 @@ class TrtRunner(BaseRunner):
         for slot in self._outputs:
             slot.settle()
 
+    def input_address(self, name: str) -> int:
+        """Where TensorRT was told last that an input lies: device memory, or host memory for shape tensors."""
+        return next(slot.address for slot in self._inputs if slot.name == name)
+
     def _provide_memory(self) -> None:
         line = library.line()
         strategy = self.allocation_strategy
@@ -374,271 +374,6 @@ class TrtRunner(BaseRunner):
             self.context.execute_async_v3(self.stream.ptr)
         raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
 
-    def copy_pool(self) -> ThreadPoolExecutor:
-        """Threads that copy large inputs into pinned memory."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix=f"{self.name}-copy")
-        return self._pool
-
-
-class _Slot:
-    """One input or output: its place in host and device memory, and what TensorRT was told of it last."""
-
-    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
-        engine = runner.engine
-        trt = library.load()
-        self.runner = runner
-        self.name: str = name
-        self.dtype = dtypes.from_trt(engine.get_tensor_dtype(name))
-        self.on_host = bool(engine.get_tensor_location(name) == trt.TensorLocation.HOST)
-        tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
-        self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
-        # Types of less than a byte are moved as bytes.
-        self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
-        self.device: memory.DeviceArray | None = None
-        self.pinned: memory.PinnedArray | None = None
-        self.host: np.ndarray[Any, Any] | None = None
-        self.shape: tuple[int, ...] | None = None
-        self.address = 0
-
-    def layout(self) -> Layout:
-        """How the tensor lies in memory at the current shape."""
-        assert self.shape is not None
-        strides = tuple(self.runner.context.get_tensor_strides(self.name))
-        return Layout(self.shape, self.numpy_dtype, strides, self.vectorized_dim, max(self.components, 1))
-
-    def nbytes(self) -> int:
-        """Bytes of device memory at the current shape."""
-        if not self.is_linear:
-            return self.layout().nbytes
-        assert self.shape is not None
-        return math.ceil(math.prod(self.shape) * self.dtype.itemsize)
-
-    def reserve_device(self, nbytes: int) -> int:
-        """Device memory of the runner's own; returns its address."""
-        if self.device is None:
-            self.device = memory.DeviceArray.raw((max(nbytes, 1),))
-        else:
-            self.device.resize((max(nbytes, 1),))
-        return self.device.ptr
-
-    def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
-        """Pinned host memory of the runner's own."""
-        if self.pinned is None:
-            self.pinned = memory.PinnedArray(max(nbytes, 1))
-        else:
-            self.pinned.reserve(max(nbytes, 1))
-        return self.pinned
-
-    def tell_address(self, address: int) -> None:
-        """Tell the context where the tensor lies, unless it knows."""
-        if address == self.address:
-            return
-        if not self.runner.context.set_tensor_address(self.name, address):
-            raise errors.InferenceError(f"TensorRT refuses address {address:#x} for {self.name!r}.")
-        self.address = address
-
-    def free(self) -> None:
-        """Give the memory back."""
-        self.host = None
-        if self.device is not None:
-            self.device.free()
-        if self.pinned is not None:
-            self.pinned.free()
-
-
-class _Input(_Slot):
-    """An input."""
-
-    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
-        super().__init__(runner, name, profile)
-        engine = runner.engine
-        fixed = tuple(engine.get_tensor_shape(name))
-        self._is_dynamic = -1 in fixed
-        self._smallest, self._largest = fixed, fixed
-        if self._is_dynamic:
-            self._smallest, _, self._largest = library.line().profile_range(engine, name, profile)
-        is_shape_tensor = engine.is_shape_inference_io(name)
-        self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
-        self._values: bytes | None = None
-
-    def feed(self, value: Any) -> bool:
-        """Take a value; returns whether outputs may have another shape than before."""
-        pointer = _device_pointer(value)
-        changed = self._tell_shape(tuple(value.shape))
-        if self.on_host:
-            if pointer is not None:
-                raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must lie in host memory.")
-            return self._feed_shape_tensor(np.asarray(value)) or changed
-        if pointer is not None:
-            self.tell_address(pointer)
-        else:
-            self._upload(value, changed)
-        return changed
-
-    def _tell_shape(self, shape: tuple[int, ...]) -> bool:
-        if shape == self.shape:
-            return False
-        self.shape = None
-        if self._is_dynamic and self.runner.context.active_optimization_profile < 0:
-            raise errors.InferenceError(
-                f"{self.runner.name} has no optimization profile: other contexts of this engine had taken the first. Call "
-                "set_profile, or give optimization_profile."
-            )
-        # 8.6 takes shapes outside the profile, and takes the process down when it infers the outputs' from them.
-        if not _within(shape, self._smallest, self._largest):
-            raise errors.InputShapeError(self._refusal(shape))
-        with library.collect_log() as log:
-            accepted = self.runner.context.set_input_shape(self.name, shape)
-        if not accepted:
-            raise errors.InputShapeError(self._refusal(shape) + log.tail())
-        self.shape = shape
-        self.host = None
-        return True
-
-    def _refusal(self, shape: tuple[int, ...]) -> str:
-        """Why a shape was refused: what the current profile takes, and which profile would take it."""
-        engine = self.runner.engine
-        current = max(int(self.runner.context.active_optimization_profile), 0)
-        line = library.line()
-        ranges = [line.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
-        fits = [i for i, (low, _, high) in enumerate(ranges) if _within(shape, low, high)]
-        smallest, _, largest = ranges[current]
-        advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
-        return (
-            f"Input {self.name!r} has shape {shape}; profile {current} expects min {smallest}, max {largest}. {advice}"
-        )
-
-    def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
-        self._check_values(array)
-        values = array.astype(self.numpy_dtype, copy=False).tobytes()
-        pinned = self.reserve_pinned(len(values))
-        pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
-        self.tell_address(pinned.ptr)
-        changed = values != self._values
-        self._values = values
-        return changed
-
-    def _check_values(self, array: np.ndarray[Any, Any]) -> None:
-        if not self._value_range:
-            return
-        low, _, high = self._value_range
-        values = array.reshape(-1).tolist()
-        told = len(low)  # 8.6 does not tell the range of every value
-        if not _within(values[:told], low, high):
-            limit = (
-                "" if told == len(values) else f" ({library.line().name} tells {told} of {len(values)} values' range)"
-            )
-            raise errors.InputShapeError(
-                f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}{limit}."
-            )
-
-    def _upload(self, value: Any, shape_changed: bool) -> None:
-        """Copy a host array to the device: through pinned memory, in chunks if it is large."""
-        raw = isinstance(value, FormattedArray)
-        if self.host is None:
-            nbytes = value.array.nbytes if raw else self.nbytes()
-            self.tell_address(self.reserve_device(nbytes))
-            pinned = self.reserve_pinned(nbytes)
-            packed = raw or not self.is_linear or self.dtype.itemsize < 1
-            assert self.shape is not None
-            self.host = (
-                pinned.view((nbytes,), np.dtype(np.uint8)) if packed else pinned.view(self.shape, self.numpy_dtype)
-            )
-        assert self.device is not None and self.pinned is not None
-        self.tell_address(self.device.ptr)
-        stream = self.runner.stream
-        if raw:
-            self.host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
-        elif not self.is_linear:
-            self.layout().pack(np.asarray(value), self.host)
-        elif self.host.nbytes > _CHUNK:
-            _upload_chunks(np.ascontiguousarray(value), self.host, self.device.ptr, self.runner)
-            return
-        else:
-            np.copyto(self.host, _as_numpy(value))
-        memory.copy(self.device.ptr, self.pinned.ptr, self.host.nbytes, "cudaMemcpyHostToDevice", stream)
-
-
-class _Output(_Slot):
-    """An output. Its size is known before the inference, or TensorRT asks an allocator for room during it."""
-
-    def __init__(self, runner: TrtRunner, name: str, profile: int) -> None:
-        super().__init__(runner, name, profile)
-        self.allocator: Any = None
-
-    def settle(self) -> None:
-        """Make room, now that input shapes and values are known."""
-        context = self.runner.context
-        shape = tuple(context.get_tensor_shape(self.name))
-        aliased = library.line().aliased_input(self.runner.engine, self.name)
-        self.host = None
-        if aliased is not None:
-            self.shape = shape
-            self.tell_address(next(slot.address for slot in self.runner._inputs if slot.name == aliased))
-        elif any(dim < 0 for dim in shape):
-            self._take_allocator()
-        elif self.on_host:
-            self.shape, self.allocator = shape, None
-            self.tell_address(self.reserve_pinned(self.nbytes()).ptr)
-        else:
-            self.shape, self.allocator = shape, None
-            self.tell_address(self.reserve_device(self.nbytes()))
-
-    def _take_allocator(self) -> None:
-        self.allocator = _make_output_allocator(self)
-        self.address = 0
-        if not self.runner.context.set_output_allocator(self.name, self.allocator):
-            raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
-
-    def fetch(self, copy_out: bool, raw: bool) -> Any:
-        """The output after an inference was queued; its content arrives when the stream is done."""
-        if self.allocator is not None:
-            self.shape, self.host = self.allocator.shape, None
-        assert self.shape is not None
-        if self.on_host:
-            assert self.pinned is not None
-            return (
-                self.pinned.view(self.shape, self.numpy_dtype).copy() if self.allocator is None else self._download(raw)
-            )
-        if not copy_out:
-            return memory.DeviceView(self._address(), self.shape, self.dtype)
-        return self._download(raw)
-
-    def _address(self) -> int:
-        if self.allocator is not None:
-            return int(self.allocator.address)
-        return self.address
-
-    def _download(self, raw: bool) -> Any:
-        formatted = raw or not self.is_linear or self.dtype.itemsize < 1
-        assert self.shape is not None
-        if self.host is None:
-            nbytes = self.nbytes()
-            pinned = self.reserve_pinned(nbytes)
-            self.host = (
-                pinned.view((nbytes,), np.dtype(np.uint8)) if formatted else pinned.view(self.shape, self.numpy_dtype)
-            )
-        assert self.pinned is not None
-        if self.host.nbytes:
-            memory.copy(
-                self.pinned.ptr, self._address(), self.host.nbytes, "cudaMemcpyDeviceToHost", self.runner.stream
-            )
-        if not formatted:
-            return self.host
-        bytes_ = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
-        return FormattedArray(bytes_, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
-
-
-def _within(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    """Whether sizes, or the values of a shape tensor, lie within a profile's range."""
-    return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
-
-
-def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """A host array, from numpy or from a torch tensor on the CPU."""
-    return value if isinstance(value, np.ndarray) else np.asarray(value)
-
 
 def _narrow(name: str, value: Any) -> Any:
     """An INT64 array as INT32, if its values fit; anything else as it is."""
@@ -650,84 +385,6 @@ def _narrow(name: str, value: Any) -> Any:
             f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 or later."
         )
     return narrowed
-
-
-def _device_pointer(value: Any) -> int | None:
-    """Address of an array on the device; None for one on the host."""
-    if isinstance(value, np.ndarray):
-        return None
-    if isinstance(value, memory.DeviceView):
-        return value.ptr
-    if isinstance(value, FormattedArray):
-        return _device_pointer(value.array)
-    interface = getattr(value, "__cuda_array_interface__", None) if getattr(value, "is_cuda", True) else None
-    return None if interface is None else int(interface["data"][0])
-
-
-def _upload_chunks(array: np.ndarray[Any, Any], host: np.ndarray[Any, Any], device: int, runner: TrtRunner) -> None:
-    """Copy a large array into pinned memory with several threads, each chunk on its way as soon as it is there."""
-    source = array.reshape(-1).view(np.uint8)
-    staged = host.reshape(-1).view(np.uint8)
-    base = staged.ctypes.data
-    spans = [(start, min(start + _CHUNK, source.size)) for start in range(0, source.size, _CHUNK)]
-    copies = [runner.copy_pool().submit(np.copyto, staged[a:b], source[a:b]) for a, b in spans]
-    try:
-        for (a, b), copied in zip(spans, copies):
-            copied.result()
-            memory.copy(device + a, base + a, b - a, "cudaMemcpyHostToDevice", runner.stream)
-    finally:
-        wait(copies)  # nobody writes into the memory any more when this fails
-
-
-def _make_output_allocator(slot: _Output) -> Any:
-    base: Any = library.load().IOutputAllocator
-
-    class OutputAllocator(base):  # type: ignore[misc]
-        """Gives TensorRT device memory for an output whose size it finds out while running. Called from C++."""
-
-        def __init__(self) -> None:
-            base.__init__(self)
-            self.shape: tuple[int, ...] = ()
-            self.address = 0
-
-        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
-            self.address = slot.reserve_device(size)
-            return self.address
-
-        def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:
-            self.address = slot.reserve_device(size)
-            return self.address
-
-        def notify_shape(self, tensor_name: str, shape: Any) -> None:
-            self.shape = tuple(shape)
-
-    return OutputAllocator()
-
-
-def _make_debug_listener() -> Any:
-    library.line().require(Feature.DEBUG_TENSORS)
-    trt = library.load()
-    base: Any = trt.IDebugListener
-
-    class DebugTensors(base):  # type: ignore[misc]
-        """Copies marked tensors to the host as they are made. Called from C++."""
-
-        def __init__(self) -> None:
-            base.__init__(self)
-            self.tensors: dict[str, np.ndarray[Any, Any]] = {}
-
-        def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
-            dtype: DataType = dtypes.from_trt(type)
-            if dtype.itemsize < 1:
-                return True
-            memory.call("cudaStreamSynchronize", stream)
-            array = np.empty(tuple(shape), dtype.numpy())
-            kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
-            memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)
-            self.tensors[name] = array
-            return True
-
-    return DebugTensors()
 
 
 def infer_once(engine: ValueOrCallable[Any], feed: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
