@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tests import models
+from tests import models, seeds
 from trtops.comparator import RunResults
 from trtops.json import save_json
 from trtops.tactics.replays import read_record
 
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+SEEDS = seeds.FOLDER
 
 _VARIABLES = {
     "model": ("model.onnx",),
@@ -135,9 +135,9 @@ def write_folder(folder: Path, seed: str) -> None:
         """(float[n,3,224,224] input) => (float[n,10] output1, float[n,4] output2, float[n,4] final_output) {
             [conv1] conv1_output = Conv<strides = [32, 32]>(input, w)
             [relu1] relu1_output = Relu(conv1_output)
-            intermediate = GlobalAveragePool(relu1_output)
+            [sensitive_layer] intermediate = GlobalAveragePool(relu1_output)
             output2 = Flatten(intermediate)
-            output1 = MatMul(output2, h)
+            [problematic_layer] output1 = MatMul(output2, h)
             final_output = Identity(output2)
         }""",
         {"w": models.random(4, 3, 3, 3, seed=1), "h": models.random(4, 10, seed=2)},
@@ -162,7 +162,7 @@ def write_folder(folder: Path, seed: str) -> None:
     small = models.identity()
     _write_data(folder, small.feed if seed == "000" else {"input": image})
     _write_outputs(folder, small.feed["x"])
-    _write_scripts(folder)
+    _write_scripts(folder, seed)
     _write_tactics(folder)
 
 
@@ -184,17 +184,23 @@ def _write_outputs(folder: Path, y: np.ndarray) -> None:
         outputs.save(str(folder / f"{name}.json"))
 
 
-def _write_scripts(folder: Path) -> None:
+_FEEDS = {"000": '"x": np.ones((1, 1, 2, 2), np.float32)', "001": '"X": np.ones((1, 2, 28, 28), np.float32)'}
+
+
+def _write_scripts(folder: Path, seed: str) -> None:
     feed = "import numpy as np\n\n\ndef load_data():\n    for _ in range(2):\n        yield {{{}}}\n"
-    (folder / "data_loader.py").write_text(feed.format('"input": np.ones((1, 3, 224, 224), np.float32)'))
-    (folder / "calibration_data.py").write_text(feed.format('"input": np.ones((1, 3, 224, 224), np.float32)'))
+    usual = '"input": np.ones((1, 3, 224, 224), np.float32)'
+    (folder / "data_loader.py").write_text(feed.format(_FEEDS.get(seed, usual)))
+    (folder / "calibration_data.py").write_text(feed.format(usual))
     (folder / "example.py").write_text(
         "from trtops import func\nfrom trtops.backend.trt import CreateNetwork\n\n\n"
-        "@func.extend(CreateNetwork())\ndef create_network(builder, network):\n    pass\n\n\nload_network = create_network\n"
+        "@func.extend(CreateNetwork())\ndef create_network(builder, network):\n    import tensorrt as trt\n\n"
+        "    given = network.add_input(name='x', shape=(2, 4), dtype=trt.float32)\n"
+        "    network.mark_output(network.add_identity(given).get_output(0))\n\n\nload_network = create_network\n"
     )
     calibration = folder.parents[2] / "api" / "04_int8_calibration_in_tensorrt"
     calibration.mkdir(parents=True)
-    script = feed.format('"x": np.ones((1, 1, 2, 2), np.float32)').replace("load_data", "calib_data")
+    script = feed.format(_FEEDS["000"]).replace("load_data", "calib_data")
     (calibration / "example.py").write_text(script)
 
 
