@@ -208,7 +208,7 @@ def test_child_processes_run_runners_apart_and_hand_inputs_on(model):
 @pytest.mark.parametrize(
     ("trouble", "kind", "said"),
     [
-        ("hang", errors.WorkerError, "took more than .* s and was killed"),
+        ("hang", errors.WorkerError, "did not finish within .* s and was killed"),
         ("crash", errors.WorkerError, "(?s)died of SIGSEGV.*about to crash"),
         ("raise", errors.InferenceError, "no kernel"),
         ("bug", errors.WorkerError, "ZeroDivisionError: oops"),

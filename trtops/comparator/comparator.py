@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import is_torch, to_numpy
-from trtops.comparator.data_loader import DataLoader, DataLoaderCache, check_feed, fit_feed
+from trtops.comparator.arrays import to_numpy
+from trtops.comparator.data_loader import DataLoader, DataLoaderCache
 from trtops.comparator.results import (
     AccuracyResult,
     AccuracyResults,
@@ -24,16 +22,15 @@ from trtops.comparator.results import (
     RunnerPair,
     RunResults,
 )
-from trtops.comparator.streams import IterationWriter, PathLike
+from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
+from trtops.comparator.streams import PathLike
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
     from trtops.comparator.compare import Matches
-    from trtops.metadata import TensorMetadata
 
 __all__ = ["Comparator"]
 
-Feeds: TypeAlias = "Iterable[Mapping[str, Any]]"
 Runs: TypeAlias = "RunResults | Iterable[RunResults]"
 
 _log = logging.getLogger(__name__)
@@ -117,7 +114,7 @@ class Comparator:
             BackendError: If a runner fails.
             ConfigError: If the places to save at are the same or not empty, or streaming is to use child processes.
         """
-        _check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
+        check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
         loader: Feeds = DataLoader() if data_loader is None else data_loader
         places = (save_inputs_path, save_outputs_path, save_input_blob_path)
         if streaming:
@@ -125,14 +122,12 @@ class Comparator:
                 raise errors.ConfigError(
                     "streaming and use_subprocess exclude each other: child processes run to the end."
                 )
-            return _stream(runners, loader, warm_up or 0, places)
-        writers = _Writers(*places)
+            return stream(runners, loader, warm_up or 0, places)
+        writers = Writers(*places)
         cache = DataLoaderCache(loader)
         results = RunResults()
         for runner in runners:
             if use_subprocess:
-                from trtops.comparator.worker import run_in_child
-
                 iterations = run_in_child(runner, cache, warm_up or 0, subprocess_timeout)
             else:
                 iterations = run_to_end(runner, cache, warm_up or 0)
@@ -270,121 +265,6 @@ class Comparator:
                 valid = False
             return valid
         return _closing(run_results, lambda run: _raise_faults(run, nan, inf))
-
-
-def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list[IterationResult]:
-    """Activate a runner, run it on all inputs, deactivate it."""
-    with runner:
-        cache.set_input_metadata(runner.get_input_metadata())
-        count = len(cache)
-        if warm_up and count:
-            first = cache[0]
-            for _ in range(warm_up):
-                runner.infer(first)
-        results = []
-        for index in range(count):
-            # The feed was made to fit just now. The arrays are the runner's, which may write to them again.
-            outputs = runner.infer(cache[index], check_inputs=False)
-            kept = outputs if count == 1 else {name: _copy(array) for name, array in outputs.items()}
-            results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
-        seconds = sum(result.runtime or 0.0 for result in results)
-        _log.info("%s | %d iterations in %.4g ms", runner.name, count, seconds * 1e3)
-        return results
-
-
-def _copy(array: Any) -> Any:
-    return array.clone() if is_torch(array) else np.array(array)
-
-
-def _stream(
-    runners: Sequence[BaseRunner],
-    loader: Feeds,
-    warm_up: int,
-    places: tuple[PathLike | None, PathLike | None, PathLike | None],
-) -> Iterator[RunResults]:
-    writers = _Writers(*places, keep_copies=True)
-    with contextlib.ExitStack() as stack:
-        active = [stack.enter_context(runner) for runner in runners]
-        inputs = [runner.get_input_metadata() for runner in active]
-        if inputs and hasattr(loader, "input_metadata"):
-            loader.input_metadata = inputs[0]
-        try:
-            for feed in loader if active else ():
-                run = _run_once(active, inputs, check_feed(feed), warm_up)
-                warm_up = 0
-                writers.append(feed, run)
-                yield run
-        except GeneratorExit:  # left early: what was run is saved
-            writers.close()
-            raise
-    writers.close()
-
-
-def _run_once(
-    runners: Sequence[BaseRunner], inputs: Sequence[TensorMetadata], feed: Mapping[str, Any], warm_up: int
-) -> RunResults:
-    run = RunResults()
-    for runner, metadata in zip(runners, inputs):
-        fitted = fit_feed(feed, metadata)
-        for _ in range(warm_up):
-            runner.infer(fitted, check_inputs=False)
-        outputs = runner.infer(fitted, check_inputs=False)
-        run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
-    return run
-
-
-class _Writers:
-    """Saves a run at its places as it goes; single files are written by :meth:`close`."""
-
-    def __init__(
-        self,
-        inputs: PathLike | None = None,
-        outputs: PathLike | None = None,
-        blobs: PathLike | None = None,
-        keep_copies: bool = False,
-    ) -> None:
-        self.inputs: IterationWriter[dict[str, Any]] | None = None
-        self.outputs: IterationWriter[RunResults] | None = None
-        if inputs is not None:
-            self.inputs = IterationWriter(inputs, keep_copies=keep_copies, description="inference inputs")
-        if outputs is not None:
-            self.outputs = IterationWriter(
-                outputs, RunResults.concat, keep_copies=keep_copies, description="inference results"
-            )
-        self.blobs = None if blobs is None else Path(blobs)
-        self.count = 0
-
-    def append(self, feed: Mapping[str, Any] | None, run: RunResults | None) -> None:
-        if self.inputs is not None and feed is not None:
-            self.inputs.append(dict(feed))
-        if self.outputs is not None and run is not None:
-            self.outputs.append(run)
-        if self.blobs is not None and feed is not None:
-            _save_blobs(self.blobs / f"{self.count:010d}", feed)
-        self.count += 1
-
-    def close(self) -> None:
-        for writer in (self.inputs, self.outputs):
-            if writer is not None:
-                writer.close()
-
-
-def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, array in feed.items():
-        path = Path(os.path.abspath(directory / f"{name}.bin"))
-        if Path(os.path.abspath(directory)) not in path.parents:
-            raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)
-
-
-def _check_distinct(*paths: PathLike | None) -> None:
-    real = [os.path.realpath(path) for path in paths if path is not None]
-    if len(set(real)) < len(real):
-        raise errors.ConfigError(
-            f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
-        )
 
 
 @contextlib.contextmanager

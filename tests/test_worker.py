@@ -1,0 +1,234 @@
+"""The child process: warm, restarted when it dies, and clear about how it died."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trtops import errors
+from trtops.worker import Worker
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as worker:
+        yield worker
+
+
+def test_functions_run_in_one_warm_child(worker):
+    starts = worker.starts
+
+    pids = {worker.run(os.getpid) for _ in range(3)}
+
+    assert pids == {worker.pid}
+    assert os.getpid() not in pids
+    assert worker.starts <= starts + 1
+    assert worker.run(operator.add, 2, 3) == 5
+    assert worker.run(dict, a=1) == {"a": 1}
+
+
+def test_what_a_function_raises_is_raised_here_and_the_child_lives_on(worker):
+    pid = worker.run(os.getpid)
+
+    with pytest.raises(ZeroDivisionError):
+        worker.run(operator.truediv, 1, 0)
+    assert worker.run(os.getpid) == pid
+
+
+def test_errors_with_attributes_keep_them(worker):
+    with pytest.raises(errors.TacticMismatchError) as caught:
+        worker.run(raise_mismatch)
+
+    assert caught.value.layers == ("conv1",)
+
+
+def raise_mismatch():
+    raise errors.TacticMismatchError("conv1 got another tactic", ["conv1"])
+
+
+raise_mismatch.__module__ = "tests.test_worker"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_crash_names_the_signal_and_the_next_call_gets_a_new_child(worker, number):
+    worker.run(os.getpid)
+    starts = worker.starts
+
+    with pytest.raises(errors.WorkerError, match=number.name):
+        worker.run(os.kill, worker.pid, number)
+        worker.run(os.getpid)
+
+    assert worker.run(operator.neg, 1) == -1
+    assert worker.starts == starts + 1
+
+
+def test_the_childs_last_words_are_in_the_error(worker):
+    worker.run(print, "the last line of a log", flush=True)
+
+    with pytest.raises(errors.WorkerError, match="the last line of a log"):
+        worker.run(os._exit, 7)
+
+
+def test_a_hang_is_killed_after_the_time_given(worker):
+    worker.run(os.getpid)
+    started = time.monotonic()
+
+    with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.3 s"):
+        worker.run(time.sleep, 60, timeout=0.3)
+
+    assert time.monotonic() - started < 10
+    assert worker.run(operator.add, 1, 1) == 2
+
+
+def test_a_killed_child_was_perhaps_short_of_memory(worker):
+    pid = worker.run(os.getpid)
+
+    with pytest.raises(errors.WorkerError, match="memory"):
+        worker.run(os.kill, pid, signal.SIGKILL)
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_and_not_the_end(worker):
+    with pytest.raises(errors.WorkerError, match="cannot be sent back"):
+        worker.run(sys._getframe)
+
+    assert worker.run(operator.add, 1, 1) == 2
+
+
+def test_closing_ends_the_child():
+    worker = Worker()
+    pid = worker.run(os.getpid)
+
+    worker.close()
+
+    assert worker.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert worker.run(os.getpid) != pid
+    worker.close()
+
+
+def test_what_cannot_be_sent_is_told_and_starts_no_child():
+    with Worker(name="my runner") as worker:
+        with pytest.raises(errors.ConfigError, match="my runner cannot be sent to a child process"):
+            worker.run(lambda: None)
+        assert worker.starts == 0
+
+
+def test_a_deadline_holds_while_work_is_sent_to_a_child_that_does_not_listen(worker):
+    pid = worker.run(os.getpid)
+    os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.3 s"):
+        worker.run(len, bytes(32 << 20), timeout=0.3)
+
+
+def test_a_child_of_the_child_that_outlives_it_does_not_hide_its_death(worker):
+    started = time.monotonic()
+
+    with pytest.raises(errors.WorkerError, match="exit code 3"):
+        worker.run(leave_a_child_behind)
+
+    assert time.monotonic() - started < 8
+
+
+def leave_a_child_behind():
+    if os.fork() == 0:
+        time.sleep(8)
+    os._exit(3)
+
+
+leave_a_child_behind.__module__ = "tests.test_worker"
+
+
+def test_an_interrupted_call_does_not_answer_the_next_one(worker):
+    worker.run(os.getpid)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT])
+    timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(time.sleep, 60)
+    assert worker.pid is None
+    assert worker.run(operator.add, 1, 1) == 2
+
+
+def test_ctrl_c_is_the_parents_and_a_child_that_is_idle_stays_warm(worker):
+    pid = worker.run(os.getpid)
+
+    os.kill(pid, signal.SIGINT)
+
+    assert worker.run(os.getpid) == pid
+
+
+SCRIPT = """
+import os, signal, sys, time
+from trtops.worker import Worker
+
+def whoami():
+    print("from the child")
+    return __name__
+
+def hang():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def script(path: Path, main: str) -> list[str]:
+    path.write_text(SCRIPT + textwrap.dedent(main))
+    return [sys.executable, str(path)]
+
+
+def test_a_script_s_own_functions_run_in_a_child_that_imports_it(tmp_path):
+    command = script(
+        tmp_path / "mine.py",
+        """
+        if __name__ == "__main__":
+            with Worker(script=True) as worker:
+                print(worker.run(whoami), len(sys.argv), flush=True)
+        """,
+    )
+
+    done = subprocess.run([*command, "argument"], capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout, done.returncode) == ("from the child\n__mp_main__ 2\n", 0), done.stderr
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+    command = script(tmp_path / "unguarded.py", "Worker(script=True).run(whoami)")
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert "ConfigError: A child process that imports this script" in done.stderr
+
+
+def test_a_child_that_hangs_ends_when_its_parent_is_killed(tmp_path):
+    main = """
+        if __name__ == "__main__":
+            Worker(script=True).run(hang)
+    """
+    with subprocess.Popen(script(tmp_path / "parent.py", main), stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and Path(f"/proc/{child}").exists() and not is_zombie(child):
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists() or is_zombie(child)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,186 @@
+"""Runs runners on inputs: to the end one by one, each in a child process of its own, or all together as a stream."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import is_torch, to_numpy
+from trtops.comparator.data_loader import DataLoader, DataLoaderCache, StreamingDataLoader, check_feed, fit_feed
+from trtops.comparator.results import IterationResult, RunResults
+from trtops.comparator.streams import IterationWriter, PathLike
+
+if TYPE_CHECKING:
+    from trtops.backend.base import BaseRunner
+    from trtops.metadata import TensorMetadata
+
+Feeds: TypeAlias = "Iterable[Mapping[str, Any]]"
+
+_log = logging.getLogger(__name__)
+
+
+def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list[IterationResult]:
+    """Activate a runner, run it on all inputs, deactivate it."""
+    with runner:
+        cache.set_input_metadata(runner.get_input_metadata())
+        count = len(cache)
+        if warm_up and count:
+            first = cache[0]
+            for _ in range(warm_up):
+                runner.infer(first)
+        results = []
+        for index in range(count):
+            # The feed was made to fit just now. The arrays are the runner's, which may write to them again.
+            outputs = runner.infer(cache[index], check_inputs=False)
+            kept = outputs if count == 1 else {name: _copy(array) for name, array in outputs.items()}
+            results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
+        seconds = sum(result.runtime or 0.0 for result in results)
+        _log.info("%s | %d iterations in %.4g ms", runner.name, count, seconds * 1e3)
+        return results
+
+
+def _copy(array: Any) -> Any:
+    return array.clone() if is_torch(array) else np.array(array)
+
+
+def run_in_child(
+    runner: BaseRunner, cache: DataLoaderCache, warm_up: int, timeout: float | None
+) -> list[IterationResult]:
+    """Run a runner on all inputs in a fresh process; ``cache`` gets the inputs that it read.
+
+    Args:
+        runner: The runner, inactive; a copy of it runs.
+        cache: The inputs.
+        warm_up: How often to run before timing.
+        timeout: Seconds after which the process is killed; never if None.
+
+    Raises:
+        WorkerError: If the process crashes, is killed or takes too long.
+        TrtopsError: If the runner raises one, as it is.
+        ConfigError: If the runner or the inputs cannot be sent to another process.
+    """
+    from trtops.worker import Worker
+
+    if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
+        cache.data_loader = list(cache.data_loader)
+    worker = Worker(script=True, name=runner.name)
+    try:
+        results, feeds = worker.run(_run_here, runner, cache, warm_up, timeout=timeout)
+    finally:
+        worker.kill()
+    cache.cache, cache._loaded = feeds, True
+    return results
+
+
+def _run_here(
+    runner: BaseRunner, cache: DataLoaderCache, warm_up: int
+) -> tuple[list[IterationResult], list[Mapping[str, Any]]]:
+    """What the child does."""
+    try:
+        return run_to_end(runner, cache, warm_up), cache.cache
+    except errors.TrtopsError:
+        raise
+    except Exception as exc:
+        raise errors.WorkerError(f"{runner.name} failed in its child process: {type(exc).__name__}: {exc}") from None
+
+
+def stream(
+    runners: Sequence[BaseRunner],
+    loader: Feeds,
+    warm_up: int,
+    places: tuple[PathLike | None, PathLike | None, PathLike | None],
+) -> Iterator[RunResults]:
+    """Run runners side by side, one iteration at a time; ``places`` are where inputs, outputs and raw inputs are saved."""
+    writers = Writers(*places, keep_copies=True)
+    with contextlib.ExitStack() as stack:
+        active = [stack.enter_context(runner) for runner in runners]
+        inputs = [runner.get_input_metadata() for runner in active]
+        if inputs and hasattr(loader, "input_metadata"):
+            loader.input_metadata = inputs[0]
+        try:
+            for feed in loader if active else ():
+                run = _run_once(active, inputs, check_feed(feed), warm_up)
+                warm_up = 0
+                writers.append(feed, run)
+                yield run
+        except GeneratorExit:  # left early: what was run is saved
+            writers.close()
+            raise
+    writers.close()
+
+
+def _run_once(
+    runners: Sequence[BaseRunner], inputs: Sequence[TensorMetadata], feed: Mapping[str, Any], warm_up: int
+) -> RunResults:
+    run = RunResults()
+    for runner, metadata in zip(runners, inputs):
+        fitted = fit_feed(feed, metadata)
+        for _ in range(warm_up):
+            runner.infer(fitted, check_inputs=False)
+        outputs = runner.infer(fitted, check_inputs=False)
+        run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
+    return run
+
+
+class Writers:
+    """Saves inputs, outputs and raw inputs as a run goes; single files are written by :meth:`close`."""
+
+    def __init__(
+        self,
+        inputs: PathLike | None = None,
+        outputs: PathLike | None = None,
+        blobs: PathLike | None = None,
+        keep_copies: bool = False,
+    ) -> None:
+        self.inputs: IterationWriter[dict[str, Any]] | None = None
+        self.outputs: IterationWriter[RunResults] | None = None
+        if inputs is not None:
+            self.inputs = IterationWriter(inputs, keep_copies=keep_copies, description="inference inputs")
+        if outputs is not None:
+            self.outputs = IterationWriter(
+                outputs, RunResults.concat, keep_copies=keep_copies, description="inference results"
+            )
+        self.blobs = None if blobs is None else Path(blobs)
+        self.count = 0
+
+    def append(self, feed: Mapping[str, Any] | None, run: RunResults | None) -> None:
+        """Save one iteration, as far as there is something of it."""
+        if self.inputs is not None and feed is not None:
+            self.inputs.append(dict(feed))
+        if self.outputs is not None and run is not None:
+            self.outputs.append(run)
+        if self.blobs is not None and feed is not None:
+            _save_blobs(self.blobs / f"{self.count:010d}", feed)
+        self.count += 1
+
+    def close(self) -> None:
+        """Write what goes into single files."""
+        for writer in (self.inputs, self.outputs):
+            if writer is not None:
+                writer.close()
+
+
+def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, array in feed.items():
+        path = Path(os.path.abspath(directory / f"{name}.bin"))
+        if Path(os.path.abspath(directory)) not in path.parents:
+            raise errors.ConfigError(f"Input {name!r} cannot be saved as raw bytes: its name leads out of {directory}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.ascontiguousarray(to_numpy(array, f"Input {name!r}")).tofile(path)
+
+
+def check_distinct(*paths: PathLike | None) -> None:
+    """ConfigError if two of the places to save at are the same."""
+    real = [os.path.realpath(path) for path in paths if path is not None]
+    if len(set(real)) < len(real):
+        raise errors.ConfigError(
+            f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
+        )

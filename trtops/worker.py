@@ -1,0 +1,343 @@
+"""A child process for work that may take the process down: builds, the first inference with an engine, foreign runners.
+
+A :class:`Worker` starts its child on first use and keeps it. When the child crashes, hangs or is killed, the call that it
+was working on fails with a :class:`~trtops.errors.WorkerError` that says how it ended and has its last lines of output;
+the next call gets a new child. No child outlives its parent: it ends when nobody holds the other end of its pipe, however
+the parent went. Ctrl-C is the parent's: it ends the child whose answer was waited for, and a child ignores its own.
+
+The child runs this interpreter with this process' module search path. What crosses the pipe is pickled, as
+``multiprocessing`` does it, between two processes of one program; nothing is ever read from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import ForkingPickler
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trtops import errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+_PROGRAM = "from trtops.worker import serve; serve({fd})"
+_LAST_LINES = 20
+_LAST_BYTES = 1 << 16
+_POLL_SECONDS = 1.0
+_PARTING_SECONDS = 5.0
+_ORPHAN_SECONDS = 1.0
+
+# Set in a child while it imports the calling script, which must not start a child of the same kind then.
+_importing_script = False
+
+
+class Worker:
+    """Runs functions in a child process, one at a time.
+
+    Functions, arguments and results must be importable by name: methods of frozen dataclasses and functions of modules
+    are, lambdas are not.
+
+    Attributes:
+        starts: Children started so far.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, *, script: bool = False, name: str | None = None
+    ) -> None:
+        """Nothing is started before the first call.
+
+        Args:
+            environment: Environment variables that the child has otherwise than this process.
+            script: Whether the child knows what the calling script defines. It imports the script once more, whose main
+                part must be guarded by ``if __name__ == "__main__":``, and prints where this process prints.
+            name: Whose work it is, for errors.
+        """
+        self.starts = 0
+        self._environment = dict(environment or {})
+        self._script = script
+        self._name = name
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None if there is no living child."""
+        return self._child.process.pid if self._child is not None and self._child.alive else None
+
+    def run(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
+        """Call a function in the child.
+
+        Args:
+            function: Importable by name.
+            args: Its arguments.
+            timeout: Seconds after which the child is killed, counted from now; None waits for ever.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            WorkerError: If the child crashed, was killed, or did not finish in time.
+            ConfigError: If the call cannot be sent to a child, or the calling script's main part is not guarded.
+            Exception: Whatever the function raised.
+        """
+        with self._packed(function, args, kwargs) as call, self._lock:
+            try:
+                answer = self._answer(call, timeout)
+            except BaseException:  # the child is gone; or, after Ctrl-C, would answer to the wrong call
+                self.kill()
+                raise
+        if isinstance(answer, _Raised):
+            raise answer.error
+        result: T = answer
+        return result
+
+    def close(self) -> None:
+        """End the child, if there is one, and give it a moment to clean up."""
+        self._end(_PARTING_SECONDS)
+
+    def kill(self) -> None:
+        """End the child, if there is one, at once."""
+        self._end(0)
+
+    def _end(self, seconds: float) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close(seconds)
+
+    def _packed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> memoryview:
+        """A call as bytes. To be released: of those that an error's traceback holds, Python 3.12 frees the ground first."""
+        try:
+            return ForkingPickler.dumps((function, args, kwargs))
+        except errors.TrtopsError:
+            raise
+        except Exception as exc:  # a class may refuse with anything
+            raise errors.ConfigError(
+                f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
+                "importable by name, and runners made from loaders rather than from loaded objects."
+            ) from None
+
+    def _answer(self, call: memoryview, timeout: float | None) -> Any:
+        child, begun = self._started()
+        with _killed_after(child.process, timeout) as expired:
+            try:
+                if not begun:
+                    self._begin(child)
+                return child.ask(call)
+            except (EOFError, ConnectionError):
+                how = (
+                    f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
+                )
+        who = f"{self._name}'s child process" if self._name else "The child process"
+        raise errors.WorkerError(f"{who} {how}. Its last words:{child.last_words()}")
+
+    def _started(self) -> tuple[_Child, bool]:
+        if self._child is not None and self._child.alive:
+            return self._child, True
+        self.close()
+        if self._script and _importing_script:
+            raise errors.ConfigError(
+                "A child process that imports this script would start another one, and so on: "
+                'guard the script\'s main part with `if __name__ == "__main__":`.'
+            )
+        self._child = _Child(self._environment, own_output=not self._script)
+        self.starts += 1
+        return self._child, False
+
+    def _begin(self, child: _Child) -> None:
+        with self._packed(_begin, (_about_script() if self._script else None,), {}) as call:
+            answer = child.ask(call)
+        if isinstance(answer, _Raised):
+            if isinstance(answer.error, errors.TrtopsError):
+                raise answer.error
+            raise errors.WorkerError(
+                f"A child process cannot import the calling script: {type(answer.error).__name__}: {answer.error}"
+            ) from answer.error
+
+
+class _Child:
+    """One process, the pipe to it, and the file that takes down what it says."""
+
+    def __init__(self, environment: Mapping[str, str], own_output: bool) -> None:
+        self.pipe, theirs = Pipe()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM.format(fd=theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self.output if own_output else None,
+                stderr=self.output,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+            )
+        except BaseException:
+            self.pipe.close()
+            self.output.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ask(self, call: memoryview) -> Any:
+        """Send a call, wait for its answer; EOFError or ConnectionError if the child died."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; the answer will not come
+            self.pipe.send_bytes(call)
+        while not self.pipe.poll(_POLL_SECONDS):
+            if not self.alive and not self.pipe.poll():  # though a child of its own holds the pipe
+                raise EOFError
+        return self.pipe.recv()
+
+    def how_it_ended(self) -> str:
+        """Of a child that hung up."""
+        try:
+            code = self.process.wait(_PARTING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "hung up without an answer"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        if -code == signal.SIGKILL:
+            return f"was killed by {name}, as the kernel does when memory runs out"
+        return f"died of {name}"
+
+    def last_words(self) -> str:
+        size = os.fstat(self.output.fileno()).st_size
+        said = os.pread(self.output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
+        lines = said.decode(errors="replace").splitlines()[-_LAST_LINES:]
+        return "".join(f"\n  {line}" for line in lines) or " nothing"
+
+    def close(self, seconds: float) -> None:
+        """Hang up, whereupon the child ends; kill it if that takes longer than some seconds."""
+        self.pipe.close()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.output.close()
+
+
+@contextlib.contextmanager
+def _killed_after(process: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
+    """Kill a process if the block lasts longer than some seconds; the event says whether it came to that."""
+    expired = threading.Event()
+    if seconds is None:
+        yield expired
+        return
+
+    def end() -> None:
+        expired.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield expired
+    finally:
+        timer.cancel()
+        timer.join()
+        if expired.is_set():
+            process.wait()
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
+
+
+def _about_script() -> dict[str, Any]:
+    """What a child needs to import the calling script as ``multiprocessing`` would."""
+    from multiprocessing import spawn
+
+    about = spawn.get_preparation_data("trtops")
+    return {**about, "authkey": bytes(about["authkey"])}  # which itself refuses to be sent
+
+
+def _begin(script: Mapping[str, Any] | None) -> None:
+    """A child's first call."""
+    if script is None:
+        import logging
+
+        logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(name)s: %(message)s")
+        return
+    from multiprocessing import spawn
+
+    global _importing_script
+    _importing_script = True
+    try:
+        spawn.prepare(script)
+    finally:
+        _importing_script = False
+
+
+def serve(fd: int) -> None:
+    """What the child does: answer calls until the parent hangs up."""
+    os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
+    pipe: Connection[Any, Any] = Connection(fd)
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: Any = function(*args, **kwargs)
+        except Exception as exc:  # to be raised in the parent
+            answer = _Raised(exc)
+        _flush()
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return
+        except Exception as exc:  # a result that cannot be sent
+            pipe.send(_Raised(errors.WorkerError(f"The child's result cannot be sent back: {exc!r} ({answer!r:.200})")))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _end_with_parent(fd: int) -> None:
+    """End this process when its parent is gone, whatever it is doing."""
+    import select
+
+    poller = select.poll()
+    poller.register(fd, 0)  # a hang-up is reported unasked
+    poller.poll()
+    time.sleep(_ORPHAN_SECONDS)  # in which an idle child ends in order
+    os._exit(1)
