@@ -31,7 +31,7 @@ from trtops.json import save_json
 from trtops.ops.calibrate import CalibrateConfig
 from trtops.ops.campaign import DebugBuildConfig, Vary
 from trtops.ops.check import CheckConfig
-from trtops.ops.convert import ConvertConfig
+from trtops.ops.convert import ConvertConfig, ConvertResult
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag
@@ -205,12 +205,19 @@ def test_the_gpus_concurrency_limit_is_made_when_it_is_missing(store: Path, mode
 
 def test_two_flows_at_once_build_one_after_the_other(store: Path, tmp_path: Path) -> None:
     paths = [convolutions(tmp_path, name, seed) for name, seed in (("left", 10), ("right", 20))]
-    results: dict[str, object] = {}
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time\nimport numpy as np\n\n\ndef load_data():\n"
+        f"    time.sleep(1)\n    yield {{'x': np.ones({SHAPE}, np.float32)}}\n"
+    )
+    results: dict[str, ConvertResult] = {}
 
     def build(path: Path) -> None:
-        results[path.stem] = convert(path, QUICK)
+        results[path.stem] = convert(path, QUICK, data=str(slow))
 
-    default_tracker()  # the store is made once, not by both at the same time
+    default_tracker()  # the store and the server are made once, not by both at the same time
+    with get_client(sync_client=True) as client:
+        client.api_healthcheck()
     threads = [threading.Thread(target=build, args=(path,)) for path in paths]
     for thread in threads:
         thread.start()
