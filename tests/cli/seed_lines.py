@@ -119,7 +119,7 @@ def needs_tensorrt(words: tuple[str, ...]) -> bool:
         ("inspect", "tactics"),
     ):
         return False
-    if "--gen-script" in words or "--pooled-outputs" in words:
+    if "--gen-script" in words:
         return False
     if words[:2] in (("debug", "build"), ("debug", "reduce")):
         return True

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trtops.cli import registry
-from trtops.cli.flags import Flag, UsageError
+from tests import models
+from trtops.cli import groups, registry
+from trtops.cli.flags import Flag, UsageError, without_effect
 from trtops.cli.groups import LOGGING
 from trtops.cli.main import load, main, parser_of
 from trtops.cli.values import (
@@ -30,6 +31,7 @@ from trtops.cli.values import (
     value_range,
 )
 from trtops.errors import ConfigError
+from trtops.json import save_json
 
 BASE: dict[registry.Path, list[str]] = {
     ("run",): ["m.onnx", "--onnxrt", "--trt"],
@@ -112,6 +114,7 @@ WITH: dict[str, list[str]] = {
     "--fail-regex": ["--check", "true"],
     "--check-timeout": ["--check", "true"],
     "--iter-artifact": ["--check", "true"],
+    "--show-output": ["--check", "true"],
 }
 """What an option needs beside it to mean something."""
 
@@ -133,6 +136,13 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("calibrate",), "--allow-approximation"): ["m.onnx", "--load-inputs", "d.json"],
     (("calibrate",), "--data-loader-script"): ["m.onnx"],
     (("calibrate",), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
+    (("debug", "precision"), "--model-type"): None,  # refused but for onnx
+    (("surgeon", "extract"), "--data-loader-func-name"): [
+        *BASE["surgeon", "extract"],
+        "--force-fallback-shape-inference",
+        "--data-loader-script",
+        "d.py",
+    ],
     (("debug", "accuracy"), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
     (("debug", "reduce"), "--data-loader-func-name"): ["m.onnx", "--data-loader-script", "d.py"],
     (("template", "trt-config"), "--data-loader-func-name"): ["-o", "c.py", "--int8", "--data-loader-script", "d.py"],
@@ -144,8 +154,22 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "reduce"), "--trt"): ["m.onnx", "--onnxrt"],
     (("debug", "reduce"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
     (("runs", "resolve"), "--onnxrt"): ["m.onnx", "--trt"],
-    (("debug", "precision"), "--fp16"): ["m.onnx", "--bf16"],
     (("debug", "reduce"), "--l2-threshold"): ["m.onnx"],
+    **{
+        ((*path,), "--store"): [*words, "--experiment", "e"]
+        for path, words in {
+            ("run",): ["m.onnx", "--onnxrt"],
+            ("debug", "reduce"): ["m.onnx"],
+            ("debug", "precision"): ["m.onnx"],
+            ("debug", "accuracy"): ["m.onnx"],
+        }.items()
+    },
+    (("run",), "--fp32"): None,  # tested below, with the other commands'
+    (("convert",), "--fp32"): None,
+    (("debug", "build"), "--fp32"): None,
+    (("inspect", "model"), "--ckpt"): ["m.bin", "--shape-inference"],
+    (("inspect", "model"), "--tf-outputs"): ["m.pb", "--shape-inference"],
+    (("inspect", "model"), "--opset"): ["m.pb", "--shape-inference"],
     (("inspect", "diff-tactics"), "--dir"): None,
     (("inspect", "diff-tactics"), "--good"): None,  # tested with --bad below
     (("inspect", "diff-tactics"), "--bad"): None,
@@ -209,6 +233,8 @@ def words_of(flag: Flag) -> list[str]:
         return ["true"]
     if flag.dest == "model_type":
         return ["onnx"]
+    if flag.dest == "iter_artifact":
+        return ["sample.onnx"]
     if flag.dest == "output":
         return ["other.engine"]
     if flag.choices:
@@ -235,6 +261,10 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
     name = flag.names[0]
     known = {n for group in load(path).GROUPS for f in group.flags for n in f.names}
     base = OWN.get((path, name)) or BASE[path]
+    if path[0] == "surgeon" and name in DATA_OPTIONS:
+        base = [*BASE[path], "--force-fallback-shape-inference"]
+    if path == ("debug", "precision") and (path, name) not in OWN:
+        base = _precision_line(name)
     if path == ("convert",) and name in DATA_OPTIONS:
         base = CONVERT_ONLY_INT8
     if path == ("debug", "build") and name in DATA_OPTIONS:
@@ -254,6 +284,18 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
     if path in (("check", "accuracy"), ("run",)) and name in WITH:
         extra = WITH[name]
     return [*base, *(word for word in extra if not extra or extra[0] in known)]
+
+
+CHECKED = {flag.names[0] for group in (groups.CHECK, groups.SORTING, groups.ITERATING) for flag in group.flags}
+
+
+def _precision_line(name: str) -> list[str]:
+    """An engine's options need an engine, and those of commands a command."""
+    if name == "--trt" or name in DATA_OPTIONS or name in JUDGED:
+        return ["m.onnx"]
+    if name in CHECKED:
+        return ["m.onnx", *([] if name == "--check" else ["--check", "true"])]
+    return ["m.onnx", "--bf16", "--trt"] if name in ("--fp16", "--precision") else ["m.onnx", "--trt"]
 
 
 def plan_of(path: registry.Path, words: list[str]) -> object:
@@ -318,6 +360,58 @@ def test_options_of_the_log_are_known_to_every_command(name):
 def test_an_option_that_is_not_carried_out_is_refused_with_what_to_use_instead(path, flag, capsys):
     assert main([*path, *BASE[path], flag.names[0]]) == 2
     assert flag.refuse.split(".")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", [("run",), ("convert",), ("debug", "build")], ids=" ".join)
+def test_fp32_contradicts_lower_precisions(path):
+    assert plan_of(path, [*BASE[path], "--fp32"]) == plan_of(path, BASE[path])
+    with pytest.raises(UsageError, match="exclude each other"):
+        plan_of(path, [*BASE[path], "--fp32", "--fp16"])
+
+
+@pytest.mark.parametrize(
+    ("path", "flag"),
+    [
+        pytest.param(path, flag, id=f"{' '.join(path)} {flag.names[0]}")
+        for path in registry.COMMANDS
+        for group in load(path).GROUPS
+        for flag in group.flags
+        if flag.idle
+    ],
+)
+def test_an_option_of_which_nothing_comes_is_accepted_with_a_warning_that_says_why(path, flag):
+    words = [flag.names[0], *words_of(flag)]
+    base = BASE[path] if path != ("debug", "repeat") else ["--until", "1"]
+    module = load(path)
+    args = parser_of(path, module).parse([*base, *words])
+
+    assert plan_of(path, [*base, *words]) == plan_of(path, base)
+    assert without_effect(module.GROUPS, args, words) == [f"{flag.names[0]} has no effect here: {flag.idle}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("run identity.onnx --onnxrt --fp16", ["--fp16"]),
+        ("run identity.onnx --onnxrt --memory-pool-limit workspace:1G --seed 3", ["--memory-pool-limit"]),
+        ("run identity.onnx --onnxrt --load-inputs i.json --seed 3", ["--seed"]),
+        ("run identity.onnx --onnxrt --store s --calibration-cache c", ["--store", "--calibration-cache"]),
+        ("run identity.onnx --onnxrt --atol 1e-3 --save-heatmaps maps", ["--atol", "--save-heatmaps"]),
+        ("run identity.onnx --onnxrt --sequential-runners", ["--sequential-runners"]),
+        ("convert identity.onnx --seed 3 --fp16 -o low.onnx", ["--seed", "--fp16"]),
+        ("template trt-config --fp16 --seed 3 -o c.py", ["--seed"]),
+        ("surgeon sanitize identity.onnx --seed 3 -o s.onnx", ["--seed"]),
+        ("run identity.onnx --onnxrt --seed 3 --iterations 2 --input-shapes x:[1,1,2,2] -v", []),
+    ],
+)
+def test_an_option_that_nothing_on_the_line_uses_is_told_of_in_one_line(line, told, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    save_json([models.identity().feed], "i.json")
+
+    assert main(line.split()) == 0
+    warned = [r.getMessage() for r in caplog.records if "has no effect here" in r.getMessage()]
+    assert [text.split()[0] for text in warned] == told
 
 
 def test_good_and_bad_records_of_diff_tactics_go_together():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import loading
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 
 if TYPE_CHECKING:
+    from trtops.cli.script import Call
     from trtops.comparator.report import Tolerances
     from trtops.ops.check import CheckConfig
     from trtops.ops.check_command import CommandCheck
@@ -26,7 +26,7 @@ BACKEND = Group(
 )
 
 
-def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
+def build_config(args: Asked, backend: str) -> BuildConfig:
     """How to build, for ops.
 
     Raises:
@@ -57,14 +57,14 @@ def build_config(args: argparse.Namespace, backend: str) -> BuildConfig:
     return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
 
 
-def _refuse_others(args: argparse.Namespace, backend: str) -> None:
+def _refuse_others(args: Asked, backend: str) -> None:
     """Refuse what a build's spec does not hold, and what only TensorRT knows where ONNX Runtime builds."""
     from trtops.cli import groups
 
     held = {flag.dest for flag in groups.SPEC.flags}
     files = {"fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics"}
     for flag in (flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags):
-        given = getattr(args, flag.dest, None) not in (None, flag.default)
+        given = args.peek(flag.dest) not in (None, flag.default)
         if given and flag.dest not in held | files:
             raise UsageError(
                 f"{flag.names[0]} cannot be remembered: a build's spec has no such thing. Leave it out, or --experiment"
@@ -80,7 +80,7 @@ def _refuse_others(args: argparse.Namespace, backend: str) -> None:
 _EVERYWHERE = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")
 
 
-def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+def refuse(args: Asked, names: Iterable[str], why: str) -> None:
     """Refuse options of which nothing would come.
 
     Raises:
@@ -91,7 +91,7 @@ def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _workspace(args: argparse.Namespace) -> int | None:
+def _workspace(args: Asked) -> int | None:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     others = [pool for pool in limits if pool != "workspace"]
     if others:
@@ -99,7 +99,7 @@ def _workspace(args: argparse.Namespace) -> int | None:
     return limits.get("workspace")
 
 
-def _profiles(args: argparse.Namespace) -> list[OptimizationProfile]:
+def _profiles(args: Asked) -> list[OptimizationProfile]:
     from trtops.spec import OptimizationProfile, ShapeRange
 
     made = []
@@ -109,7 +109,7 @@ def _profiles(args: argparse.Namespace) -> list[OptimizationProfile]:
     return made
 
 
-def check_config(args: argparse.Namespace, **others: Any) -> CheckConfig:
+def check_config(args: Asked, **others: Any) -> CheckConfig:
     """How engines are judged: data, seed and tolerances."""
     from trtops.ops.check import CheckConfig
 
@@ -122,15 +122,21 @@ def check_config(args: argparse.Namespace, **others: Any) -> CheckConfig:
     )
 
 
-def data_source(args: argparse.Namespace) -> str | None:
+_MADE_UP = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
+
+
+def made_up_data(args: Asked) -> Call | None:
+    """A loader of random data, where options say more of it than seed and iterations."""
+    given = any(args.peek(name) is not None for name in (*_MADE_UP, "trt_opt_shapes", "trt_max_shapes"))
+    return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
+
+
+def data_source(args: Asked) -> str | None:
     """Where inputs come from, as ops take it.
 
     Raises:
         UsageError: If it cannot be said in one path.
     """
-    for name in ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module"):
-        if getattr(args, name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} has no place here; give data by --load-inputs or a script")
     if args.load_inputs and args.data_loader_script:
         raise UsageError("--load-inputs and --data-loader-script exclude each other")
     if args.load_inputs and len(args.load_inputs) > 1:
@@ -140,10 +146,13 @@ def data_source(args: argparse.Namespace) -> str | None:
     if args.data_loader_script:
         path, function = args.data_loader_script
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
+    for name in _MADE_UP:
+        if getattr(args, name, None) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} has no place here; give data by --load-inputs or a script")
     return None
 
 
-def tolerances(args: argparse.Namespace) -> Tolerances | None:
+def tolerances(args: Asked) -> Tolerances | None:
     """When outputs are good enough; None if no option says so."""
     from trtops.comparator.report import OutputTolerances, Tolerances
 
@@ -164,7 +173,7 @@ def tolerances(args: argparse.Namespace) -> Tolerances | None:
     return Tolerances(**common, infinities_equal=equal, per_output=per_output)
 
 
-def command_check(args: argparse.Namespace, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
+def command_check(args: Asked, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
     """The external check; a command without ``{model}`` reads the file that the iterations write."""
     from trtops.ops.check_command import CommandCheck
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import sys
@@ -36,7 +37,7 @@ class Flag:
         shown: What help calls the word.
         value: What a switch sets; a word that is meant, for an option of the ``optional`` kind without one.
         refuse: Why it is not carried out, and what to use instead. Such an option is known, and ends the command.
-        idle: Why nothing comes of it. Such an option is accepted.
+        idle: Why nothing comes of it. Such an option is accepted, with a warning.
     """
 
     names: tuple[str, ...]
@@ -80,17 +81,51 @@ class Group:
         return Group(self.title, tuple(f for f in self.flags if not set(names) & set(f.names)))
 
 
+class Asked(argparse.Namespace):
+    """The options of a command line. It notes which of them are looked at, so that the others can be told of."""
+
+    def __init__(self, **values: Any) -> None:
+        """Begin with these values, none looked at."""
+        self.__dict__["_seen"] = set()
+        super().__init__(**values)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if not name.startswith("_"):
+            self._seen.add(name)
+        return value
+
+    def peek(self, name: str, default: Any = None) -> Any:
+        """The value of an option, without looking at it."""
+        return self.__dict__.get(name, default)
+
+    def but(self, **others: Any) -> Asked:
+        """The same options, with others in their place; what is looked at in these is looked at."""
+        changed = Asked()
+        changed.__dict__.update({**self.__dict__, **others})
+        return changed
+
+    def forget(self) -> None:
+        """Count no option as looked at."""
+        self._seen.clear()
+
+    def unseen(self, name: str) -> bool:
+        """Whether an option has not been looked at."""
+        return name not in self._seen
+
+
 _NARGS = {"many": "+", "repeat": "+", "any": "*", "optional": "?", "rest": argparse.REMAINDER}
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that names the near option when one is wrong. Exits with 2 on wrong usage."""
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+    def parse(self, words: Sequence[str]) -> Asked:
         """Parse all words, or exit."""
-        args, left = self.parse_known_args(list(words))
+        args, left = self.parse_known_args(list(words), Asked())
         if left:
             self.error(self._unknown(left))
+        args.forget()
         return args
 
     def _unknown(self, left: Sequence[str]) -> str:
@@ -138,6 +173,29 @@ def bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
+def without_effect(groups: Iterable[Group], args: Asked, words: Sequence[str]) -> list[str]:
+    """A sentence about each option on a line of which nothing comes.
+
+    Args:
+        groups: The command's options.
+        args: The options, after the command's plan was made of them.
+        words: The line.
+    """
+    flags = {name: flag for group in groups for flag in group.flags for name in flag.names if name.startswith("-")}
+    found = {}
+    for name in (word.partition("=")[0] for word in _own(words)):
+        flag = flags.get(name)
+        if flag is not None and (flag.idle or args.unseen(flag.dest)):
+            why = flag.idle or "nothing that this command line does uses it"
+            found[flag.names[0]] = f"{name} has no effect here: {why}"
+    return list(found.values())
+
+
+def _own(words: Sequence[str]) -> Iterable[str]:
+    """The words of a line that are not those of a command behind ``--check``."""
+    return itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
+
+
 def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequence[str]) -> Parser:
     """A parser for one command."""
     shown = "\n".join(f"  {line}" for example in examples for line in example.splitlines())
@@ -150,8 +208,11 @@ def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequen
         add_help=False,
     )
     added: set[str] = set()
+    sections: dict[str, argparse._ArgumentGroup] = {}
     for group in groups:
-        section = parser.add_argument_group(group.title)
+        if group.title not in sections:
+            sections[group.title] = parser.add_argument_group(group.title)
+        section = sections[group.title]
         for flag in group.flags:
             if flag.names[0] not in added:
                 _add(section, flag)
@@ -231,7 +292,7 @@ def _escaped(flag: Flag) -> str:
     if flag.refuse:
         text = f"not carried out: {flag.refuse}"
     elif flag.idle:
-        text = f"{text} (accepted: {flag.idle})"
+        text = f"{text} (no effect: {flag.idle})"
     elif flag.default not in (None, False, ()) and flag.takes not in ("switch", "count"):
         text = f"{text} (default: {flag.default})"
     return text.replace("%", "%%")

@@ -181,6 +181,16 @@ DATA = Group(
     ),
 )
 
+ONE_FEED = Group(
+    DATA.title,
+    (
+        Flag(
+            names=("--iterations", "--iters"), convert=int, shown="N", help="how many feeds", idle="one feed is enough"
+        ),
+    ),
+)
+"""For commands that look at the first feed alone."""
+
 TRT_SHAPES = Group(
     "TensorRT profiles (repeat for more profiles)",
     tuple(
@@ -203,7 +213,7 @@ PRECISIONS = Group(
         Flag(names=("--bf16",), takes="switch", help="allow BF16"),
         Flag(names=("--fp8",), takes="switch", help="allow FP8"),
         Flag(names=("--int8",), takes="switch", help="allow INT8"),
-        Flag(names=("--fp32",), takes="switch", help="allow no lower precision", idle="it is the default"),
+        Flag(names=("--fp32",), takes="switch", help="allow no lower precision, which is the default"),
         Flag(
             names=("--precision-constraints",),
             takes="many",
@@ -291,10 +301,10 @@ TRT_CONFIG = Group(
         Flag(names=("--engine-capability",), shown="SCOPE", help="scope of the engine"),
         Flag(
             names=("--pooled-outputs",),
-            takes="optional",
-            help="",
-            refuse="TensorRT has no such option; runners keep output memory from one inference to the next as it is. "
-            "Limit memory with --pool-limit workspace:SIZE, or with --allocation-strategy of `trtops run`",
+            takes="switch",
+            help="keep output memory from one inference to the next",
+            idle="runners do so in any case. Limit memory by --pool-limit workspace:SIZE, or by --allocation-strategy of "
+            "`trtops run`",
         ),
     ),
 )
@@ -317,7 +327,11 @@ TRT_NETWORK = Group(
             shown="TENSOR:TYPE",
             help="types of inputs and outputs",
         ),
-        Flag(names=("--all-tensor-dtypes",), shown="TYPE", help="one type for all floating-point inputs and outputs"),
+        Flag(
+            names=("--all-tensor-dtypes", "--all-tensor-datatypes"),
+            shown="TYPE",
+            help="one type for all floating-point inputs and outputs",
+        ),
         Flag(
             names=("--tensor-formats",),
             takes="many",
@@ -575,6 +589,8 @@ PROVIDERS = Group(
     ),
 )
 
+_NO_SESSION = "no TensorFlow session is run: models go by way of ONNX (tf2onnx)"
+
 TENSORFLOW = Group(
     "TensorFlow models, by way of tf2onnx",
     (
@@ -582,20 +598,20 @@ TENSORFLOW = Group(
         Flag(names=("--tf-outputs",), takes="many", shown="TENSOR", help="output tensors of the graph"),
         Flag(names=("--opset",), convert=int, help="ONNX operator set to convert to"),
         *(
-            Flag(names=(name,), takes=takes, help="", refuse=f"{why}. Models go by way of ONNX (tf2onnx)")  # type: ignore[arg-type]
-            for name, takes, why in (
-                ("--freeze-graph", "optional", "tf2onnx freezes graphs by itself; leave it out"),
-                ("--save-pb", "optional", "a frozen graph is not made; use --save-onnx"),
-                ("--save-tensorboard", "optional", "no TensorFlow session is run; use --save-onnx and a viewer"),
-                ("--save-timeline", "optional", "no TensorFlow session is run"),
-                ("--gpu-memory-fraction", "optional", "no TensorFlow session is run"),
-                ("--allow-growth", "optional", "no TensorFlow session is run"),
-                ("--xla", "optional", "no TensorFlow session is run"),
-                ("--tftrt", "optional", "TensorFlow-TensorRT is not used; add --trt"),
-                ("--minimum-segment-size", "optional", "TensorFlow-TensorRT is not used; add --trt"),
-                ("--dynamic-op", "optional", "TensorFlow-TensorRT is not used; add --trt"),
+            Flag(names=names, takes="optional", help="", refuse=f"{why}. Models go by way of ONNX (tf2onnx)")
+            for names, why in (
+                (("--save-pb",), "a frozen graph is not made; use --save-onnx"),
+                (("--save-tensorboard",), "no TensorFlow session is run; use --save-onnx and a viewer"),
+                (("--save-timeline",), "no TensorFlow session is run"),
+                (("--tftrt", "--use-tftrt"), "TensorFlow-TensorRT is not used; add --trt"),
+                (("--minimum-segment-size",), "TensorFlow-TensorRT is not used; add --trt"),
+                (("--dynamic-op",), "TensorFlow-TensorRT is not used; add --trt"),
             )
         ),
+        Flag(names=("--freeze-graph",), takes="switch", help="freeze the graph", idle="tf2onnx does so by itself"),
+        Flag(names=("--gpu-memory-fraction",), shown="X", help="GPU memory for TensorFlow", idle=_NO_SESSION),
+        Flag(names=("--allow-growth",), takes="switch", help="GPU memory as it is needed", idle=_NO_SESSION),
+        Flag(names=("--xla",), takes="switch", help="compile by XLA", idle=_NO_SESSION),
     ),
 )
 

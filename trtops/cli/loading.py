@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trtops.cli.flags import UsageError
+from trtops.cli.flags import Asked, UsageError
 from trtops.cli.script import Call, Function, Name, call
 from trtops.cli.values import per_name
 
@@ -27,7 +26,7 @@ _TYPES = {
 _TENSORFLOW = ("keras", "frozen", "ckpt")
 
 
-def model_type(args: argparse.Namespace) -> str:
+def model_type(args: Asked) -> str:
     """What the model is: as the options say, or by its ending.
 
     Raises:
@@ -50,7 +49,7 @@ def model_type(args: argparse.Namespace) -> str:
     return str(found)
 
 
-def wants_onnx_changes(args: argparse.Namespace) -> bool:
+def wants_onnx_changes(args: Asked) -> bool:
     """Whether the model has to be loaded and changed before a back end gets it."""
     names = (
         "external_data_dir", "ignore_external_data", "fp_to_fp16", "onnx_outputs", "onnx_exclude_outputs",
@@ -59,7 +58,7 @@ def wants_onnx_changes(args: argparse.Namespace) -> bool:
     return any(getattr(args, name, None) for name in names)
 
 
-def onnx_model(args: argparse.Namespace) -> Call:
+def onnx_model(args: Asked) -> Call:
     """The ONNX model, loaded and changed."""
     kind = model_type(args)
     if kind in _TENSORFLOW:
@@ -91,7 +90,7 @@ def onnx_model(args: argparse.Namespace) -> Call:
     return model
 
 
-def saved_onnx(model: Call, path: str, args: argparse.Namespace) -> Call:
+def saved_onnx(model: Call, path: str, args: Asked) -> Call:
     """The model, written to a file on its way."""
     kwargs: list[tuple[str, Any]] = []
     if args.save_external_data is not None:
@@ -116,7 +115,7 @@ def _list(words: Iterable[Any] | None) -> list[Any] | None:
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def data_loader(args: argparse.Namespace) -> Call | None:
+def data_loader(args: Asked) -> Call | None:
     """Where inputs come from; None is random data of the model's own shapes.
 
     Raises:
@@ -155,7 +154,7 @@ def _ranges(pairs: Any) -> Any:
     return found if not isinstance(found, dict) else dict(found)
 
 
-def input_shapes(args: argparse.Namespace) -> dict[str, tuple[int | str, ...]] | None:
+def input_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:
     """The shapes of inputs that were asked for; of several for one input the last, with a warning."""
     given = getattr(args, "input_shapes", None)
     if given and len(dict(given)) < len(given):
@@ -165,7 +164,7 @@ def input_shapes(args: argparse.Namespace) -> dict[str, tuple[int | str, ...]] |
     return dict(given) if given else None
 
 
-def usual_shapes(args: argparse.Namespace) -> dict[str, tuple[int | str, ...]] | None:
+def usual_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:
     """The first profile's usual shapes, which data takes if nothing is said about it."""
     rounds = getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)
     return dict(rounds[0]) if rounds else None
@@ -181,7 +180,7 @@ def _metadata(shapes: Mapping[str, Any] | None) -> Call | None:
 # --- TensorRT -------------------------------------------------------------------------------------------------------
 
 
-def profiles(args: argparse.Namespace) -> list[Call] | None:
+def profiles(args: Asked) -> list[Call] | None:
     """Optimization profiles: one for each time that the shape options were given, or the shapes of the data.
 
     Where one of min, opt and max is missing, the nearest that is given stands for it.
@@ -216,7 +215,7 @@ def _members(kind: str, words: Iterable[str] | None) -> list[Name] | None:
     return None if words is None else [_member(kind, word) for word in words]
 
 
-def builder_config(args: argparse.Namespace) -> Any:
+def builder_config(args: Asked) -> Any:
     """The builder config's loader."""
     if args.fp32 and (args.fp16 or args.bf16 or args.fp8 or args.int8):
         raise UsageError("--fp32 and lower precisions exclude each other")
@@ -235,7 +234,7 @@ def builder_config(args: argparse.Namespace) -> Any:
     return config
 
 
-def _config_options(args: argparse.Namespace) -> dict[str, Any]:
+def _config_options(args: Asked) -> dict[str, Any]:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     same = (
         "tf32", "fp16", "bf16", "fp8", "int8", "sparse_weights", "version_compatible", "exclude_lean_runtime", "refittable",
@@ -268,7 +267,7 @@ def _config_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def constraints(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
+def constraints(args: Asked) -> tuple[str | None, dict[str, str]]:
     """How binding layer precisions are, and those that were named with it."""
     pairs = getattr(args, "precision_constraints", None) or ()
     modes = [word for name, word in pairs if not name]
@@ -277,7 +276,7 @@ def constraints(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
     return (None if mode == "none" else mode), layers
 
 
-def _selector(args: argparse.Namespace) -> Call | None:
+def _selector(args: Asked) -> Call | None:
     given = [n for n in ("load_tactics", "save_tactics", "exclude_tactics") if getattr(args, n)]
     if "load_tactics" in given:
         if len(given) > 1:
@@ -293,7 +292,7 @@ def _selector(args: argparse.Namespace) -> Call | None:
     return call(TRT, "TacticRecorder", kept, restriction=call(module, "restriction", denied, None))
 
 
-def _calibrator(args: argparse.Namespace) -> Call | None:
+def _calibrator(args: Asked) -> Call | None:
     """A calibrator, where INT8 is asked for."""
     if not args.int8:
         for name in ("calibration_cache", "calib_base_cls", "quantile", "regression_cutoff"):
@@ -308,7 +307,7 @@ def _calibrator(args: argparse.Namespace) -> Call | None:
     )  # fmt: skip
 
 
-def network(args: argparse.Namespace, *, outputs: bool = True) -> Any:
+def network(args: Asked, *, outputs: bool = True) -> Any:
     """The network's loader: parsed, or from a script, and changed as the options say."""
     kind = model_type(args)
     if kind == "engine":
@@ -343,7 +342,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.strip("[]").split(",")]
 
 
-def _parsed(args: argparse.Namespace, kind: str) -> Call | Function:
+def _parsed(args: Asked, kind: str) -> Call | Function:
     if kind == "trt-network-script":
         path, _, function = args.model_file.partition(".py:")
         path = f"{path}.py" if function else path
@@ -361,7 +360,7 @@ def _parsed(args: argparse.Namespace, kind: str) -> Call | Function:
     return call(TRT, "NetworkFromOnnxBytes", data, **options, variable="parse_network")
 
 
-def engine(args: argparse.Namespace, path: str | None = None) -> Call:
+def engine(args: Asked, path: str | None = None) -> Call:
     """The engine's loader: built, or loaded from a file."""
     load = {
         "runtime": call(TRT, "LoadRuntime", args.load_runtime) if getattr(args, "load_runtime", None) else None,
@@ -383,7 +382,7 @@ def engine(args: argparse.Namespace, path: str | None = None) -> Call:
     return made
 
 
-def engine_bytes(args: argparse.Namespace) -> Call:
+def engine_bytes(args: Asked) -> Call:
     """The loader of an engine's bytes, built but not loaded."""
     return call(
         TRT, "EngineBytesFromNetwork", network(args), config=builder_config(args),
@@ -414,7 +413,7 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def compare_functions(args: argparse.Namespace) -> list[Any]:
+def compare_functions(args: Asked) -> list[Any]:
     """The compare functions; several error statistics make one simple function each."""
     if args.compare_func_script is not None:
         if args.compare:
@@ -426,7 +425,7 @@ def compare_functions(args: argparse.Namespace) -> list[Any]:
     return made
 
 
-def _simple(args: argparse.Namespace) -> list[Call]:
+def _simple(args: Asked) -> list[Call]:
     options = {
         "rtol": per_name(args.rtol),
         "atol": per_name(args.atol),
@@ -448,13 +447,13 @@ def _simple(args: argparse.Namespace) -> list[Call]:
     return made
 
 
-def _by_number(args: argparse.Namespace, name: str) -> Call:
+def _by_number(args: Asked, name: str) -> Call:
     thresholds: dict[str, Any] = {option: per_name(getattr(args, dest)) for option, dest in _FUNCTIONS[name][1].items()}
     made = call(COMPARATOR, _CLASSES[name], fail_fast=args.fail_fast, **thresholds)
     return made if name == "indices" else _checked(args, made)
 
 
-def _checked(args: argparse.Namespace, made: Call) -> Call:
+def _checked(args: Asked, made: Call) -> Call:
     if not args.no_shape_check:
         return made
     return Call(made.module, made.name, made.args, (("check_shapes", False), *made.kwargs))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtops.cli.flags import Asked
 from trtops.logger import G_LOGGER
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
@@ -18,7 +18,7 @@ LEVELS = ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", 
 _silent = False
 
 
-def severity(args: argparse.Namespace) -> Mapping[str, int]:
+def severity(args: Asked) -> Mapping[str, int]:
     """Severities by path, from the options."""
     more, less = (args.verbose or 0) + 2 * (args.extra_verbose or 0), args.quiet or 0
     level = _OFF if args.silent else _LESS[min(less, 3)] if less else _MORE[min(more, 4)]
@@ -26,7 +26,7 @@ def severity(args: argparse.Namespace) -> Mapping[str, int]:
 
 
 @contextlib.contextmanager
-def logging_as(args: argparse.Namespace) -> Iterator[logging.Logger]:
+def logging_as(args: Asked) -> Iterator[logging.Logger]:
     """Log as the options say for as long as the block lasts."""
     global _silent
     before = G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent

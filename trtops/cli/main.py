@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtops.cli import registry
-from trtops.cli.flags import Parser, UsageError, bold, make_parser
+from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 
 INTERRUPTED = 130
 
@@ -84,6 +84,8 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
             plan = module.plan(args)
         except (UsageError, ConfigError) as exc:
             parser.error(str(exc))
+        for sentence in without_effect(module.GROUPS, args, rest):
+            log.warning("%s", sentence)
         try:
             return int(module.execute(plan))
         except (TrtopsError, OSError) as exc:

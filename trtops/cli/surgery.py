@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtops.cli import loading
+from trtops.cli import groups, loading
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
-    from trtops.ops.surgeon import SaveConfig
+    from trtops.ops.saving import SaveConfig
 
 OPS = "trtops.ops.surgeon"
 
@@ -38,13 +38,35 @@ class Operation:
     module: str = OPS
 
 
-def operation(args: argparse.Namespace, name: str, *more: Any, module: str = OPS, **kwargs: Any) -> Operation:
+def operation(args: Asked, name: str, *more: Any, module: str = OPS, **kwargs: Any) -> Operation:
     """The operation that a command stands for."""
     return Operation(name, model(args), args.output, save_config(args), more, tuple(kwargs.items()), module)
 
 
-def model(args: argparse.Namespace) -> str | Call:
+OBSERVING = Group(
+    "shapes by running the model",
+    (
+        Flag(
+            names=("--force-fallback-shape-inference",),
+            takes="switch",
+            help="take all shapes from running the model once, on the input data; what was dynamic is static then",
+        ),
+        *groups.DATA.without("--iterations").flags,
+        *groups.ONE_FEED.flags,
+    ),
+)
+
+
+def model(args: Asked) -> str | Call:
     """The model: its path where it is taken as it is, else what loads and changes it."""
+    loaded = _loaded(args)
+    if not getattr(args, "force_fallback_shape_inference", None):
+        return loaded
+    data = loading.data_loader(args.but(iterations=None))
+    return call("trtops.ops.observed_shapes", "with_observed_shapes", loaded, data)
+
+
+def _loaded(args: Asked) -> str | Call:
     if not any(
         getattr(args, n, None) for n in ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
     ):
@@ -59,9 +81,9 @@ def model(args: argparse.Namespace) -> str | Call:
     return call(loading.ONNX, "convert_to_fp16", made) if args.fp_to_fp16 else made
 
 
-def save_config(args: argparse.Namespace) -> SaveConfig:
+def save_config(args: Asked) -> SaveConfig:
     """Where weights go."""
-    from trtops.ops.surgeon import SaveConfig
+    from trtops.ops.saving import SaveConfig
 
     threshold = args.external_data_size_threshold
     return SaveConfig(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 OUTPUT = Group(
     "script", (Flag(names=("-o", "--output"), to="output", required=True, shown="FILE", help="where to write it"),)
@@ -31,14 +30,12 @@ class Plan:
     output: str
 
 
-def plan(
-    args: argparse.Namespace, kind: str, groups: Iterable[Group], text: Callable[[argparse.Namespace], Any]
-) -> Plan:
+def plan(args: Asked, kind: str, groups: Iterable[Group], text: Callable[[Asked], Any]) -> Plan:
     """A script of the options if there are any beside model and output, else the op's."""
     flags = [
-        flag for group in groups for flag in group.flags if flag.dest not in ("model_file", "output", "model_type")
+        flag for group in groups for flag in group.flags if flag.dest not in ("model_file", "output") and not flag.idle
     ]
-    given = any(getattr(args, flag.dest) not in (None, flag.default) for flag in flags)
+    given = any(args.peek(flag.dest) not in (None, flag.default) for flag in flags)
     model = getattr(args, "model_file", None)
     return Plan(kind, model, str(text(args)) if given else None, args.output)
 

@@ -18,6 +18,7 @@ from trtops.backend.onnx.precision import node_name
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.metadata import Shape, TensorMetadata
+from trtops.ops.saving import SaveConfig
 from trtops.record import Record
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,14 @@ class CapabilityConfig(Record):
         backend: Who is asked. TensorRT's parser needs no GPU for it.
         partition: Whether to part the model where support ends.
         output_dir: Where to write the parts, as ONNX models; None does not.
+        save_as: Where the parts' weights go; files of weights are named after the parts.
         input_shapes: Shapes of inputs, by name, to infer the parts' shapes from.
     """
 
     backend: BackendName = "tensorrt"
     partition: bool = True
     output_dir: str | None = None
+    save_as: SaveConfig = field(default_factory=SaveConfig)
     input_shapes: Mapping[str, Shape] = field(default_factory=dict)
 
 
@@ -236,7 +239,7 @@ def _parts(
             continue
         path = Path(config.output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut.save(path)
+        cut.save(path, **config.save_as.for_another())
         parts.append(Part(supported=supported, nodes=names, inputs=cut.inputs, outputs=cut.outputs, path=str(path)))
     return tuple(parts)
 

@@ -16,7 +16,7 @@ from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.json import save_json
 from trtops.ops.check_submodel import CheckOutcome
-from trtops.record import Record
+from trtops.record import JSONValue, Record
 
 PLACEHOLDERS = ("{model}", "{inputs}", "{golden}")
 _TAIL_CHARACTERS = 2000
@@ -41,6 +41,7 @@ class CommandCheck(Record):
         timeout_fails: Whether running out of time is the failure that is meant.
         artifact: Where to write the sub-model for commands that do not say ``{model}``. Then sub-models are checked one
             at a time.
+        tell_passing: Whether what passing checks print is told as well.
     """
 
     command: tuple[str, ...]
@@ -50,6 +51,7 @@ class CommandCheck(Record):
     timeout_seconds: float | None = None
     timeout_fails: bool = False
     artifact: str | None = None
+    tell_passing: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -66,6 +68,10 @@ class CommandCheck(Record):
                 re.compile(expression)
             except re.error as exc:
                 raise errors.ConfigError(f"{expression!r} is no regular expression: {exc}.") from None
+
+    def deciding(self) -> JSONValue:
+        """What decides the answers: all but what is told of them."""
+        return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
     @property
     def one_at_a_time(self) -> bool:
@@ -101,7 +107,8 @@ class CommandCheck(Record):
         # What is neither passing by its code nor the failure that is meant is another failure.
         other = not failed and code != 0 and code not in self.ignore_fail_codes
         verdict = "fail" if failed else "error" if other else "pass"
-        return CheckOutcome(verdict=verdict, detail="" if verdict == "pass" else f"exit code {code}\n{tail}")  # type: ignore[arg-type]
+        told = verdict != "pass" or self.tell_passing
+        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if told else "")  # type: ignore[arg-type]
 
     def _is_meant(self, code: int, printed: str) -> bool:
         if code in self.ignore_fail_codes:

@@ -78,7 +78,8 @@ def open_feeds(
     Args:
         source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
             input, ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
-            ``loader.py:function``, by default ``load_data``); or an iterable of feeds.
+            ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
+            :class:`~trtops.comparator.DataLoader` is told of the inputs first.
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
         iterations: How many random feeds.
         seed: Seed of the first random feed; each next one counts up.
@@ -95,10 +96,23 @@ def open_feeds(
         )
     if isinstance(source, (str, Path)):
         return _from_path(str(source), inputs)
+    if hasattr(source, "input_metadata"):
+        return _made_up(source, inputs)
     if isinstance(source, Iterator):
         kept = list(source)  # a bare iterator can be read only once
         return Feeds("the given iterator", lambda: kept)
     return Feeds(f"the given {type(source).__name__}", lambda: source)
+
+
+def _made_up(loader: Any, inputs: TensorMetadata) -> Feeds:
+    """A data loader that makes what a model takes, once it knows what that is."""
+
+    def feeds() -> Iterable[Feed]:
+        loader.input_metadata = inputs
+        feeds: Iterable[Feed] = loader
+        return feeds
+
+    return Feeds(str(loader), feeds)
 
 
 def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:

@@ -32,6 +32,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops import search
 from trtops.ops.check import CheckConfig, default_tolerances, measure_latency
 from trtops.ops.feeds import open_feeds
+from trtops.ops.precision_replay import load_answers, save_answers
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
 
@@ -60,6 +61,8 @@ class PrecisionConfig(Record):
         output: Where to write the model in mixed precision.
         exclude_list: Where to write the names of the nodes to keep, one a line.
         latency_runs: Inferences timed for each point of the picture; 0 measures none.
+        load_replay: Answers of an earlier search of the same kind, which are not asked for again.
+        save_replay: Where to write the answers, anew after each.
     """
 
     to: Literal["fp16", "bf16"] = "fp16"
@@ -75,6 +78,8 @@ class PrecisionConfig(Record):
     output: str | None = None
     exclude_list: str | None = None
     latency_runs: int = 20
+    load_replay: str | None = None
+    save_replay: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_checks is not None and self.max_checks < 2:
@@ -217,6 +222,7 @@ def precision(
     *,
     feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
+    judge: Callable[[Candidate], bool] | None = None,
     run: Run = NO_RUN,
     progress: Callable[[PrecisionStep], None] | None = None,
 ) -> PrecisionResult:
@@ -228,6 +234,9 @@ def precision(
         feeds: Inputs, in place of the config's source.
         runner: Makes the runner that a candidate is judged by: :func:`emulated_runner`, :func:`weakly_typed_runner`, or one
             that builds ``candidate.rewritten.model`` with any back end.
+        judge: Says whether a candidate is good, in place of running and comparing it
+            (:class:`trtops.ops.precision_check.CandidateCheck` asks a command). Then there are no errors to tell: they
+            are 0 for what is good and infinite for the rest; no data is made, and no latency measured.
         run: Gets params, numbers and artifacts; it is not ended.
         progress: Called after each check.
 
@@ -240,7 +249,7 @@ def precision(
     config = PrecisionConfig() if config is None else config
     started = time.perf_counter()
     opened = model if isinstance(model, Model) else _opened(model)
-    trial = _Trial.prepare(opened, config, feeds, runner, progress)
+    trial = _Trial.prepare(opened, config, feeds, runner, judge, progress)
     try:
         keep, verdict, minimal = _find(trial, config)
     except _OutOfChecksError:
@@ -290,7 +299,9 @@ class _Trial:
     names: list[str]
     ops: dict[str, str]
     make: MakeRunner
+    judge: Callable[[Candidate], bool] | None
     progress: Callable[[PrecisionStep], None] | None
+    answers: Mapping[Names, tuple[bool, float]]
     steps: list[PrecisionStep] = field(default_factory=list)
     known: dict[Names, PrecisionStep] = field(default_factory=dict)
 
@@ -301,27 +312,26 @@ class _Trial:
         config: PrecisionConfig,
         feeds: Iterable[Feed] | None,
         make: MakeRunner,
+        judge: Callable[[Candidate], bool] | None,
         progress: Callable[[PrecisionStep], None] | None,
     ) -> _Trial:
-        from trtops.backend.onnxrt.observe import reference_outputs
-
         original = model.proto()
         rewritten = lower_precision(original, config.to, exclude=config.exclude, keep_types=config.keep_types)
         lowered = set(rewritten.lowered)
         by_name = {node_name(node): node.op_type for node in walk.nodes(original) if node_name(node) in lowered}
-        inputs = TensorMetadata.of(model.info.inputs)
-        source = config.data if feeds is None else feeds
-        given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
+        given = _inputs(model, config, feeds) if judge is None else []
         return cls(
             original=original,
             config=config,
             tolerances=config.tolerances or default_tolerances(config.to),
             feeds=list(given),
-            golden=[dict(outputs) for outputs in reference_outputs(original, given)],
+            golden=_golden(original, given),
             names=list(by_name),
             ops=by_name,
             make=make,
+            judge=judge,
             progress=progress,
+            answers={} if config.load_replay is None else load_answers(Path(config.load_replay)),
         )
 
     def candidate(self, keep: Iterable[str]) -> Candidate:
@@ -335,20 +345,26 @@ class _Trial:
         if self.config.max_checks is not None and len(self.steps) >= self.config.max_checks:
             raise _OutOfChecksError
         started = time.perf_counter()
-        report = self._compare(names)
+        good, excess = self.answers[names] if names in self.answers else self._measure(names)
         step = PrecisionStep(
-            kept=len(names),
-            group=group,
-            good=bool(report),
-            excess=_excess(report, self.tolerances) if report is not None else math.inf,
-            seconds=time.perf_counter() - started,
+            kept=len(names), group=group, good=good, excess=excess, seconds=time.perf_counter() - started
         )
         log.info("%d of %d nodes kept%s: %s", len(names), len(self.names), f" ({group})" if group else "", step)
         self.known[names] = step
         self.steps.append(step)
+        if self.config.save_replay is not None:
+            save_answers(Path(self.config.save_replay), self.known)
         if self.progress is not None:
             self.progress(step)
         return step
+
+    def _measure(self, keep: Names) -> tuple[bool, float]:
+        """Whether a candidate is good, and its largest error as a multiple of the tolerances."""
+        if self.judge is not None:
+            good = self.judge(self.candidate(keep))
+            return good, 0.0 if good else math.inf
+        report = self._compare(keep)
+        return bool(report), math.inf if report is None else _excess(report, self.tolerances)
 
     def _compare(self, keep: Names) -> ComparisonReport | None:
         """Run a candidate; None if the back end does not take it."""
@@ -364,6 +380,20 @@ class _Trial:
         """The smallest set that met the tolerances so far, or else all."""
         good = [names for names, step in self.known.items() if step.good]
         return min(good, key=len, default=frozenset(self.names))
+
+
+def _inputs(model: Model, config: PrecisionConfig, feeds: Iterable[Feed] | None) -> list[Feed]:
+    inputs = TensorMetadata.of(model.info.inputs)
+    source = config.data if feeds is None else feeds
+    return [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
+
+
+def _golden(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
+    if not feeds:
+        return []
+    from trtops.backend.onnxrt.observe import reference_outputs
+
+    return [dict(outputs) for outputs in reference_outputs(model, feeds)]
 
 
 def _excess(report: ComparisonReport, tolerances: Tolerances) -> float:
@@ -507,7 +537,7 @@ def _points(trial: _Trial, keep: Names, config: PrecisionConfig) -> tuple[TradeO
 
 def _latency(trial: _Trial, keep: Names, runs: int) -> float | None:
     """Median latency: of the back end under test, or of the model itself where that only emulates."""
-    if not runs:
+    if not runs or trial.judge is not None:
         return None
     from trtops.ops.check_submodel import onnxruntime_runner
 

@@ -36,6 +36,7 @@ from trtops.ops.feeds import Feeds, open_feeds
 from trtops.ops.reduce_hunt import Evaluate, Hunt, Parts
 from trtops.ops.reduce_journal import Journal, Step
 from trtops.ops.reduce_replay import save_replay
+from trtops.ops.saving import SaveConfig
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
 
@@ -65,6 +66,7 @@ class ReduceConfig(Record):
         memory_limit_bytes: How much of the observed values to keep in memory; the rest goes to temporary files.
         output: Where to save the reduced model; the inputs it fails with go beside it, as ``<name>_inputs.json``.
             Further culprits get ``_2`` and so on behind the name.
+        save_as: Where the weights of these models go; beside others than the first, in files of their names.
         min_good: Where to save the passing sub-model that is closest in size to the culprit.
         journal: Where answers are kept, so that a reduction that was killed can go on.
         after_crash: What a sub-model counts as whose check did not end because the process died: ask again, or take it
@@ -87,6 +89,7 @@ class ReduceConfig(Record):
     width: int = 1
     memory_limit_bytes: int = 2 << 30
     output: str | None = None
+    save_as: SaveConfig = field(default_factory=SaveConfig)
     min_good: str | None = None
     journal: str | None = None
     after_crash: Literal["retry", "fail", "pass"] = "retry"
@@ -321,7 +324,7 @@ def _save_culprit(hunt: Hunt, parts: Parts, number: int, config: ReduceConfig) -
     path = inputs_path = None
     if config.output is not None:
         path = _numbered(Path(config.output), number)
-        cut.save(path)
+        cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
         if config.inputs != "declared":
             inputs_path = path.with_name(f"{path.stem}_inputs.json")
             _save_inputs(cut, inputs_path)
@@ -356,7 +359,7 @@ def _save_min_good(hunt: Hunt, found: Sequence[Parts], config: ReduceConfig) -> 
         return None
     size = len(hunt.nodes(found[0]))
     closest = min(passing, key=lambda parts: (abs(len(hunt.nodes(parts)) - size), len(parts), sorted(parts)))
-    hunt.cut(closest).save(config.min_good)
+    hunt.cut(closest).save(config.min_good, **config.save_as.for_another())
     return config.min_good
 
 

@@ -15,7 +15,8 @@ from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.save import save_model
-from trtops.ops.surgeon import SaveConfig, Source, SurgeonResult
+from trtops.ops.saving import SaveConfig
+from trtops.ops.surgeon import Source, SurgeonResult
 
 
 def remove_nodes(

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,8 @@ class RepeatConfig(Record):
         keep_intermediate: Whether it stays.
         info: A file that tells the command its iteration, as JSON.
         show: Whose output is shown: of every check, of the failing ones, or of none.
+        load_replay: A debug replay of either tool: iterations that it has answers for are not run.
+        save_replay: Where to write one, anew after each iteration.
     """
 
     until: int | Literal["good", "bad"]
@@ -42,6 +44,8 @@ class RepeatConfig(Record):
     keep_intermediate: bool = False
     info: str | None = None
     show: Literal["all", "failing", "none"] = "failing"
+    load_replay: str | None = None
+    save_replay: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +104,49 @@ def repeat(
     if check is None and ask is None:
         raise errors.ConfigError("There is nothing to judge by. Give a check: --check <command>.")
     steps: list[RepeatStep] = []
+    answers = _answers(config)
     try:
         for number in _numbers(config, steps):
-            step = _iterate(number, make, check, config, ask)
-            _sort(config, step)
+            step = answers.get(number) or iterate(number, make, check, config, ask)
             steps.append(step)
+            _save_replay(config, steps)
             if progress is not None:
                 progress(step)
     finally:
-        if config.intermediate is not None and not config.keep_intermediate:
-            Path(config.intermediate).unlink(missing_ok=True)
-        if config.info is not None:
-            Path(config.info).unlink(missing_ok=True)
+        finish(config)
     return RepeatResult(steps=tuple(steps))
+
+
+def finish(config: RepeatConfig) -> None:
+    """Remove what is not to stay."""
+    if config.intermediate is not None and not config.keep_intermediate:
+        Path(config.intermediate).unlink(missing_ok=True)
+    if config.info is not None:
+        Path(config.info).unlink(missing_ok=True)
+
+
+def _answers(config: RepeatConfig) -> dict[int, RepeatStep]:
+    """The answers of an earlier run, by number."""
+    if config.load_replay is None:
+        return {}
+    from trtops.ops.reduce_replay import load_replay
+
+    return {
+        number: RepeatStep(number=number, verdict="good" if context.success else "bad", detail="from the replay")
+        for number, context in enumerate(load_replay(Path(config.load_replay)).values())
+    }
+
+
+def _save_replay(config: RepeatConfig, steps: Sequence[RepeatStep]) -> None:
+    if config.save_replay is None:
+        return
+    from trtops.json import save_json
+    from trtops.ops.reduce_replay import IterationContext
+
+    replay = {
+        f"_N{step.number}": IterationContext({}, {"iteration": step.number}, step.verdict == "good") for step in steps
+    }
+    save_json(replay, config.save_replay, "debug replay")
 
 
 def _numbers(config: RepeatConfig, steps: list[RepeatStep]) -> Iterator[int]:
@@ -126,7 +160,20 @@ def _reached(until: object, step: RepeatStep) -> bool:
     return (until == "good" and step.verdict == "good") or (until == "bad" and step.verdict != "good")
 
 
-def _iterate(
+def iterate(
+    number: int,
+    make: Callable[[int], object],
+    check: CommandCheck | None,
+    config: RepeatConfig,
+    ask: Callable[[int], bool] | None = None,
+) -> RepeatStep:
+    """One iteration: make, judge, sort; see :func:`repeat`."""
+    step = _judged(number, make, check, config, ask)
+    _sort(config, step)
+    return step
+
+
+def _judged(
     number: int,
     make: Callable[[int], object],
     check: CommandCheck | None,

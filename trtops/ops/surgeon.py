@@ -18,28 +18,13 @@ from trtops import errors
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes, sparsity, surgery, walk, weights
 from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.metadata import Shape, TensorSpec
+from trtops.ops.saving import SaveConfig
 from trtops.record import Record
 
 log = logging.getLogger(__name__)
 
 Source: TypeAlias = "str | Path | Model | onnx.ModelProto"
 """A model: the path of its file, or the model in memory, which stays the caller's and is copied."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveConfig(Record):
-    """Where weights go when a model is written.
-
-    Attributes:
-        external_data: A path beside the model file for the weights; ``""`` takes the model file's name with ``.data``
-            behind it. None keeps them in the model file, unless it would get too large for protobuf (2 GiB).
-        size_threshold: Tensors with fewer bytes than this stay in the model file.
-        one_file: Whether all weights share one data file; else ``external_data`` is a folder.
-    """
-
-    external_data: str | None = None
-    size_threshold: int = 1024
-    one_file: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,9 +158,26 @@ class SubModel:
     outputs: tuple[str, ...] = field(compare=False)
     _values: Values = field(repr=False, compare=False)
 
-    def save(self, path: str | Path) -> None:
-        """Write the model to a file; the weights of a large one to a second file beside it."""
-        save_model(self.proto, path, external_data_path="" if is_large(self.proto) else None)
+    def save(
+        self, path: str | Path, *, external_data_path: str | None = None, size_threshold: int = 1024, one_file: bool = True
+    ) -> None:
+        """Write the model to a file; the weights of a large one beside it, and of others where that is asked for.
+
+        Args:
+            path: Where to write.
+            external_data_path: As in :func:`trtops.backend.onnx.save.save_model`.
+            size_threshold: Likewise.
+            one_file: Whether all weights share one data file.
+        """
+        if external_data_path is None and is_large(self.proto):
+            external_data_path = ""
+        save_model(
+            self.proto,
+            path,
+            external_data_path=external_data_path,
+            size_threshold=size_threshold,
+            all_tensors_to_one_file=one_file,
+        )
 
     @cached_property
     def feeds(self) -> list[Arrays]:

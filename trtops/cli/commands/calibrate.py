@@ -5,12 +5,11 @@ The calibration cache that it writes fits any build. Exits with 1 if the INT8 en
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 
 if TYPE_CHECKING:
     from trtops.ops.calibrate import CalibrateConfig
@@ -58,7 +57,7 @@ class Plan:
     store: str | None
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.calibrate import CalibrateConfig
 

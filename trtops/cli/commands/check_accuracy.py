@@ -5,18 +5,40 @@ Exits with 1 if it fails.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from trtops.cli import groups, loading
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker
 
+_NO_ARRAYS = (
+    "the file has the numbers of a comparison, and not the outputs; compare those by `trtops run --load-outputs A B` "
+    "with this option"
+)
+_DECIDED = "that was decided when the outputs were compared"
+_NEED_ARRAYS = (
+    "--compare-func-script", "--index-tolerance", "--save-heatmaps", "--show-heatmaps", "--save-error-metrics-plot",
+    "--show-error-metrics-plot",
+)  # fmt: skip
 GROUPS = (
     Group("comparison", (Flag(names=("accuracy",), help="the file"),)),
     groups.THRESHOLDS.without("--index-tolerance"),
+    Group(
+        "options of comparing itself",
+        (
+            *(Flag(names=(name,), takes="switch", help="", refuse=_NO_ARRAYS) for name in _NEED_ARRAYS),
+            *(
+                Flag(names=(name,), takes="switch", help=text, idle=_DECIDED)
+                for name, text in (
+                    ("--fail-fast", "stop at the first iteration that does not match"),
+                    ("--no-shape-check", "compare outputs of different shapes"),
+                    ("--infinities-compare-equal", "let infinities of equal sign match"),
+                )
+            ),
+        ),
+    ),
     Group("printing", (*groups.JSON.flags,)),
 )
 EXAMPLES = (
@@ -53,23 +75,15 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     names = args.compare or [name for name, flags in _GIVEN.items() if any(getattr(args, flag) for flag in flags)]
     if "indices" in names:
         raise UsageError(
             "indices leaves no numbers to be judged again; compare the outputs by `trtops run --load-outputs`"
         )
-    others = {"compare_func_script": None, "fail_fast": None, "no_shape_check": None, "infinities_compare_equal": None}
-    pictures = {
-        "save_heatmaps": None,
-        "show_heatmaps": None,
-        "save_error_metrics_plot": None,
-        "show_error_metrics_plot": None,
-    }
-    functions = loading.compare_functions(
-        argparse.Namespace(**{**vars(args), **others, **pictures, "compare": names or None})
-    )
+    others = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal"))
+    functions = loading.compare_functions(args.but(**others, compare=names or None))
     return Plan(
         args.accuracy,
         tuple(functions) if names else (),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Group
+from trtops.cli.flags import Asked, Group
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -31,7 +30,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     return Plan(args.model_file, args.backend or "tensorrt", bool(args.json))
 

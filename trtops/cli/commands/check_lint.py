@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import groups, loading
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -25,6 +24,7 @@ GROUPS = (
     groups.JSON,
     groups.ONNX_LOAD,
     groups.DATA.without("--iterations"),
+    groups.ONE_FEED,
     Group(
         groups.PROVIDERS.title,
         tuple(
@@ -52,13 +52,12 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.lint import LintConfig
 
     args.iterations = None
-    onnx = argparse.Namespace(
-        **vars(args),
+    onnx = args.but(
         model_type="onnx",
         onnx_outputs=None,
         onnx_exclude_outputs=None,

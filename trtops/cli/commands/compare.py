@@ -5,12 +5,11 @@ A side is a run of the store (run:<id>), an ONNX file, an engine file, or a file
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.ops.compare import CompareConfig
@@ -61,7 +60,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.compare import CompareConfig
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import registry
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
 EXAMPLES = ("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops")
 
 
-def plan(args: argparse.Namespace) -> str:
+def plan(args: Asked) -> str:
     """The shell."""
     return str(args.shell)
 

@@ -6,13 +6,12 @@ Engines for ONNX Runtime, and all that are remembered by --experiment, are judge
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups, loading
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Plan:
     store: str | None = None
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     kind = loading.model_type(args)
     target = _target(args)
@@ -100,7 +99,7 @@ def plan(args: argparse.Namespace) -> Plan:
     return Plan(make=call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), output), output=output)
 
 
-def _target(args: argparse.Namespace) -> str:
+def _target(args: Asked) -> str:
     if args.convert_to is not None:
         return str(args.convert_to)
     suffix = Path(args.output or "x.engine").suffix.lower()
@@ -112,7 +111,7 @@ def _target(args: argparse.Namespace) -> str:
     return found
 
 
-def _config(args: argparse.Namespace, backend: str) -> ConvertConfig:
+def _config(args: Asked, backend: str) -> ConvertConfig:
     from trtops.ops.convert import ConvertConfig
 
     return ConvertConfig(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli.commands.data_merge import GROUPS
+from trtops.cli.flags import Asked
 
 __all__ = ["EXAMPLES", "GROUPS", "execute", "plan"]
 
 EXAMPLES = ("trtops data concat monday.json tuesday.json -o both.json",)
 
 
-def plan(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+def plan(args: Asked) -> tuple[tuple[str, ...], str]:
     """The files, and where to write."""
     return tuple(args.paths), args.output
 

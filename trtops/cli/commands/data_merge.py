@@ -5,9 +5,7 @@ With it the outputs of one part of a model become the inputs of the next.
 
 from __future__ import annotations
 
-import argparse
-
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     Group(
@@ -21,7 +19,7 @@ GROUPS = (
 EXAMPLES = ("trtops data merge inputs.json outputs.json -o layer_inputs.json",)
 
 
-def plan(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+def plan(args: Asked) -> tuple[tuple[str, ...], str]:
     """The files, and where to write."""
     return tuple(args.paths), args.output
 

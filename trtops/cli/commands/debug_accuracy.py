@@ -5,12 +5,11 @@ Every tensor of the model is compared with the model itself, in the order of exe
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.ops.triage import TriageConfig
@@ -64,7 +63,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.check import default_tolerances
     from trtops.ops.triage import TriageConfig
@@ -85,7 +84,7 @@ def plan(args: argparse.Namespace) -> Plan:
         config=config,
         picture=args.picture,
         experiment=args.experiment,
-        store=args.store,
+        store=args.store if args.experiment else None,
         json=bool(args.json),
     )
 

@@ -6,13 +6,12 @@ a campaign: each build in a child process, judged against the model, all remembe
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug_repeat
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Plan:
     resume: str | None = None
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if args.experiment is not None or args.resume or args.backend == "onnxruntime":
         return _campaign(args)
@@ -80,10 +79,17 @@ def plan(args: argparse.Namespace) -> Plan:
     check = debug_repeat.check_of(args, artifact)
     if not args.artifacts and args.save_tactics:
         args.artifacts = [args.save_tactics]  # each build writes it anew
-    return Plan(build=build, repeat=debug_repeat.Plan(check, debug_repeat.repeat_config(args, artifact), makes=True))
+    return Plan(
+        build=build,
+        repeat=debug_repeat.Plan(
+            check,
+            debug_repeat.repeat_config(args.but(load_debug_replay=None, save_debug_replay=None), artifact),
+            makes=True,
+        ),
+    )
 
 
-def _campaign(args: argparse.Namespace) -> Plan:
+def _campaign(args: Asked) -> Plan:
     from trtops.ops.campaign import DebugBuildConfig, Vary
 
     if args.resume and args.model_file is None:

@@ -5,7 +5,6 @@ It fails if a check command fails or, without --check, if an engine's outputs di
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -13,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops.cli import configs, groups, loading, values
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli import configs, groups, loading, surgery, values
+from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.script import Call, Maker
 
 if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from trtops.ops.reduce_journal import Step
     from trtops.spec import BuildConfig
 
-_QUIET = "what passing checks print is not kept here; run the check by itself on the saved model"
-_SEARCHED = "the model is searched as it is; change it first by `trtops surgeon sanitize`"
+_SEEN = "shapes are those seen when the whole model ran"
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -47,18 +46,19 @@ GROUPS = (
             ),
         ),
     ),
-    Group("check", (*groups.CHECK.without("--show-output").flags, Flag(names=("--show-output",), takes="switch", help="", refuse=_QUIET))),
+    groups.CHECK,
+    Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]),
+    groups.ONNX_LOAD,
     groups.SORTING,
     Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
     Group("going on", (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for the field's tool as well"))),
     groups.TRACKING, configs.BACKEND,
     Group("judging without --check", groups.STATISTICS.flags),
-    groups.SOURCE, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
+    groups.DATA, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
     Group("shapes", (
-        Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle="shapes are those seen when the whole model ran"),
+        Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle=_SEEN),
         Flag(names=("--force-fallback-shape-inference",), takes="switch", help="find shapes by running the model", idle="they are found so in any case"),
-        Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="", refuse=_SEARCHED),
-        Flag(names=("--fp-to-fp16",), takes="switch", help="", refuse=_SEARCHED),
+        Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="infer shapes without ONNX Runtime's symbolic inference", idle=_SEEN),
     )),
 )  # fmt: skip
 EXAMPLES = (
@@ -76,24 +76,29 @@ class Plan:
     """What to reduce.
 
     Attributes:
-        model: The model.
+        model: The model, or what makes it.
+        name: Its name.
         check: The command that judges; None compares engines.
         build: How engines are built then.
         tolerances: When they are good enough.
         config: The op's config.
+        feeds: Makes inputs, in place of the config's source.
         artifacts: Files to sort after each check.
         folder: Where to.
         info: A file that tells the command its iteration.
-        show: Whose details are shown: of failing checks, or of none.
+        show: Whether details are shown: of failing checks, and of all with --show-output.
+        keep: Where to leave the file that checks read.
         experiment: Where to remember it.
         store: Where the memory is.
     """
 
-    model: str
+    model: str | Call
     check: CommandCheck | None
     build: BuildConfig
     tolerances: Tolerances | None
     config: ReduceConfig
+    feeds: Call | None = None
+    name: str = ""
     artifacts: tuple[str, ...] = ()
     folder: str = ""
     info: str | None = None
@@ -103,7 +108,7 @@ class Plan:
     store: str | None = None
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.reduce import ReduceConfig
 
@@ -113,22 +118,27 @@ def plan(args: argparse.Namespace) -> Plan:
         "mode": args.mode, "inputs": args.inputs_are, "max_checks": args.max_checks, "width": args.width, "seed": args.seed,
         "iterations": args.iterations,
     }  # fmt: skip
+    made_up = configs.made_up_data(args)
     config = ReduceConfig(
         find="all" if args.find_all else "first",
         reduce_inputs=not args.no_reduce_inputs,
         reduce_outputs=not args.no_reduce_outputs,
-        data=configs.data_source(args),
+        data=None if made_up else configs.data_source(args),
         input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
+        save_as=surgery.save_config(args),
         min_good=args.min_good,
         journal=args.journal,
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
         **{name: value for name, value in given.items() if value is not None},
     )
+    check = configs.command_check(args, ARTIFACT) if args.check else None
     return Plan(
-        model=args.model_file,
-        check=configs.command_check(args, ARTIFACT) if args.check else None,
+        model=surgery.model(args.but(shape_inference=None, force_fallback_shape_inference=None)),
+        name=args.model_file,
+        feeds=made_up,
+        check=replace(check, tell_passing=bool(args.show_output)) if check else None,
         build=replace(configs.build_config(args, args.backend or "tensorrt"), profiles=()),
         tolerances=configs.tolerances(args),
         config=config,
@@ -138,7 +148,7 @@ def plan(args: argparse.Namespace) -> Plan:
         show=not args.hide_fail_output,
         keep=(args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
         experiment=args.experiment,
-        store=args.store,
+        store=args.store if args.experiment else None,
     )
 
 
@@ -146,17 +156,19 @@ def execute(plan: Plan) -> int:
     """Reduce, and tell."""
     from trtops.ops.reduce import reduce
 
+    make = Maker()
     check: Any = plan.check or _comparison(plan)
+    options: dict[str, Any] = {"feeds": make(plan.feeds), "progress": lambda step: _after(plan, step)}
     _tell_iteration(plan, 0)
     try:
         if plan.experiment is None:
-            result = reduce(plan.model, check, plan.config, progress=lambda step: _after(plan, step))
+            result = reduce(make(plan.model), check, plan.config, **options)
         else:
             from trtops.tracking.base import tracked
 
-            name = f"reduce {Path(plan.model).name}"[:250]
+            name = f"reduce {Path(plan.name).name}"[:250]
             with tracked(configs.opened(plan.store), plan.experiment, name, kind="reduce") as run:
-                result = reduce(plan.model, check, plan.config, run=run, progress=lambda step: _after(plan, step))
+                result = reduce(make(plan.model), check, plan.config, run=run, **options)
                 run.finish(result.verdict)
     finally:
         if plan.info is not None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import UsageError
+from trtops.cli.flags import Asked, UsageError
 
 if TYPE_CHECKING:
     from trtops.ops.check_command import CommandCheck
     from trtops.ops.repeat import RepeatConfig, RepeatResult, RepeatStep
 
-GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.CHECK)
+GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.REPLAY, groups.CHECK)
 EXAMPLES = (
     "trtops debug repeat --until 5 --artifacts outputs.json --check trtops run model.onnx --trt --save-outputs outputs.json",
 )
@@ -35,12 +34,12 @@ class Plan:
     makes: bool = False
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     return Plan(check_of(args, "-"), repeat_config(args, args.iter_artifact))
 
 
-def check_of(args: argparse.Namespace, artifact: str) -> CommandCheck | None:
+def check_of(args: Asked, artifact: str) -> CommandCheck | None:
     """The command that judges, if there is one; it reads what was made by itself."""
     if not args.check:
         return None
@@ -49,7 +48,7 @@ def check_of(args: argparse.Namespace, artifact: str) -> CommandCheck | None:
     return replace(check, command=words, artifact=artifact)
 
 
-def repeat_config(args: argparse.Namespace, intermediate: str | None) -> RepeatConfig:
+def repeat_config(args: Asked, intermediate: str | None) -> RepeatConfig:
     """When to stop, and what to keep."""
     from trtops.ops.repeat import RepeatConfig
 
@@ -62,6 +61,8 @@ def repeat_config(args: argparse.Namespace, intermediate: str | None) -> RepeatC
         intermediate=intermediate,
         keep_intermediate=bool(args.no_remove_intermediate),
         info=args.iter_info,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
         show="all" if args.show_output else "none" if args.hide_fail_output else "failing",
     )
 

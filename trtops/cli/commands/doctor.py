@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (Group("telling", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),)
 EXAMPLES = ("trtops doctor", "trtops doctor --support")
@@ -12,7 +10,7 @@ EXAMPLES = ("trtops doctor", "trtops doctor --support")
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-def plan(args: argparse.Namespace) -> bool:
+def plan(args: Asked) -> bool:
     """Whether to show the table."""
     return bool(args.support)
 

@@ -5,12 +5,11 @@ With partitioning the model is cut into parts that are taken and parts that are 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtops.cli import groups, loading, values
-from trtops.cli.flags import Flag, Group
+from trtops.cli import groups, loading, surgery, values
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -46,6 +45,20 @@ GROUPS = (
         ),
     ),
     groups.JSON,
+    Group(
+        "saving parts",
+        (
+            Flag(
+                names=("--save-external-data", "--external-data-path"),
+                takes="optional",
+                value="",
+                choices=("",),
+                shown="",
+                help="keep weights beside each part, in <part>.data",
+            ),
+            *groups.ONNX_SAVE.flags[2:],
+        ),
+    ),
     groups.ONNX_LOAD,
     groups.ONNX_OUTPUTS,
     groups.ONNX_SHAPE,
@@ -70,22 +83,24 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.capability import CapabilityConfig
+    from trtops.ops.saving import SaveConfig
 
     config = CapabilityConfig(
         backend=args.backend or "tensorrt",
         partition=bool(args.with_partitioning),
         output_dir=args.output if args.with_partitioning else None,
+        save_as=surgery.save_config(args) if args.with_partitioning else SaveConfig(),
         input_shapes=loading.input_shapes(args) or {},
     )
     model = loading.onnx_model(_typed(args)) if loading.wants_onnx_changes(args) else args.model_file
     return Plan(model, config, f"{args.output}/results.txt", bool(args.json))
 
 
-def _typed(args: argparse.Namespace) -> argparse.Namespace:
-    return argparse.Namespace(**vars(args), model_type="onnx")
+def _typed(args: Asked) -> Asked:
+    return args.but(model_type="onnx")
 
 
 def execute(plan: Plan) -> int:

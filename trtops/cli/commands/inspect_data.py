@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import asking, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import call
 
 GROUPS = (
@@ -37,7 +35,7 @@ GROUPS = (
 EXAMPLES = ("trtops inspect data outputs.json --show-values", "trtops inspect data inputs.json --histogram --all")
 
 
-def plan(args: argparse.Namespace) -> tuple[asking.Question, int | None]:
+def plan(args: Asked) -> tuple[asking.Question, int | None]:
     """The question, and the width of lines."""
     question = call(
         "trtops.ops.inspect", "inspect_data", args.path,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 
 if TYPE_CHECKING:
     from trtops.ops.diff_tactics import DiffTacticsConfig
@@ -54,7 +53,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.diff_tactics import DiffTacticsConfig
 

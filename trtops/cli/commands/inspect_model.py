@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Any
 
 from trtops.cli import asking, groups, loading
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
@@ -52,7 +51,8 @@ SHOWING = Group(
 
 GROUPS = (
     groups.MODEL.without("--input-shapes"), SHOWING, groups.JSON, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
-    groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD,
+    groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD, groups.TENSORFLOW,
+    Group("TensorRT timing", (Flag(names=("--save-timing-cache",), shown="FILE", help="timing cache to write", idle="nothing is built"),)),
 )  # fmt: skip
 EXAMPLES = (
     "trtops inspect model model.onnx --show layers attrs",
@@ -85,7 +85,7 @@ class Plan:
     json: bool = False
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
     show = tuple(
@@ -99,7 +99,7 @@ def plan(args: argparse.Namespace) -> Plan:
             raise UsageError(f"{args.model_file} is an engine; it is shown as what it is, without --display-as")
         source, described_by = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
-        source, described_by = loading.network(_without_outputs(args), outputs=False), "describe_network"
+        source, described_by = loading.network(args, outputs=False), "describe_network"
     elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
     return Plan(
@@ -111,10 +111,6 @@ def plan(args: argparse.Namespace) -> Plan:
         infer_shapes=bool(args.shape_inference),
         json=bool(args.json),
     )
-
-
-def _without_outputs(args: argparse.Namespace) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "onnx_outputs": args.onnx_outputs})
 
 
 def execute(plan: Plan) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from trtops.cli import asking, configs, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     Group("run", (Flag(names=("run",), help="the run's id, with or without run: before it"),)),
@@ -31,7 +30,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     return Plan(args.run, args.store, bool(args.json))
 

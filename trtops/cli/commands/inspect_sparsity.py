@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import asking, groups, loading
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import call
 
-GROUPS = (groups.ONNX_MODEL, groups.JSON, groups.ONNX_LOAD.without("--ignore-external-data"))
+GROUPS = (
+    groups.ONNX_MODEL,
+    groups.JSON,
+    groups.ONNX_LOAD.without("--ignore-external-data"),
+    Group(
+        groups.ONNX_LOAD.title,
+        (
+            Flag(
+                names=("--ignore-external-data",),
+                takes="switch",
+                help="",
+                refuse="without its weights nothing can be said of a model's sparsity; leave it out",
+            ),
+        ),
+    ),
+)
 EXAMPLES = ("trtops inspect sparsity model.onnx",)
 
 
-def plan(args: argparse.Namespace) -> asking.Question:
+def plan(args: Asked) -> asking.Question:
     """The question."""
     model = args.model_file
     if args.external_data_dir or args.fp_to_fp16:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import asking, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import call
 
 GROUPS = (Group("record", (Flag(names=("tactic_replay",), help="the file"),)), groups.JSON)
 EXAMPLES = ("trtops inspect tactics replay.json",)
 
 
-def plan(args: argparse.Namespace) -> asking.Question:
+def plan(args: Asked) -> asking.Question:
     """The question."""
     return asking.Question(call("trtops.ops.inspect", "inspect_tactics", args.tactic_replay), bool(args.json))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import groups, loading, values
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class Plan:
     command: str
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """The calls and the config that the options stand for."""
     import shlex
 
@@ -167,6 +166,7 @@ def plan(args: argparse.Namespace) -> Plan:
     runners = tuple(_runner(args, kind, word) for kind, word in args.runners or ())
     if not runners and not args.load_outputs and not args.save_onnx:
         raise UsageError("there is nothing to run. Add runners, such as --onnxrt --trt, or outputs by --load-outputs")
+    compared = len(runners) > 1 or bool(args.load_outputs)
     config = RunConfig(
         warm_up=args.warm_up or 0,
         use_subprocess=bool(args.use_subprocess),
@@ -175,26 +175,26 @@ def plan(args: argparse.Namespace) -> Plan:
         save_outputs=args.save_outputs,
         load_outputs=tuple(args.load_outputs or ()),
         validate=bool(args.validate),
-        fail_fast=bool(args.fail_fast),
-        check_average=bool(args.check_average),
-        save_accuracy=args.save_accuracy_results,
+        fail_fast=bool((compared or args.validate) and args.fail_fast),
+        check_average=bool(compared and args.check_average),
+        save_accuracy=args.save_accuracy_results if compared else None,
     )
     return Plan(
         runners=runners,
         data_loader=loading.data_loader(args),
-        compare=tuple(loading.compare_functions(args)),
+        compare=tuple(loading.compare_functions(args)) if compared else (),
         postprocess=tuple(_postprocess(args)),
         config=config,
         onnx=loading.onnx_model(args) if args.save_onnx and not runners else None,
         gen_script=args.gen_script,
         experiment=args.experiment,
-        store=args.store,
+        store=args.store if args.experiment else None,
         model=args.model_file or "",
         command=shlex.join(args.words),
     )
 
 
-def _runner(args: argparse.Namespace, kind: str, word: str | None) -> Call:
+def _runner(args: Asked, kind: str, word: str | None) -> Call:
     if kind in ("trt", "trt-engine"):
         return call(loading.TRT, "TrtRunner", loading.engine(args, word), **_inference(args))
     found = loading.model_type(args)
@@ -210,7 +210,7 @@ def _runner(args: argparse.Namespace, kind: str, word: str | None) -> Call:
     )
 
 
-def _session(args: argparse.Namespace, found: str) -> Call:
+def _session(args: Asked, found: str) -> Call:
     level = _LEVELS[args.graph_optimization_level] if args.graph_optimization_level else None
     source: Any = args.model_file
     if found != "onnx" or loading.wants_onnx_changes(args):
@@ -223,7 +223,7 @@ def _session(args: argparse.Namespace, found: str) -> Call:
     )  # fmt: skip
 
 
-def _inference(args: argparse.Namespace) -> dict[str, Any]:
+def _inference(args: Asked) -> dict[str, Any]:
     unit, budget = args.weight_streaming_budget or (None, None)
     return {
         "optimization_profile": args.optimization_profile,
@@ -233,7 +233,7 @@ def _inference(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _postprocess(args: argparse.Namespace) -> Iterator[Any]:
+def _postprocess(args: Asked) -> Iterator[Any]:
     if args.postprocess:
         yield call(loading.COMPARATOR, "TopKPostprocessFunc", values.per_name(args.postprocess))
     if args.postprocess_func_script:
@@ -257,13 +257,12 @@ def execute(plan: Plan) -> int:
         from trtops.backend.trt import library
 
         library.load()  # what is missing is said before anything is run
-    compared = len(plan.runners) > 1 or bool(plan.config.load_outputs)
     with remembered(plan) as run:
         result = run_models(
             make([_for_child(runner) if plan.config.use_subprocess else runner for runner in plan.runners]),
             plan.config,
             data_loader=make(plan.data_loader),
-            compare=make(list(plan.compare)) if compared else None,
+            compare=make(list(plan.compare)) if plan.compare else None,
             postprocess=make(list(plan.postprocess)),
             run=run,
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 
 GROUPS = (
     Group(
@@ -39,7 +38,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if bool(args.runs) == (args.experiment is not None):
         raise UsageError("give ids of runs, or --experiment NAME")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     Group(
@@ -39,7 +38,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     runs = tuple(run.removeprefix("run:") for run in args.runs)
     return Plan(runs, bool(args.all), args.store, bool(args.json))

@@ -5,12 +5,11 @@ Nothing is run, and nothing is changed in the store. Exits with 1 if one is bad.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group, UsageError
+from trtops.cli.flags import Asked, Flag, Group, UsageError
 
 if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
@@ -41,7 +40,7 @@ class Plan:
     json: bool
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     found = configs.tolerances(args)
     if found is None:

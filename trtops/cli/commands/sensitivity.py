@@ -5,12 +5,11 @@ It proposes so many that the error budget is met. Exits with 1 if it is not met 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops.cli import configs, groups
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.ops.sensitivity import SensitivityConfig
@@ -58,7 +57,7 @@ class Plan:
     store: str | None
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def plan(args: Asked) -> Plan:
     """What the options stand for."""
     from trtops.ops.sensitivity import SensitivityConfig
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     Group(
@@ -21,7 +19,7 @@ GROUPS = (
 EXAMPLES = ("trtops store reap --root mlruns",)
 
 
-def plan(args: argparse.Namespace) -> tuple[str, ...]:
+def plan(args: Asked) -> tuple[str, ...]:
     """The words that :func:`trtops.tracking.store.main` takes."""
     given = {"--root": args.root, "--from": getattr(args, "former", None), "--port": getattr(args, "port", None)}
     return ("reap", *(word for name, value in given.items() if value is not None for word in (name, str(value))))

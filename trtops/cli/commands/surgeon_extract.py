@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trtops.cli import groups, surgery, values
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 if TYPE_CHECKING:
     from trtops.metadata import TensorSpec
@@ -29,13 +28,14 @@ GROUPS = (
         ),
     ),
     Group("saving", (Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write it (default: <model>.part.onnx)"), *groups.ONNX_SAVE.flags[1:])),
+    surgery.OBSERVING,
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
 )  # fmt: skip
 EXAMPLES = ("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 --outputs conv1:auto -o part.onnx",)
 
 
-def plan(args: argparse.Namespace) -> surgery.Operation:
+def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     from pathlib import Path
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, surgery, values
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -27,7 +25,7 @@ GROUPS = (
 EXAMPLES = ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",)
 
 
-def plan(args: argparse.Namespace) -> surgery.Operation:
+def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     from trtops.ops.surgeon import InsertConfig
 

@@ -5,11 +5,10 @@ Sparse weights show what sparse kernels gain; accuracy is lost. A node that is t
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from trtops.cli import groups, surgery
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -44,7 +43,7 @@ EXAMPLES = (
 )
 
 
-def plan(args: argparse.Namespace) -> surgery.Operation:
+def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     args.output = args.output or f"{Path(args.model_file).stem}.pruned.onnx"
     if args.remove_node_types:

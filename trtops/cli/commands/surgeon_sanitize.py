@@ -6,11 +6,10 @@ are known only at run time.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from trtops.cli import groups, surgery, values
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -41,12 +40,9 @@ GROUPS = (
             Flag(names=("--outputs-by-type",), takes="many", shown="OP", help="types of nodes whose results are to be the outputs"),
             Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes"),
             Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="infer shapes without ONNX Runtime's symbolic inference"),
-            Flag(
-                names=("--force-fallback-shape-inference",), takes="switch", help="find shapes by running the model",
-                refuse="shapes are inferred, or given by --override-input-shapes; see them by `trtops debug reduce`, which runs the model",
-            ),
         ),
     ),
+    surgery.OBSERVING,
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )  # fmt: skip
@@ -56,7 +52,7 @@ EXAMPLES = (
 )
 
 
-def plan(args: argparse.Namespace) -> surgery.Operation:
+def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     from trtops.ops.surgeon import SanitizeConfig
 

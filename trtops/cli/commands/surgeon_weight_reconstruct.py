@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, surgery
-from trtops.cli.flags import Flag, Group
+from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -19,7 +17,7 @@ GROUPS = (
 EXAMPLES = ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",)
 
 
-def plan(args: argparse.Namespace) -> surgery.Operation:
+def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     return surgery.operation(args, "reconstruct_weights", original=args.original)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, templates
+from trtops.cli.flags import Asked
 
 GROUPS = (groups.MODEL.without("--input-shapes", "--model-type"), templates.OUTPUT)
 EXAMPLES = ("trtops template data-loader model.onnx -o data_loader.py",)
 
 
-def plan(args: argparse.Namespace) -> templates.Plan:
+def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
     return templates.plan(args, "data-loader", GROUPS, lambda args: "")
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, loading, templates
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import Source
 
-GROUPS = (groups.ONNX_MODEL, templates.OUTPUT, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE)
+_SHAPES = "the script gets the model as it is; change shapes by `trtops surgeon sanitize --override-input-shapes`"
+GROUPS = (
+    groups.ONNX_MODEL, templates.OUTPUT, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
+    Group("shapes", (Flag(names=("--input-shapes", "--inputs"), takes="many", shown="NAME:[DIMS]", help="shapes of inputs", idle=_SHAPES),)),
+)  # fmt: skip
 EXAMPLES = ("trtops template onnx-gs model.onnx -o change.py",)
 
 
-def plan(args: argparse.Namespace) -> templates.Plan:
+def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
     return templates.plan(args, "onnx-gs", GROUPS, _script)
 
 
-def _script(args: argparse.Namespace) -> str:
+def _script(args: Asked) -> str:
     args.model_type = None
     source = Source()
     model = source.expression(loading.onnx_model(args))

@@ -6,14 +6,14 @@ filled in.
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, loading, templates
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import Source
 
 GROUPS = (
-    groups.MODEL.without("--input-shapes", "--model-type"), templates.OUTPUT, groups.TRT_SHAPES, groups.PRECISIONS.without("--fp32"),
+    groups.MODEL.without("--model-type"), templates.OUTPUT, groups.TRT_SHAPES, groups.PRECISIONS.without("--fp32"),
     groups.TRT_TACTICS.without("--save-timing-cache"), groups.TRT_CONFIG, groups.DATA,
+    Group("model", (Flag(names=("--model-type",), shown="TYPE", help="what the model is", idle="of a model only its inputs are filled in, and only of an ONNX file"),)),
 )  # fmt: skip
 EXAMPLES = (
     "trtops template trt-config --fp16 --workspace 1G -o config.py",
@@ -21,12 +21,12 @@ EXAMPLES = (
 )
 
 
-def plan(args: argparse.Namespace) -> templates.Plan:
+def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
     return templates.plan(args, "trt-config", GROUPS, _script)
 
 
-def _script(args: argparse.Namespace) -> str:
+def _script(args: Asked) -> str:
     args.fp32 = None
     source = Source()
     config = source.expression(loading.builder_config(args))

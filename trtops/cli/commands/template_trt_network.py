@@ -5,25 +5,23 @@ Give the script in place of a model to `trtops run`, `trtops convert` or `trtops
 
 from __future__ import annotations
 
-import argparse
-
 from trtops.cli import groups, loading, templates
+from trtops.cli.flags import Asked
 from trtops.cli.script import Source, call
 
 GROUPS = (
-    groups.MODEL.without("--input-shapes", "--model-type"), templates.OUTPUT, groups.TRT_NETWORK, groups.TRT_OUTPUTS,
-    groups.TRT_PARSE, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
+    groups.MODEL.without("--input-shapes"), templates.OUTPUT, groups.TRT_NETWORK, groups.TRT_OUTPUTS,
+    groups.TRT_PARSE, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.TENSORFLOW,
 )  # fmt: skip
 EXAMPLES = ("trtops template trt-network model.onnx -o network.py", "trtops template trt-network -o empty.py")
 
 
-def plan(args: argparse.Namespace) -> templates.Plan:
+def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
     return templates.plan(args, "trt-network", GROUPS, _script)
 
 
-def _script(args: argparse.Namespace) -> str:
-    args.model_type = None
+def _script(args: Asked) -> str:
     source = Source()
     if args.model_file is None:
         names = ("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
