@@ -8,9 +8,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtops import errors
 from trtops.ops.check_command import CommandCheck
 from trtops.ops.precision import Candidate
 from trtops.ops.repeat import RepeatConfig, RepeatStep, finish, iterate
+
+
+def require_layer_precisions() -> None:
+    """Go on only where TensorRT takes precisions of layers.
+
+    Raises:
+        BackendUnavailableError: If there is no TensorRT.
+        UnsupportedFeatureError: If this release takes precisions from the model alone.
+    """
+    from trtops.backend.trt import library
+    from trtops.backend.trt.lines import Feature
+
+    line = library.line()
+    if not line.supports(Feature.LAYER_PRECISION):
+        raise errors.UnsupportedFeatureError(
+            f"{line.name} takes precisions from the model, and not per layer. Search the model: without --trt, or by a "
+            "check that reads {model}, such as `--check trtops run {model} --trt --load-outputs golden.json`."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,11 @@ def plan(args: Asked) -> Plan:
         raise UsageError(f"--model-type {args.model_type}: only ONNX models are searched; convert the model first")
     check, artifact = _check(args)
     engines = artifact.endswith(".engine") if check else bool(args.trt)
+    if not engines and (args.int8 or args.fp8 or (args.fp16 and args.bf16) or args.precision == "float16"):
+        raise UsageError(
+            "a model in mixed precision has FP32 and one of FP16 and BF16; what else there is takes engines: add --trt, or "
+            "let the check read one"
+        )
     feeds = None if check else configs.made_up_data(args)
     model = surgery.model(args)
     if args.golden_outputs and (check is not None or feeds is not None or not isinstance(model, str)):
@@ -134,8 +139,7 @@ def _config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
     if not judged:
         given |= {"iterations": args.iterations, "seed": args.seed, "tolerances": configs.tolerances(args)}
         given["data"] = None if made_up else configs.data_source(args)
-    if args.bf16 and not args.fp16:
-        given["to"] = "bf16"
+    given["to"] = "bf16" if args.bf16 and not args.fp16 else "fp16"
     return PrecisionConfig(
         exclude=tuple(args.exclude or ()),
         output=args.output,
@@ -169,9 +173,9 @@ def execute(plan: Plan) -> int:
     from trtops.tracking.base import NO_RUN, tracked
 
     if plan.engines:
-        from trtops.backend.trt import library
+        from trtops.ops.precision_check import require_layer_precisions
 
-        library.load()  # what is missing is said before anything is run
+        require_layer_precisions()  # what is missing is said before anything is run
     make = Maker()
     model = make(plan.model)
     if plan.golden is not None and not _gives(plan, plan.golden):

@@ -1,0 +1,264 @@
+"""Searches that a command judges, what they read and leave, and how they go on; in this process, on real models."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops.cli.main import main
+from trtops.json import load_json, save_json
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with models."""
+    monkeypatch.chdir(tmp_path)
+    for make in (models.conv_net, models.transformer):
+        make().write(tmp_path)
+    return tmp_path
+
+
+def run(line: str, *check: str) -> int:
+    """A line, with the words of a command behind ``--check``."""
+    return main([*shlex.split(line), *(["--check", *check] if check else [])])
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+COUNTED = "open('asked.txt', 'a').write('x'); "
+
+
+def asked() -> int:
+    path = Path("asked.txt")
+    return len(path.read_text()) if path.exists() else 0
+
+
+# --- debug precision ------------------------------------------------------------------------------------------------
+
+KEEPS_ERF = (
+    COUNTED + "import onnx,sys; m=onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1])); "
+    "erf=next(n for n in m.graph.node if n.op_type=='Erf'); "
+    "types={v.name: v.type.tensor_type.elem_type for v in m.graph.value_info}; "
+    "sys.exit(types[erf.input[0]] != onnx.TensorProto.FLOAT)"
+)
+
+
+def test_a_command_finds_the_node_that_must_stay_in_fp32(folder, capsys):
+    code = run(
+        "debug precision transformer.onnx --fp16 -o mixed.onnx --exclude-list keep.txt", *python(KEEPS_ERF), "{model}"
+    )
+
+    assert code == 0
+    assert Path("keep.txt").read_text() == "erf\n"
+    assert "1 of" in capsys.readouterr().out
+    assert not Path("trtops_debug.onnx").exists()
+
+
+def test_the_model_that_a_command_reads_may_have_a_name_of_its_own_and_stay(folder):
+    line = "debug precision transformer.onnx --iter-artifact mine.onnx --no-remove-intermediate --iter-info i.json"
+    checked = (
+        COUNTED
+        + "import json,os,sys; json.load(open('i.json'))['iteration']; sys.exit(not os.path.exists('mine.onnx'))"
+    )
+
+    assert run(line, *python(checked)) == 0
+    assert asked() == 1 and Path("mine.onnx").exists() and not Path("i.json").exists()
+
+
+def test_answers_of_a_search_are_not_asked_for_again(folder):
+    line = "debug precision transformer.onnx --mode bisect --artifacts asked.txt --art-dir sorted"
+    assert run(line, *python(KEEPS_ERF), "{model}") == 0
+    asked_first = len(json.loads(Path("trtops_debug_replay.json").read_text()))
+    sorted_files = [*Path("sorted/good").iterdir(), *Path("sorted/bad").iterdir()]
+    assert len(sorted_files) == asked_first > 2
+
+    assert (
+        run(
+            "debug precision transformer.onnx --mode bisect --load-debug-replay trtops_debug_replay.json",
+            *python(KEEPS_ERF),
+            "{model}",
+        )
+        == 0
+    )
+    assert asked() == 0
+
+
+def test_a_replay_of_another_tool_s_search_is_refused_and_says_why(folder, caplog):
+    context = {"state": {"num_nodes": 3}, "iteration_info": {"iteration": 0}, "success": True}
+    Path("other.json").write_text(json.dumps({"_N0": {**context, "polygraphy_class": "IterationContext"}}))
+
+    assert run("debug precision transformer.onnx --load-debug-replay other.json") in (2, 3)
+    assert "which nodes were kept" in caplog.text
+
+
+def test_a_release_without_layer_precisions_is_told_how_to_search_instead(folder, caplog, rtx):
+    assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
+    assert "reads {model}" in caplog.text and asked() == 0
+
+    check = [
+        sys.executable,
+        "-m",
+        "trtops.cli",
+        "convert",
+        "{model}",
+        "-o",
+        "mixed.engine",
+        "--builder-optimization-level",
+        "0",
+    ]
+    assert run("debug precision conv_net.onnx --fp16", *check) == 0
+    assert Path("mixed.engine").stat().st_size > 1000
+
+
+def test_precisions_that_a_model_cannot_have_are_refused(folder):
+    for line in ("--int8", "--fp8", "--fp16 --bf16", "--precision float16"):
+        assert run(f"debug precision conv_net.onnx {line}") == 2
+
+
+def test_without_tensorrt_a_command_s_engines_are_refused_before_anything_is_asked(folder, caplog, no_tensorrt):
+    assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
+    assert "pip install tensorrt" in caplog.text and asked() == 0
+
+
+def test_ranges_of_random_data_reach_a_precision_search(folder):
+    assert run("debug precision transformer.onnx --fp16 --val-range [0,1e-6] --atol 1e-3 --rtol 1e-3") in (0, 1)
+    assert run("debug precision transformer.onnx --fp16 --val-range [5,1]") == 3
+
+
+# --- debug reduce ---------------------------------------------------------------------------------------------------
+
+HAS_ERF = "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.name for n in onnx.load('trtops_debug.onnx').graph.node])"
+
+
+def test_what_passing_checks_print_is_shown_where_asked_for(folder, capsys):
+    assert run("debug reduce transformer.onnx -o small.onnx --show-output", *python(HAS_ERF)) == 1
+    shown = capsys.readouterr().out
+    assert run("debug reduce transformer.onnx -o small.onnx", *python(HAS_ERF)) == 1
+    quiet = capsys.readouterr().out
+    assert run("debug reduce transformer.onnx -o small.onnx --hide-fail-output", *python(HAS_ERF)) == 1
+    hidden = capsys.readouterr().out
+
+    steps = [line for line in shown.splitlines() if line.startswith("check ")]
+    assert shown.count("seen 1") >= len(steps) > quiet.count("seen 1") > hidden.count("seen 1")
+
+
+def test_a_reduction_takes_ranges_of_random_data(folder):
+    assert (
+        run("debug reduce transformer.onnx -o small.onnx --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 1
+    )
+
+    (feed,) = load_json("small_inputs.json")
+    array = next(iter(feed.values()))
+    assert 3 <= array.min() <= array.max() <= 3.5
+
+
+def test_weights_of_reduced_models_go_where_asked_for(folder):
+    line = "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin --external-data-size-threshold 0"
+    assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 1
+
+    assert run("run small.onnx --onnxrt --load-inputs small_inputs.json") == 0
+    assert run("run good.onnx --onnxrt") == 0
+
+
+def _has(name: str) -> bool:
+    return name in [node.name for node in onnx.load("transformer.onnx").graph.node]
+
+
+def test_a_model_is_lowered_before_it_is_reduced_where_asked_for(folder):
+    checked = "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in m.graph.initializer))"
+
+    assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16", *python(checked)) == 1
+
+
+# --- debug repeat ---------------------------------------------------------------------------------------------------
+
+
+def test_iterations_that_a_replay_has_answers_for_are_not_run_again(folder, capsys):
+    assert run("debug repeat --until 3", *python(COUNTED)) == 0
+    assert asked() == 3 and len(json.loads(Path("trtops_debug_replay.json").read_text())) == 3
+
+    assert (
+        run(
+            "debug repeat --until 5 --load-debug-replay trtops_debug_replay.json --save-debug-replay all.json",
+            *python(COUNTED),
+        )
+        == 0
+    )
+    assert asked() == 5
+    assert "5 of 5 iterations passed" in capsys.readouterr().out
+    assert len(json.loads(Path("all.json").read_text())) == 5
+
+
+# --- shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sized_by_data(folder: Path) -> None:
+    """A model with shapes that only running it tells."""
+    net = models.model(
+        "(float[n] x) => (float[k] y) { i = NonZero(x)\n j = Transpose<perm = [1, 0]>(i)\n g = GatherND(x, j)\n h = Neg(g)\n y = Exp(h) }"
+    )
+    models.Case(net, {}, name="sized").write(folder)
+    save_json([{"x": np.array([0, 1, 2, 0, 3], np.float32)}], "i.json")
+
+
+def shapes_of(path: str) -> dict[str, list[int]]:
+    graph = onnx.load(path).graph
+    return {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+
+
+def test_shapes_are_taken_from_running_the_model_where_asked_for(sized_by_data):
+    line = "surgeon sanitize sized.onnx --force-fallback-shape-inference --load-inputs i.json -o static.onnx"
+
+    assert run(line) == 0
+    assert shapes_of("static.onnx") == {"x": [5], "i": [1, 3], "j": [3, 1], "g": [3], "h": [3], "y": [3]}
+    assert run("run static.onnx --onnxrt --load-inputs i.json") == 0
+
+
+def test_shapes_of_a_run_are_those_of_the_inputs_that_were_asked_for(folder):
+    line = "surgeon extract conv_net.onnx --force-fallback-shape-inference --model-inputs image:[3,3,8,8] --seed 4 --inputs r0 -o part.onnx"
+
+    assert run(line) == 0
+    assert all(dim > 0 for dim in shapes_of("part.onnx")["r0"]) and shapes_of("part.onnx")["r0"][0] == 3
+
+
+def test_a_part_is_cut_at_tensors_whose_shapes_only_a_run_tells(sized_by_data):
+    line = "surgeon extract sized.onnx --force-fallback-shape-inference --load-inputs i.json --inputs g:auto:auto --outputs h:auto -o part.onnx"
+
+    assert run(line) == 0
+    assert shapes_of("part.onnx")["g"] == [3]
+
+
+def test_weights_of_the_parts_of_a_model_lie_beside_each_part(folder, capsys):
+    proto = models.model(
+        "(float[4] x) => (float[4] y) <float[4] u> { t = Add(x, k)\n u = custom.Op(t)\n y = Mul(u, k) }",
+        {"k": models.random(4, seed=1)},
+    )
+    models.Case(proto, {}, name="custom").write(folder)
+    line = "inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data --external-data-size-threshold 0"
+
+    assert run(line) == 1
+    written = {path.name for path in Path("parts").iterdir()}
+    models_of = {name for name in written if name.endswith(".onnx")}
+    assert len(models_of) == 3
+    assert {f"{name}.data" for name in models_of} & written
+    assert run(f"{line} weights.bin") == 2
+
+
+def test_options_of_comparing_are_refused_where_there_is_nothing_left_to_compare(folder, capsys):
+    assert run("check accuracy acc.json --save-heatmaps maps") == 2
+    assert "trtops run --load-outputs" in capsys.readouterr().err
+    assert run("inspect sparsity conv_net.onnx --ignore-external-data") == 2
+    assert "weights" in capsys.readouterr().err
