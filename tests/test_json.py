@@ -58,17 +58,17 @@ def test_what_is_saved_is_what_is_loaded_in_both_formats(tmp_path_factory, value
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=st.sampled_from('ab"\\\u20ac\n\x00日'), max_size=40), st.integers(0, 60))
 def test_long_strings_survive_wherever_the_blocks_end(text, padding):
-    import trtops.json as module
+    import trtops.json.text as module
 
-    block, limit = module._BLOCK, module._LONG_STRING
-    module._BLOCK, module._LONG_STRING = 12, 8
+    block, limit = module.BLOCK, module._LONG_STRING
+    module.BLOCK, module._LONG_STRING = 12, 8
     try:
         value = {"k" * padding: [text * 3, {text: text}], "x": np.arange(4)}
         assert same(
             value, from_json(json.dumps({**value, "x": None}, ensure_ascii=False).replace("null", to_json(value["x"])))
         )
     finally:
-        module._BLOCK, module._LONG_STRING = block, limit
+        module.BLOCK, module._LONG_STRING = block, limit
 
 
 @pytest.mark.parametrize("ending", ["json", "npz"])
@@ -354,12 +354,13 @@ def test_killed_while_saving_leaves_the_old_file(tmp_path):
     code = f"""
 import os, numpy as np
 from trtops import json
-blocks = json._body_blocks
+from trtops.json import npy
+blocks = npy.body_blocks
 def die(array):
     for block in blocks(array):
         yield block
         os.kill(os.getpid(), 9)
-json._body_blocks = die
+npy.body_blocks = die
 json.save_json(np.zeros(10_000_000), {str(tmp_path / "x.json")!r})
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
