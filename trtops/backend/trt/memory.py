@@ -52,6 +52,7 @@ def call(function: str, *args: Any) -> Any:
     if int(status) != 0:
         name = cuda.cudaGetErrorName(status)[1]
         text = cuda.cudaGetErrorString(status)[1]
+        cuda.cudaGetLastError()  # CUDA keeps it, and TensorRT would take it for one of its own next launch
         raise errors.InferenceError(f"CUDA: {function} failed with {_text(name)} ({_text(text)}).")
     if not values:
         return None

@@ -1,0 +1,456 @@
+"""Loaders, config parameters and refusals that need real TensorRT, beside those of ``test_on_gpu.py``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+QUICK = {"builder_optimization_level": 0}
+
+
+@pytest.fixture(scope="module")
+def trt():
+    from trtops.backend.trt.library import load
+
+    return load()
+
+
+@pytest.fixture(scope="module")
+def line():
+    from trtops.backend.trt import library
+
+    return library.line()
+
+
+def config_of(**options):
+    """The builder config that parameters make, with what must live as long."""
+    from trtops.backend.trt import create_config, network_from_onnx_bytes
+
+    builder, network, parser = network_from_onnx_bytes(models.identity().proto.SerializeToString())
+    return create_config(builder, network, **options), (builder, network, parser)
+
+
+def flagged(trt, config) -> set[str]:
+    return {name for name, flag in trt.BuilderFlag.__members__.items() if config.get_flag(flag)}
+
+
+# --- builder configs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"fp16": True}, {"FP16"}),
+        ({"int8": True, "fp8": True}, {"INT8", "FP8"}),
+        ({"tf32": True}, {"TF32"}),
+        ({"sparse_weights": True}, {"SPARSE_WEIGHTS"}),
+        ({"restricted": True}, {"SAFETY_SCOPE"}),
+        ({"refittable": True}, {"REFIT"}),
+        ({"direct_io": True}, {"DIRECT_IO"}),
+        ({"precision_constraints": "obey"}, {"OBEY_PRECISION_CONSTRAINTS"}),
+        ({"precision_constraints": "prefer"}, {"PREFER_PRECISION_CONSTRAINTS"}),
+        ({"version_compatible": True, "exclude_lean_runtime": True}, {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"}),
+        ({"use_dla": True, "allow_gpu_fallback": True}, {"GPU_FALLBACK"}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_each_switch_sets_its_flag_and_no_other(trt, line, options, flags):
+    from trtops.backend.trt.lines import Feature
+
+    if {"int8", "fp16"} & set(options) and not line.supports(Feature.PRECISION_FLAGS):
+        pytest.skip("this release has no precision flags")
+    plain, _kept = config_of()
+    config, _kept_too = config_of(**options)
+
+    assert flagged(trt, config) - flagged(trt, plain) == flags
+    assert "TF32" in flags or "TF32" not in flagged(trt, config)
+
+
+def test_values_reach_the_config(trt):
+    config, _kept = config_of(
+        builder_optimization_level=2,
+        max_aux_streams=3,
+        memory_pool_limits={trt.MemoryPoolType.WORKSPACE: 64 << 20},
+        tactic_sources=[trt.TacticSource.JIT_CONVOLUTIONS, trt.TacticSource.EDGE_MASK_CONVOLUTIONS],
+        preview_features=[trt.PreviewFeature.PROFILE_SHARING_0806],
+        hardware_compatibility_level=trt.HardwareCompatibilityLevel.AMPERE_PLUS,
+        engine_capability=trt.EngineCapability.STANDARD,
+        profiling_verbosity=trt.ProfilingVerbosity.LAYER_NAMES_ONLY,
+        quantization_flags=[trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION],
+    )
+
+    assert (config.builder_optimization_level, config.max_aux_streams) == (2, 3)
+    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
+    sources = (trt.TacticSource.JIT_CONVOLUTIONS, trt.TacticSource.EDGE_MASK_CONVOLUTIONS)
+    assert config.get_tactic_sources() == sum(1 << int(source) for source in sources)
+    on = {name for name, f in trt.PreviewFeature.__members__.items() if config.get_preview_feature(f)}
+    assert on == {"PROFILE_SHARING_0806"}
+    assert config.hardware_compatibility_level == trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    assert config.engine_capability == trt.EngineCapability.STANDARD
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.LAYER_NAMES_ONLY
+    assert config.get_quantization_flag(trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION)
+
+
+def test_a_config_from_nothing_tells_its_inspector_everything(trt):
+    config, _kept = config_of()
+
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+    assert config.num_optimization_profiles == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "feature"),
+    [
+        ({"bf16": True}, "BF16_FLAG"),
+        ({"strip_plan": True}, "STRIP_PLAN"),
+        ({"error_on_timing_cache_miss": True}, "TIMING_CACHE_MISS_ERROR"),
+        ({"disable_compilation_cache": True}, "COMPILATION_CACHE_SWITCH"),
+        ({"progress_monitor": object()}, "PROGRESS_MONITOR"),
+        ({"runtime_platform": "WINDOWS_AMD64"}, "RUNTIME_PLATFORM"),
+        ({"tiling_optimization_level": "FAST"}, "TILING"),
+        ({"edit_timing_cache": True}, "EDITABLE_TIMING_CACHE"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_later_releases_have_is_refused_by_its_title_and_release(line, options, feature):
+    from trtops.backend.trt.lines import Feature
+
+    if line.supports(Feature[feature]):
+        pytest.skip("this release has it")
+    with pytest.raises(errors.UnsupportedFeatureError) as caught:
+        config_of(**options)
+    assert Feature[feature].title in str(caught.value) and Feature[feature].releases in str(caught.value)
+
+
+def test_dla_is_refused_where_there_is_none_unless_the_gpu_may_stand_in(trt):
+    from trtops.backend.trt import create_network
+
+    builder, _network = create_network()
+    if builder.num_DLA_cores:
+        pytest.skip("this device has DLA cores")
+    with pytest.raises(errors.UnsupportedFeatureError, match="no DLA core"):
+        config_of(use_dla=True)
+
+
+def test_a_config_for_rtx_is_refused_where_it_names_devices():
+    from trtops.backend.trt import create_config_rtx, create_network
+
+    with pytest.raises(errors.UnsupportedFeatureError, match="RTX"):
+        create_config_rtx(*create_network(), compute_capabilities=["SM89"])
+
+
+def test_functions_change_config_and_network_before_the_build(trt):
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        PostprocessConfig,
+        PostprocessNetwork,
+        TrtRunner,
+        engine_from_network,
+        postprocess_config,
+        postprocess_network,
+    )
+
+    seen: list[str] = []
+
+    def rename(network):
+        network.name = "renamed"
+
+    def limit(builder, network, config):
+        seen.append(network.name)
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 20)
+
+    load = NetworkFromOnnxBytes(models.identity().proto.SerializeToString())
+    config = PostprocessConfig(CreateConfig(**QUICK), limit)
+
+    with TrtRunner(engine_from_network(PostprocessNetwork(load, rename), config)) as runner:
+        models.identity().check(runner.infer)
+        assert runner.engine.name == "renamed"
+    assert seen == ["renamed"]
+    builder, network, _parser = postprocess_network(load, rename)
+    changed = postprocess_config(CreateConfig(**QUICK), limit, builder, network)
+    assert changed.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
+
+
+# --- networks -------------------------------------------------------------------------------------------------------
+
+
+def test_the_immediate_twins_change_outputs_types_and_formats_of_a_network(trt):
+    from trtops.backend.trt import (
+        CreateConfig,
+        TrtRunner,
+        engine_from_network,
+        modify_network_outputs,
+        network_from_onnx_bytes,
+        set_layer_precisions,
+        set_tensor_datatypes,
+        set_tensor_formats,
+    )
+
+    proto = models.model("(float[2,8,4,6] x) => (float[2,8,4,6] y) { [a] a = Relu(x) [b] b = Neg(a) [c] y = Exp(b) }")
+    parts = network_from_onnx_bytes(proto.SerializeToString())
+    parts = modify_network_outputs(parts, outputs=["a"])
+    parts = set_tensor_datatypes(parts, {"x": "float16", "a": np.float16})
+    parts = set_tensor_formats(parts, {"a": ["CHW2"]})
+    parts = set_layer_precisions(parts, {"a": "float16"})
+    x = models.random(2, 8, 4, 6).astype(np.float16)
+
+    with TrtRunner(
+        engine_from_network(parts, CreateConfig(fp16=True, precision_constraints="obey", **QUICK))
+    ) as runner:
+        found = runner.infer({"x": x})
+        assert list(found) == ["a"]
+        np.testing.assert_array_equal(found["a"].linear(), np.maximum(x, 0))
+
+
+def test_outputs_are_chosen_by_the_type_of_layers_and_left_out_by_pattern():
+    from trtops.backend.trt import modify_network_outputs, network_from_onnx_bytes
+
+    data = models.conv_net().proto.SerializeToString()
+    convolutions = modify_network_outputs(network_from_onnx_bytes(data), mark_layer_types=["convolution"])[1]
+    fewer = modify_network_outputs(network_from_onnx_bytes(data), outputs=["c*", "scores"], exclude_outputs=["sc*"])[1]
+
+    assert {convolutions.get_output(i).name for i in range(convolutions.num_outputs)} == {"c0", "c1"}
+    assert {fewer.get_output(i).name for i in range(fewer.num_outputs)} == {"c0", "c1"}
+    with pytest.raises(errors.ConfigError, match="CONVOLUTION"):
+        modify_network_outputs(network_from_onnx_bytes(data), mark_layer_types=["convolutoin"])
+    with pytest.raises(errors.ConfigError, match="without outputs"):
+        modify_network_outputs(network_from_onnx_bytes(data), exclude_outputs=["scores"])
+
+
+def test_networks_are_refused_what_came_with_later_releases(line):
+    from trtops.backend.trt import (
+        mark_debug,
+        network_from_onnx_bytes,
+        network_from_onnx_path,
+        set_decomposable_attentions,
+    )
+    from trtops.backend.trt.lines import Feature
+
+    if line.supports(Feature.DEBUG_TENSORS):
+        pytest.skip("this release has debug tensors")
+    data = models.identity().proto.SerializeToString()
+    with pytest.raises(errors.UnsupportedFeatureError, match="debug tensors"):
+        mark_debug(network_from_onnx_bytes(data), ["y"])
+    with pytest.raises(errors.UnsupportedFeatureError, match="attention"):
+        set_decomposable_attentions(network_from_onnx_bytes(data))
+    with pytest.raises(errors.UnsupportedFeatureError, match="parser"):
+        network_from_onnx_bytes(data, flags=["NATIVE_INSTANCENORM"])
+    with pytest.raises(errors.InvalidModelError, match=r"absent\.onnx"):
+        network_from_onnx_path("absent.onnx")
+
+
+def test_a_model_with_its_weights_beside_it_is_parsed_from_its_file(tmp_path: Path):
+    from trtops.backend.trt import TensorRTBackend
+
+    case = models.conv_net()
+    config = BuildConfig(
+        profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),), options=TensorRTOptions(optimization_level=0)
+    )
+    beside = Model.load(models.write_external(case, tmp_path / "beside"))
+    inside = Model.load(case.write(tmp_path))
+    backend = TensorRTBackend()
+
+    outputs = []
+    for model in (beside, inside):
+        with backend.runner(backend.build(model, config).engine) as runner:
+            outputs.append(np.array(runner.infer(case.feed)["scores"]))
+
+    assert beside.info.sha256 == inside.info.sha256
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5)
+
+
+def test_a_network_is_drawn_as_an_onnx_model_that_viewers_take(tmp_path: Path):
+    from trtops.backend.trt import NetworkFromOnnxBytes, OnnxLikeFromNetwork
+
+    drawn = OnnxLikeFromNetwork(NetworkFromOnnxBytes(models.transformer().proto.SerializeToString()))()
+
+    onnx.save(drawn, tmp_path / "drawn.onnx")
+    kinds = {node.op_type for node in onnx.load(tmp_path / "drawn.onnx").graph.node}
+    assert {"MatrixMultiply", "Softmax"} <= kinds
+    assert [value.name for value in drawn.graph.output] == ["y"]
+
+
+# --- profiles -------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_filled_from_the_network_and_refused_where_it_does_not_fit(caplog):
+    from trtops.backend.trt import Profile, ShapeTuple, network_from_onnx_bytes
+
+    builder, network, _parser = network_from_onnx_bytes(models.conv_net().proto.SerializeToString())
+
+    assert Profile().fill_defaults(network) == {"image": ShapeTuple((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))}
+    assert "Input image has no shapes" in caplog.text
+    assert Profile().fill_defaults(network, 4)["image"].opt == (4, 3, 8, 8)
+    by_pattern = Profile().add("im*", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)).to_trt(builder, network)
+    assert [tuple(dims) for dims in by_pattern.get_shape("image")] == [(1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)]
+    for wrong, words in (
+        (Profile().add("image", (1, 3, 9, 9), (2, 3, 9, 9), (4, 3, 9, 9)), "Only dimensions that are -1"),
+        (Profile().add("image", (4, 3, 8, 8), (2, 3, 8, 8), (1, 3, 8, 8)), "min <= opt <= max"),
+        (Profile().add("imgae", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)), "no input"),
+        (Profile(), "no shapes for input"),
+    ):
+        with pytest.raises(errors.ConfigError, match=words):
+            wrong.to_trt(builder, network)
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def test_engines_go_through_every_loader_and_its_twin(tmp_path: Path, trt):
+    from trtops.backend.trt import (
+        BufferFromEngine,
+        BytesFromEngine,
+        CreateConfig,
+        EngineFromBytes,
+        EngineFromNetwork,
+        LoadPlugins,
+        NetworkFromOnnxBytes,
+        TrtRunner,
+        engine_from_path,
+        get_trt_logger,
+        load_plugins,
+        save_engine,
+    )
+
+    case = models.identity()
+    runtime = trt.Runtime(get_trt_logger())
+    load = EngineFromNetwork(
+        NetworkFromOnnxBytes(case.proto.SerializeToString()), CreateConfig(**QUICK), runtime=runtime
+    )
+    engine = save_engine(LoadPlugins([], load), tmp_path / "identity.engine")
+
+    assert get_trt_logger() is get_trt_logger()
+    assert load_plugins(obj=7) == 7
+    for other in (
+        engine_from_path(tmp_path / "identity.engine"),
+        EngineFromBytes(BytesFromEngine(engine), runtime=lambda: runtime)(),
+        EngineFromBytes(BufferFromEngine(engine))(),
+    ):
+        with TrtRunner(other) as runner:
+            case.check(runner.infer)
+
+
+def test_libraries_that_are_not_there_are_refused_by_name(tmp_path: Path):
+    from trtops.backend.trt import engine_from_path, load_plugins, load_runtime
+
+    with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
+        load_plugins([tmp_path / "absent.so"])
+    with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
+        load_runtime(tmp_path / "absent_lean.so")
+    with pytest.raises(errors.TrtopsError, match=r"absent\.engine"):
+        engine_from_path(tmp_path / "absent.engine")
+
+
+def test_a_recorded_algorithm_tells_how_its_tensors_lie():
+    from trtops.backend.trt import (
+        CreateConfig,
+        NetworkFromOnnxBytes,
+        TacticRecorder,
+        TacticReplayData,
+        TensorInfo,
+        engine_bytes_from_network,
+    )
+
+    recorded = TacticReplayData()
+    network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
+    engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **QUICK))
+
+    [info] = {found for name, a in recorded.items() if name.startswith("conv0") for found in a.inputs[:1]}
+    assert isinstance(info, TensorInfo)
+    assert info.dtype == "DataType.FLOAT" and len(info.strides) == 4
+    assert TacticReplayData.from_json(recorded.to_json()) == recorded
+
+
+def test_what_tensorrt_says_goes_to_logging(caplog):
+    from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
+
+    with caplog.at_level(logging.INFO, "trtops.tensorrt"):
+        engine_bytes_from_network(network_from_onnx_bytes(models.identity().proto.SerializeToString()))
+
+    said = [record for record in caplog.records if record.name == "trtops.tensorrt"]
+    assert {record.levelno for record in said} >= {logging.INFO}
+
+
+def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inference_knows_nothing_of_it():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TrtRunner, current_gpu, engine_from_network
+    from trtops.cuda import DeviceArray
+
+    with pytest.raises(errors.BackendError, match=r"(?i)memory"):
+        DeviceArray((current_gpu().memory_bytes,), np.float32)
+    case = models.identity()
+    network = NetworkFromOnnxBytes(case.proto.SerializeToString())
+    with TrtRunner(engine_from_network(network, CreateConfig(**QUICK))) as runner:
+        case.check(runner.infer)
+
+
+# --- the back end ---------------------------------------------------------------------------------------------------
+
+
+def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
+    from trtops.backend.trt import support_table
+    from trtops.backend.trt.lines import Feature
+
+    major, minor = (int(part) for part in line.version.split(".")[:2])
+
+    assert {f.name for f in Feature if f.is_in((major, minor), rtx=False)} == {f.name for f in line.features}
+    assert all(feature.title in support_table() for feature in Feature)
+
+
+def test_a_tactic_source_that_does_not_exist_is_refused_with_a_near_one():
+    from trtops.backend.trt import TensorRTBackend
+
+    config = BuildConfig(options=TensorRTOptions(optimization_level=0, tactic_sources=("CUBLASS",)))
+    with pytest.raises(errors.ConfigError, match="CUBLAS"):
+        TensorRTBackend().build(Model.from_proto(models.identity().proto, "identity"), config)
+
+
+def test_the_lot_draws_other_tactics_with_another_seed_and_the_same_with_the_same():
+    from trtops.backend.trt import TensorRTBackend
+
+    case = models.conv_net()
+    model = Model.from_proto(case.proto, case.name)
+    profile = OptimizationProfile.fixed(image=(2, 3, 8, 8))
+
+    def offered(seed: int) -> list[str]:
+        options = TensorRTOptions(optimization_level=1, tactic_seed=seed)
+        build = TensorRTBackend().build(model, BuildConfig(precision="fp16", profiles=(profile,), options=options))
+        return [choice.tactic for choice in build.tactics.choices if choice.replayable]
+
+    drawn = [offered(seed) for seed in range(4)]
+
+    assert all(drawn) and len({tuple(tactics) for tactics in drawn}) > 1
+
+
+def test_sparse_weights_are_allowed_and_the_engine_is_right():
+    from trtops.backend.onnx.sparsity import check_sparsity
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
+
+    weight = models.random(64, 64, 3, 3, scale=0.06)
+    weight[:, np.arange(64) % 4 < 2] = 0  # two of each four input channels
+    proto = models.model(
+        "(float[8,64,28,28] x) => (float[8,64,28,28] y) { y = Conv<pads = [1,1,1,1]>(x, w) }", {"w": weight}
+    )
+    case = models.Case(proto, {"x": models.random(8, 64, 28, 28, seed=9)})
+
+    network = NetworkFromOnnxBytes(proto.SerializeToString())
+    with TrtRunner(engine_from_network(network, CreateConfig(fp16=True, sparse_weights=True, **QUICK))) as runner:
+        found = np.array(runner.infer(case.feed)["y"])
+
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    [golden] = session.run(None, dict(case.feed))
+    assert all(found_weight.sparse for found_weight in check_sparsity(proto))
+    assert np.abs(found - golden).max() < 2e-2 * np.abs(golden).max()
