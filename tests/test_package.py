@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -21,13 +22,24 @@ def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
     assert done.stdout.split() == []
 
 
-def test_public_names_resolve_and_unknown_ones_say_so() -> None:
-    import trtops
+@pytest.mark.parametrize("package", ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.trt"])
+def test_public_names_resolve_and_unknown_ones_say_so(package: str) -> None:
+    module = importlib.import_module(package)
 
-    for name in trtops.__all__:
-        assert getattr(trtops, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Comparater'"):
-        trtops.Comparater  # noqa: B018
+    for name in module.__all__:
+        assert getattr(module, name).__name__ == name
+    assert {*module.__all__} <= {*dir(module)}
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Comparater'"):
+        module.Comparater  # noqa: B018
+
+
+def test_all_names_of_a_lazy_package_are_imported_by_a_star() -> None:
+    names: dict[str, object] = {}
+
+    exec("from trtops.comparator import *", names)
+
+    assert {"Comparator", "DataLoader", "SimpleCompareFunc", "compare_outputs"} <= names.keys()
+    assert "TYPE_CHECKING" not in names
 
 
 def test_rooms_import_only_what_the_architecture_allows() -> None:

@@ -7,8 +7,9 @@ loaders and runners of the field live in :mod:`trtops.backend.onnx`, :mod:`trtop
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
 
 __version__ = "0.1.0"
 
@@ -58,62 +59,4 @@ if TYPE_CHECKING:
     from trtops.tracking.memory import MemoryTracker as MemoryTracker
     from trtops.tracking.store import default_tracker as default_tracker
 
-_HOMES = {
-    "Build": "backend.base",
-    "BuildConfig": "spec",
-    "BuildSpec": "spec",
-    "CalibrateConfig": "ops.calibrate",
-    "CalibrateResult": "ops.calibrate",
-    "CalibrationCache": "calibration.cache",
-    "CheckConfig": "ops.check",
-    "CompareConfig": "ops.compare",
-    "CompareResult": "ops.compare",
-    "ComparisonReport": "comparator.report",
-    "ConvertConfig": "ops.convert",
-    "ConvertResult": "ops.convert",
-    "DebugBuildConfig": "ops.campaign",
-    "DebugBuildResult": "ops.debug_build",
-    "DiffTacticsConfig": "ops.diff_tactics",
-    "DiffTacticsResult": "ops.diff_tactics",
-    "Engine": "backend.base",
-    "Environment": "spec",
-    "MemoryTracker": "tracking.memory",
-    "Model": "backend.onnx.model",
-    "OnnxRuntimeOptions": "spec",
-    "OptimizationProfile": "spec",
-    "PromoteConfig": "ops.promote",
-    "PromoteResult": "ops.promote",
-    "ProveConfig": "ops.prove",
-    "ProveResult": "ops.prove",
-    "SensitivityConfig": "ops.sensitivity",
-    "SensitivityResult": "ops.sensitivity",
-    "TacticRecord": "tactics.record",
-    "TensorRTOptions": "spec",
-    "Tolerances": "comparator.report",
-    "TrtopsError": "errors",
-    "Vary": "ops.campaign",
-    "calibrate": "ops.calibrate",
-    "compare": "ops.compare",
-    "compare_outputs": "comparator.report",
-    "convert": "ops.convert",
-    "debug_build": "ops.debug_build",
-    "default_tracker": "tracking.store",
-    "diff_tactics": "ops.diff_tactics",
-    "promote": "ops.promote",
-    "prove": "ops.prove",
-    "resolve": "ops.promote",
-    "sensitivity": "ops.sensitivity",
-}
-
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'trtops' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"trtops.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+__getattr__, __dir__ = exports(__name__)

@@ -6,154 +6,59 @@ imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
 
 if TYPE_CHECKING:
-    from trtops.comparator.comparator import Comparator
-    from trtops.comparator.compare import (
-        BaseCompareFunc,
-        CompareFunc,
-        CosineSimilarityCompareFunc,
-        DistanceMetricsCompareFunc,
-        IndicesCompareFunc,
-        L2CompareFunc,
-        PerceptualMetricsCompareFunc,
-        PsnrCompareFunc,
-        QualityMetricsCompareFunc,
-        SimpleCompareFunc,
-        SnrCompareFunc,
-    )
-    from trtops.comparator.data_loader import DataLoader, StreamingDataLoader
-    from trtops.comparator.judgements import (
-        CompareResult,
-        CosineSimilarityResult,
-        CosineSimilarityThreshold,
-        DistanceMetricsResult,
-        DistanceThreshold,
-        L2Result,
-        L2Threshold,
-        LpipsThreshold,
-        OutputCompareResult,
-        PerceptualMetricsResult,
-        PsnrResult,
-        PsnrThreshold,
-        QualityMetricsResult,
-        QualityThreshold,
-        SimpleThreshold,
-        SnrResult,
-        SnrThreshold,
-        Threshold,
-    )
-    from trtops.comparator.metrics import OutputStatistics, Quantile, statistics, within
-    from trtops.comparator.postprocess import BasePostprocessFunc, PostprocessFunc, TopKPostprocessFunc
-    from trtops.comparator.report import (
-        ComparisonReport,
-        OutputComparison,
-        OutputTolerances,
-        Tolerances,
-        compare_outputs,
-    )
-    from trtops.comparator.results import AccuracyResult, AccuracyResults, IterationResult, LazyArray, RunResults
+    from trtops.comparator.accuracy import AccuracyResult as AccuracyResult
+    from trtops.comparator.accuracy import AccuracyResults as AccuracyResults
+    from trtops.comparator.comparator import Comparator as Comparator
+    from trtops.comparator.compare import BaseCompareFunc as BaseCompareFunc
+    from trtops.comparator.compare import CompareFunc as CompareFunc
+    from trtops.comparator.compare import CosineSimilarityCompareFunc as CosineSimilarityCompareFunc
+    from trtops.comparator.compare import DistanceMetricsCompareFunc as DistanceMetricsCompareFunc
+    from trtops.comparator.compare import IndicesCompareFunc as IndicesCompareFunc
+    from trtops.comparator.compare import L2CompareFunc as L2CompareFunc
+    from trtops.comparator.compare import PerceptualMetricsCompareFunc as PerceptualMetricsCompareFunc
+    from trtops.comparator.compare import PsnrCompareFunc as PsnrCompareFunc
+    from trtops.comparator.compare import QualityMetricsCompareFunc as QualityMetricsCompareFunc
+    from trtops.comparator.compare import SimpleCompareFunc as SimpleCompareFunc
+    from trtops.comparator.compare import SnrCompareFunc as SnrCompareFunc
+    from trtops.comparator.data_loader import DataLoader as DataLoader
+    from trtops.comparator.data_loader import StreamingDataLoader as StreamingDataLoader
+    from trtops.comparator.judgements import CompareResult as CompareResult
+    from trtops.comparator.judgements import CosineSimilarityResult as CosineSimilarityResult
+    from trtops.comparator.judgements import CosineSimilarityThreshold as CosineSimilarityThreshold
+    from trtops.comparator.judgements import DistanceMetricsResult as DistanceMetricsResult
+    from trtops.comparator.judgements import DistanceThreshold as DistanceThreshold
+    from trtops.comparator.judgements import L2Result as L2Result
+    from trtops.comparator.judgements import L2Threshold as L2Threshold
+    from trtops.comparator.judgements import LpipsThreshold as LpipsThreshold
+    from trtops.comparator.judgements import OutputCompareResult as OutputCompareResult
+    from trtops.comparator.judgements import PerceptualMetricsResult as PerceptualMetricsResult
+    from trtops.comparator.judgements import PsnrResult as PsnrResult
+    from trtops.comparator.judgements import PsnrThreshold as PsnrThreshold
+    from trtops.comparator.judgements import QualityMetricsResult as QualityMetricsResult
+    from trtops.comparator.judgements import QualityThreshold as QualityThreshold
+    from trtops.comparator.judgements import SimpleThreshold as SimpleThreshold
+    from trtops.comparator.judgements import SnrResult as SnrResult
+    from trtops.comparator.judgements import SnrThreshold as SnrThreshold
+    from trtops.comparator.judgements import Threshold as Threshold
+    from trtops.comparator.metrics import OutputStatistics as OutputStatistics
+    from trtops.comparator.metrics import Quantile as Quantile
+    from trtops.comparator.metrics import statistics as statistics
+    from trtops.comparator.metrics import within as within
+    from trtops.comparator.postprocess import BasePostprocessFunc as BasePostprocessFunc
+    from trtops.comparator.postprocess import PostprocessFunc as PostprocessFunc
+    from trtops.comparator.postprocess import TopKPostprocessFunc as TopKPostprocessFunc
+    from trtops.comparator.report import ComparisonReport as ComparisonReport
+    from trtops.comparator.report import OutputComparison as OutputComparison
+    from trtops.comparator.report import OutputTolerances as OutputTolerances
+    from trtops.comparator.report import Tolerances as Tolerances
+    from trtops.comparator.report import compare_outputs as compare_outputs
+    from trtops.comparator.results import IterationResult as IterationResult
+    from trtops.comparator.results import LazyArray as LazyArray
+    from trtops.comparator.results import RunResults as RunResults
 
-_MODULES = {
-    "comparator": ("Comparator",),
-    "compare": (
-        "BaseCompareFunc",
-        "CompareFunc",
-        "CosineSimilarityCompareFunc",
-        "DistanceMetricsCompareFunc",
-        "IndicesCompareFunc",
-        "L2CompareFunc",
-        "PerceptualMetricsCompareFunc",
-        "PsnrCompareFunc",
-        "QualityMetricsCompareFunc",
-        "SimpleCompareFunc",
-        "SnrCompareFunc",
-    ),
-    "data_loader": ("DataLoader", "StreamingDataLoader"),
-    "judgements": (
-        "CompareResult",
-        "CosineSimilarityResult",
-        "CosineSimilarityThreshold",
-        "DistanceMetricsResult",
-        "DistanceThreshold",
-        "L2Result",
-        "L2Threshold",
-        "LpipsThreshold",
-        "OutputCompareResult",
-        "PerceptualMetricsResult",
-        "PsnrResult",
-        "PsnrThreshold",
-        "QualityMetricsResult",
-        "QualityThreshold",
-        "SimpleThreshold",
-        "SnrResult",
-        "SnrThreshold",
-        "Threshold",
-    ),
-    "metrics": ("OutputStatistics", "Quantile", "statistics", "within"),
-    "postprocess": ("BasePostprocessFunc", "PostprocessFunc", "TopKPostprocessFunc"),
-    "report": ("ComparisonReport", "OutputComparison", "OutputTolerances", "Tolerances", "compare_outputs"),
-    "results": ("AccuracyResult", "AccuracyResults", "IterationResult", "LazyArray", "RunResults"),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [
-    "AccuracyResult",
-    "AccuracyResults",
-    "BaseCompareFunc",
-    "BasePostprocessFunc",
-    "Comparator",
-    "CompareFunc",
-    "CompareResult",
-    "ComparisonReport",
-    "CosineSimilarityCompareFunc",
-    "CosineSimilarityResult",
-    "CosineSimilarityThreshold",
-    "DataLoader",
-    "DistanceMetricsCompareFunc",
-    "DistanceMetricsResult",
-    "DistanceThreshold",
-    "IndicesCompareFunc",
-    "IterationResult",
-    "L2CompareFunc",
-    "L2Result",
-    "L2Threshold",
-    "LazyArray",
-    "LpipsThreshold",
-    "OutputCompareResult",
-    "OutputComparison",
-    "OutputStatistics",
-    "OutputTolerances",
-    "PerceptualMetricsCompareFunc",
-    "PerceptualMetricsResult",
-    "PostprocessFunc",
-    "PsnrCompareFunc",
-    "PsnrResult",
-    "PsnrThreshold",
-    "QualityMetricsCompareFunc",
-    "QualityMetricsResult",
-    "QualityThreshold",
-    "Quantile",
-    "RunResults",
-    "SimpleCompareFunc",
-    "SimpleThreshold",
-    "SnrCompareFunc",
-    "SnrResult",
-    "SnrThreshold",
-    "StreamingDataLoader",
-    "Threshold",
-    "Tolerances",
-    "TopKPostprocessFunc",
-    "compare_outputs",
-    "statistics",
-    "within",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+__getattr__, __dir__ = exports(__name__)

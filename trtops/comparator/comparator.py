@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 import numpy as np
 
 from trtops import errors
+from trtops.comparator.accuracy import AccuracyResult, AccuracyResults, CompareFunction, RunnerPair
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache
-from trtops.comparator.results import (
-    AccuracyResult,
-    AccuracyResults,
-    CompareFunction,
-    IterationResult,
-    PostprocessFunction,
-    RunnerPair,
-    RunResults,
-)
+from trtops.comparator.results import IterationResult, PostprocessFunction, RunResults
 from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
 from trtops.comparator.streams import PathLike
 

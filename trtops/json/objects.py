@@ -24,9 +24,10 @@ T = TypeVar("T")
 # Who defines the types that files may name, imported when one is met; the rooms above may add theirs.
 HOMES: dict[str, str] = {
     **dict.fromkeys(
-        ("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray", "AccuracyResult", "AccuracyResults"),
+        ("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray"),
         "trtops.comparator.results",
     ),
+    **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
     **dict.fromkeys(
         (
             "OutputCompareResult",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtops.backend.base import BaseRunner
+from trtops.comparator.accuracy import AccuracyResults, CompareFunction
 from trtops.comparator.comparator import Comparator
-from trtops.comparator.results import AccuracyResults, CompareFunction, PostprocessFunction, RunResults
+from trtops.comparator.results import PostprocessFunction, RunResults
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
 

@@ -5,175 +5,75 @@ Where TensorRT is missing, importing this package works; what needs it raises ``
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
 
 if TYPE_CHECKING:
-    from trtops.backend.trt.builder import TensorRTBackend
-    from trtops.backend.trt.calibrator import Calibrator
-    from trtops.backend.trt.config import (
-        CreateConfig,
-        CreateConfigRTX,
-        PostprocessConfig,
-        create_config,
-        create_config_rtx,
-        postprocess_config,
-    )
-    from trtops.backend.trt.device import Gpu, current_gpu
-    from trtops.backend.trt.engine import (
-        BufferFromEngine,
-        BytesFromEngine,
-        EngineBytesFromNetwork,
-        EngineFromBytes,
-        EngineFromNetwork,
-        EngineFromPath,
-        LoadPlugins,
-        LoadRuntime,
-        OnnxLikeFromNetwork,
-        SaveEngine,
-        buffer_from_engine,
-        bytes_from_engine,
-        engine_bytes_from_network,
-        engine_from_bytes,
-        engine_from_network,
-        engine_from_path,
-        load_plugins,
-        load_runtime,
-        onnx_like_from_network,
-        refit_engine,
-        save_engine,
-    )
-    from trtops.backend.trt.formats import FormattedArray
-    from trtops.backend.trt.inspector import audit_precision, describe_engine, describe_network
-    from trtops.backend.trt.library import get_trt_logger
-    from trtops.backend.trt.network import (
-        CreateNetwork,
-        MarkDebug,
-        ModifyNetworkOutputs,
-        NetworkFromOnnxBytes,
-        NetworkFromOnnxPath,
-        PostprocessNetwork,
-        SetDecomposableAttentions,
-        SetLayerPrecisions,
-        SetTensorDatatypes,
-        SetTensorFormats,
-        create_network,
-        mark_debug,
-        modify_network_outputs,
-        network_from_onnx_bytes,
-        network_from_onnx_path,
-        postprocess_network,
-        set_decomposable_attentions,
-        set_layer_precisions,
-        set_tensor_datatypes,
-        set_tensor_formats,
-    )
-    from trtops.backend.trt.profile import Profile, ShapeTuple
-    from trtops.backend.trt.runner import TrtRunner
-    from trtops.backend.trt.support import support_table
-    from trtops.backend.trt.tactics import Algorithm, TacticRecorder, TacticReplayData, TacticReplayer, TensorInfo
+    from trtops.backend.trt.builder import TensorRTBackend as TensorRTBackend
+    from trtops.backend.trt.calibrator import Calibrator as Calibrator
+    from trtops.backend.trt.config import CreateConfig as CreateConfig
+    from trtops.backend.trt.config import CreateConfigRTX as CreateConfigRTX
+    from trtops.backend.trt.config import PostprocessConfig as PostprocessConfig
+    from trtops.backend.trt.config import create_config as create_config
+    from trtops.backend.trt.config import create_config_rtx as create_config_rtx
+    from trtops.backend.trt.config import postprocess_config as postprocess_config
+    from trtops.backend.trt.device import Gpu as Gpu
+    from trtops.backend.trt.device import current_gpu as current_gpu
+    from trtops.backend.trt.engine import BufferFromEngine as BufferFromEngine
+    from trtops.backend.trt.engine import BytesFromEngine as BytesFromEngine
+    from trtops.backend.trt.engine import EngineBytesFromNetwork as EngineBytesFromNetwork
+    from trtops.backend.trt.engine import EngineFromBytes as EngineFromBytes
+    from trtops.backend.trt.engine import EngineFromNetwork as EngineFromNetwork
+    from trtops.backend.trt.engine import EngineFromPath as EngineFromPath
+    from trtops.backend.trt.engine import LoadPlugins as LoadPlugins
+    from trtops.backend.trt.engine import LoadRuntime as LoadRuntime
+    from trtops.backend.trt.engine import OnnxLikeFromNetwork as OnnxLikeFromNetwork
+    from trtops.backend.trt.engine import SaveEngine as SaveEngine
+    from trtops.backend.trt.engine import buffer_from_engine as buffer_from_engine
+    from trtops.backend.trt.engine import bytes_from_engine as bytes_from_engine
+    from trtops.backend.trt.engine import engine_bytes_from_network as engine_bytes_from_network
+    from trtops.backend.trt.engine import engine_from_bytes as engine_from_bytes
+    from trtops.backend.trt.engine import engine_from_network as engine_from_network
+    from trtops.backend.trt.engine import engine_from_path as engine_from_path
+    from trtops.backend.trt.engine import load_plugins as load_plugins
+    from trtops.backend.trt.engine import load_runtime as load_runtime
+    from trtops.backend.trt.engine import onnx_like_from_network as onnx_like_from_network
+    from trtops.backend.trt.engine import refit_engine as refit_engine
+    from trtops.backend.trt.engine import save_engine as save_engine
+    from trtops.backend.trt.formats import FormattedArray as FormattedArray
+    from trtops.backend.trt.inspector import audit_precision as audit_precision
+    from trtops.backend.trt.inspector import describe_engine as describe_engine
+    from trtops.backend.trt.inspector import describe_network as describe_network
+    from trtops.backend.trt.library import get_trt_logger as get_trt_logger
+    from trtops.backend.trt.network import CreateNetwork as CreateNetwork
+    from trtops.backend.trt.network import MarkDebug as MarkDebug
+    from trtops.backend.trt.network import ModifyNetworkOutputs as ModifyNetworkOutputs
+    from trtops.backend.trt.network import NetworkFromOnnxBytes as NetworkFromOnnxBytes
+    from trtops.backend.trt.network import NetworkFromOnnxPath as NetworkFromOnnxPath
+    from trtops.backend.trt.network import PostprocessNetwork as PostprocessNetwork
+    from trtops.backend.trt.network import SetDecomposableAttentions as SetDecomposableAttentions
+    from trtops.backend.trt.network import SetLayerPrecisions as SetLayerPrecisions
+    from trtops.backend.trt.network import SetTensorDatatypes as SetTensorDatatypes
+    from trtops.backend.trt.network import SetTensorFormats as SetTensorFormats
+    from trtops.backend.trt.network import create_network as create_network
+    from trtops.backend.trt.network import mark_debug as mark_debug
+    from trtops.backend.trt.network import modify_network_outputs as modify_network_outputs
+    from trtops.backend.trt.network import network_from_onnx_bytes as network_from_onnx_bytes
+    from trtops.backend.trt.network import network_from_onnx_path as network_from_onnx_path
+    from trtops.backend.trt.network import postprocess_network as postprocess_network
+    from trtops.backend.trt.network import set_decomposable_attentions as set_decomposable_attentions
+    from trtops.backend.trt.network import set_layer_precisions as set_layer_precisions
+    from trtops.backend.trt.network import set_tensor_datatypes as set_tensor_datatypes
+    from trtops.backend.trt.network import set_tensor_formats as set_tensor_formats
+    from trtops.backend.trt.profile import Profile as Profile
+    from trtops.backend.trt.profile import ShapeTuple as ShapeTuple
+    from trtops.backend.trt.runner import TrtRunner as TrtRunner
+    from trtops.backend.trt.support import support_table as support_table
+    from trtops.backend.trt.tactics import Algorithm as Algorithm
+    from trtops.backend.trt.tactics import TacticRecorder as TacticRecorder
+    from trtops.backend.trt.tactics import TacticReplayData as TacticReplayData
+    from trtops.backend.trt.tactics import TacticReplayer as TacticReplayer
+    from trtops.backend.trt.tactics import TensorInfo as TensorInfo
 
-_MODULES = {
-    "builder": ("TensorRTBackend",),
-    "calibrator": ("Calibrator",),
-    "config": (
-        "CreateConfig", "CreateConfigRTX", "PostprocessConfig", "create_config", "create_config_rtx", "postprocess_config",
-    ),
-    "device": ("Gpu", "current_gpu"),
-    "engine": (
-        "BufferFromEngine", "BytesFromEngine", "EngineBytesFromNetwork", "EngineFromBytes", "EngineFromNetwork",
-        "EngineFromPath", "LoadPlugins", "LoadRuntime", "OnnxLikeFromNetwork", "SaveEngine", "buffer_from_engine",
-        "bytes_from_engine", "engine_bytes_from_network", "engine_from_bytes", "engine_from_network", "engine_from_path",
-        "load_plugins", "load_runtime", "onnx_like_from_network", "refit_engine", "save_engine",
-    ),
-    "formats": ("FormattedArray",),
-    "inspector": ("audit_precision", "describe_engine", "describe_network"),
-    "library": ("get_trt_logger",),
-    "network": (
-        "CreateNetwork", "MarkDebug", "ModifyNetworkOutputs", "NetworkFromOnnxBytes", "NetworkFromOnnxPath",
-        "PostprocessNetwork", "SetDecomposableAttentions", "SetLayerPrecisions", "SetTensorDatatypes", "SetTensorFormats",
-        "create_network", "mark_debug", "modify_network_outputs", "network_from_onnx_bytes", "network_from_onnx_path",
-        "postprocess_network", "set_decomposable_attentions", "set_layer_precisions", "set_tensor_datatypes",
-        "set_tensor_formats",
-    ),
-    "profile": ("Profile", "ShapeTuple"),
-    "runner": ("TrtRunner",),
-    "support": ("support_table",),
-    "tactics": ("Algorithm", "TacticRecorder", "TacticReplayData", "TacticReplayer", "TensorInfo"),
-}  # fmt: skip
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [
-    "Algorithm",
-    "BufferFromEngine",
-    "BytesFromEngine",
-    "Calibrator",
-    "CreateConfig",
-    "CreateConfigRTX",
-    "CreateNetwork",
-    "EngineBytesFromNetwork",
-    "EngineFromBytes",
-    "EngineFromNetwork",
-    "EngineFromPath",
-    "FormattedArray",
-    "Gpu",
-    "LoadPlugins",
-    "LoadRuntime",
-    "MarkDebug",
-    "ModifyNetworkOutputs",
-    "NetworkFromOnnxBytes",
-    "NetworkFromOnnxPath",
-    "OnnxLikeFromNetwork",
-    "PostprocessConfig",
-    "PostprocessNetwork",
-    "Profile",
-    "SaveEngine",
-    "SetDecomposableAttentions",
-    "SetLayerPrecisions",
-    "SetTensorDatatypes",
-    "SetTensorFormats",
-    "ShapeTuple",
-    "TacticRecorder",
-    "TacticReplayData",
-    "TacticReplayer",
-    "TensorInfo",
-    "TensorRTBackend",
-    "TrtRunner",
-    "audit_precision",
-    "buffer_from_engine",
-    "bytes_from_engine",
-    "create_config",
-    "create_config_rtx",
-    "create_network",
-    "current_gpu",
-    "describe_engine",
-    "describe_network",
-    "engine_bytes_from_network",
-    "engine_from_bytes",
-    "engine_from_network",
-    "engine_from_path",
-    "get_trt_logger",
-    "load_plugins",
-    "load_runtime",
-    "mark_debug",
-    "modify_network_outputs",
-    "network_from_onnx_bytes",
-    "network_from_onnx_path",
-    "onnx_like_from_network",
-    "postprocess_config",
-    "postprocess_network",
-    "refit_engine",
-    "save_engine",
-    "set_decomposable_attentions",
-    "set_layer_precisions",
-    "set_tensor_datatypes",
-    "set_tensor_formats",
-    "support_table",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+__getattr__, __dir__ = exports(__name__)

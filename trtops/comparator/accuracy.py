@@ -1,0 +1,368 @@
+"""What comparisons of runs leave: matches by pair of runners, iteration and output; saved in the field's format."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    ValuesView,
+)
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from trtops import errors, json
+from trtops.comparator.results import IterationResult, expect
+from trtops.comparator.streams import PathLike
+from trtops.json import Decoder, Encoder
+
+if TYPE_CHECKING:
+    from trtops.comparator.judgements import CompareResult, Threshold
+
+__all__ = ["AccuracyResult", "AccuracyResults"]
+
+Aggregation = Literal["per_sample", "average"]
+Match: TypeAlias = "CompareResult | bool"
+RunnerPair: TypeAlias = tuple[str, str]
+Thresholds: TypeAlias = "Threshold | Mapping[str, Threshold]"
+
+
+class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
+    """What one compare function found: per pair of runners and iteration, a match per output.
+
+    A match is true or false, or something with a truth value that knows its numbers, such as an
+    :class:`~trtops.comparator.judgements.OutputCompareResult`. The whole is true if everything matched.
+
+    Attributes:
+        dct: The matches.
+        aggregation: ``per_sample`` judges every iteration, ``average`` each number's mean over all iterations.
+    """
+
+    def __init__(
+        self,
+        dct: Mapping[RunnerPair, list[dict[str, Match]]] | None = None,
+        aggregation: Aggregation = "per_sample",
+    ) -> None:
+        """Hold matches by pair of runners' names."""
+        self.dct: dict[RunnerPair, list[dict[str, Match]]] = dict(dct or {})
+        self.aggregation: Aggregation = aggregation
+
+    def __getitem__(self, pair: RunnerPair) -> list[dict[str, Match]]:
+        try:
+            return self.dct[pair]
+        except KeyError:
+            known = ", ".join(map(repr, self.dct)) or "none"
+            raise KeyError(f"{pair!r} was not compared; compared: {known}") from None
+
+    def __setitem__(self, pair: RunnerPair, iterations: list[dict[str, Match]]) -> None:
+        self.dct[pair] = iterations
+
+    def __delitem__(self, pair: RunnerPair) -> None:
+        del self.dct[pair]
+
+    def __iter__(self) -> Iterator[RunnerPair]:
+        return iter(self.dct)
+
+    def __len__(self) -> int:
+        return len(self.dct)
+
+    def __bool__(self) -> bool:
+        if self.aggregation == "average":
+            return all(bool(m) for pair in self for m in self.average_results(pair).values())
+        return all(bool(m) for iterations in self.values() for matches in iterations for m in matches.values())
+
+    def __repr__(self) -> str:
+        return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
+
+    def _pair(self, pair: RunnerPair | None) -> RunnerPair:
+        if pair is None:
+            if not self.dct:
+                raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
+            return next(iter(self.dct))
+        return pair
+
+    def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
+        """How many iterations matched, mismatched, and were there in all.
+
+        Args:
+            runner_pair: The runners' names; the first pair if not given.
+        """
+        iterations = self[self._pair(runner_pair)]
+        matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
+        return matched, len(iterations) - matched, len(iterations)
+
+    def percentage(self, runner_pair: RunnerPair | None = None) -> float:
+        """The share of iterations that matched, between 0 and 1; 1 if there were none.
+
+        Args:
+            runner_pair: The runners' names; the first pair if not given.
+        """
+        if not self.dct:
+            return 1.0
+        matched, _, total = self.stats(runner_pair)
+        return matched / total if total else 1.0
+
+    def output_names(self) -> list[str]:
+        """The outputs that were compared, in order of appearance."""
+        return list(dict.fromkeys(name for its in self.values() for matches in its for name in matches))
+
+    def metric_fields(self) -> list[str]:
+        """Names of the numbers that the matches carry; none if they are bare truth values."""
+        for iterations in self.values():
+            for matches in iterations:
+                for match in matches.values():
+                    if not isinstance(match, bool):
+                        return match.metric_fields()
+        return []
+
+    def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
+        """Each output's numbers averaged over the iterations, with the thresholds they were judged by.
+
+        Args:
+            runner_pair: The runners' names; the first pair if not given.
+
+        Raises:
+            ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
+        """
+        iterations = self[self._pair(runner_pair)]
+        averages = {}
+        for name in dict.fromkeys(name for matches in iterations for name in matches):
+            found = [matches[name] for matches in iterations if name in matches]
+            results = [match for match in found if not isinstance(match, bool)]
+            if len(results) < len(found) or not results[0].metric_fields():
+                raise errors.ComparisonError(
+                    f"Output {name!r} cannot be averaged: at least one iteration has no numbers for it (its shapes "
+                    "differed, or the compare function only says yes or no). Judge per sample instead."
+                )
+            averages[name] = results[0].average(results)
+        return averages
+
+    def describe_average(self, runner_pair: RunnerPair | None = None) -> dict[str, tuple[str, bool]]:
+        """A line of words and a verdict per output for :meth:`average_results`, where its result has one.
+
+        Args:
+            runner_pair: The runners' names; the first pair if not given.
+        """
+        described = {name: result.describe() for name, result in self.average_results(runner_pair).items()}
+        return {name: line for name, line in described.items() if line is not None}
+
+    def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
+        """Judge the stored numbers by other thresholds, in place.
+
+        Args:
+            thresholds: One for all outputs, or by output with ``""`` for the others.
+            aggregation: Judge per sample or averages from now on; as before if not given.
+
+        Returns:
+            The result itself.
+
+        Raises:
+            ComparisonError: If an output has no threshold, or no numbers for it.
+        """
+        changes: list[tuple[CompareResult, Threshold]] = []
+        for iterations in self.values():
+            for matches in iterations:
+                for name, match in matches.items():
+                    changes.append((_with_numbers(name, match), _threshold_for(name, thresholds)))
+        for match, threshold in changes:
+            missing = [f for f in threshold.metric_fields() if f not in match.metric_fields()]
+            if missing:
+                raise errors.ComparisonError(
+                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {', '.join(match.metric_fields())}."
+                )
+        for match, threshold in changes:
+            match.set_thresholds(threshold)
+        self.aggregation = aggregation or self.aggregation
+        return self
+
+
+def _with_numbers(name: str, match: Match) -> CompareResult:
+    if isinstance(match, bool) or not match.metric_fields():
+        raise errors.ComparisonError(
+            f"Output {name!r} cannot be judged again: no numbers were stored for it (its shapes differed, or the compare "
+            "function only says yes or no). Compare the outputs again."
+        )
+    return match
+
+
+def _threshold_for(name: str, thresholds: Thresholds) -> Threshold:
+    if not isinstance(thresholds, Mapping):
+        return thresholds
+    found = thresholds.get(name, thresholds.get(""))
+    if found is None:
+        raise errors.ComparisonError(
+            f"There is no threshold for output {name!r}. Add it, or one under '' for all others."
+        )
+    return found
+
+
+class AccuracyResults:
+    """One :class:`AccuracyResult` per compare function; true if each is.
+
+    Where there is one only, it also answers as that one: ``results[pair]``, ``stats``, ``percentage`` and its like, as
+    older scripts expect.
+
+    Attributes:
+        lst: The results.
+    """
+
+    def __init__(self, lst: Iterable[AccuracyResult] | None = None) -> None:
+        """Hold results."""
+        self.lst = [] if lst is None else list(lst)
+
+    def __bool__(self) -> bool:
+        return all(bool(result) for result in self.lst)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The results; of a single one, as in older releases, use :meth:`keys`, :meth:`values` or :meth:`items`."""
+        return iter(self.lst)
+
+    def __len__(self) -> int:
+        return len(self.lst)
+
+    @overload
+    def __getitem__(self, key: int) -> AccuracyResult: ...
+    @overload
+    def __getitem__(self, key: RunnerPair) -> list[dict[str, Match]]: ...
+    def __getitem__(self, key: int | RunnerPair) -> Any:
+        return self.lst[key] if isinstance(key, int) else self._only()[key]
+
+    def __repr__(self) -> str:
+        return f"AccuracyResults({self.lst!r})"
+
+    def _only(self) -> AccuracyResult:
+        if len(self.lst) != 1:
+            raise errors.ComparisonError(
+                f"There are {len(self.lst)} compare functions' results; say which, such as results[0]."
+            )
+        return self.lst[0]
+
+    def keys(self) -> KeysView[RunnerPair]:
+        """The pairs of runners, if there is one result."""
+        return self._only().keys()
+
+    def values(self) -> ValuesView[list[dict[str, Match]]]:
+        """The matches, if there is one result."""
+        return self._only().values()
+
+    def items(self) -> ItemsView[RunnerPair, list[dict[str, Match]]]:
+        """The pairs of runners and their matches, if there is one result."""
+        return self._only().items()
+
+    def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
+        """As :meth:`AccuracyResult.stats`, if there is one result."""
+        return self._only().stats(runner_pair)
+
+    def percentage(self, runner_pair: RunnerPair | None = None) -> float:
+        """As :meth:`AccuracyResult.percentage`, if there is one result."""
+        return self._only().percentage(runner_pair)
+
+    def output_names(self) -> list[str]:
+        """The outputs that any function compared, in order of appearance."""
+        return list(dict.fromkeys(name for result in self.lst for name in result.output_names()))
+
+    def reevaluate(
+        self, thresholds: Thresholds | Sequence[Thresholds], aggregation: Aggregation | None = None
+    ) -> AccuracyResults:
+        """Judge the stored numbers by other thresholds, in place; results that no threshold is for are dropped.
+
+        Args:
+            thresholds: One or several, each for the result whose numbers it names, and each for all outputs or by
+                output with ``""`` for the others.
+            aggregation: Judge per sample or averages from now on; as before if not given.
+
+        Returns:
+            The results themselves.
+
+        Raises:
+            ComparisonError: If a threshold fits no result, or not all of one. Nothing is changed then.
+        """
+        wanted = (
+            [thresholds]
+            if isinstance(thresholds, Mapping) or not isinstance(thresholds, Sequence)
+            else list(thresholds)
+        )
+        left, chosen = list(self.lst), []
+        for threshold in wanted:
+            fields = _fields_of(threshold)
+            match = next((r for r in left if r.metric_fields() == fields), None)
+            if match is None:
+                known = "; ".join(", ".join(r.metric_fields()) or "no numbers" for r in self.lst)
+                raise errors.ComparisonError(f"No result has {', '.join(fields)}; the results have: {known}.")
+            left.remove(match)
+            chosen.append((match, threshold))
+        self.lst = [match.reevaluate(threshold, aggregation) for match, threshold in chosen]
+        return self
+
+    def to_json(self) -> str:
+        """The results as JSON text in the field's format."""
+        return json.to_json(self)
+
+    @staticmethod
+    def from_json(src: str | bytes) -> AccuracyResults:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            FormatError: If the text is damaged, or holds something else.
+        """
+        return _expect_accuracy(json.from_json(src), "the text")
+
+    def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
+        """Save to a path or an open file; see :meth:`RunResults.save`."""
+        json.save_json(self, dest, "accuracy results")
+
+    @staticmethod
+    def load(src: PathLike | IO[str] | IO[bytes]) -> AccuracyResults:
+        """Load what :meth:`save` wrote, here or in the field's tool.
+
+        Raises:
+            FormatError: If the file is damaged, or holds something else.
+        """
+        return _expect_accuracy(json.load_json(src, "accuracy results"), str(src))
+
+
+def _expect_accuracy(found: object, where: str) -> AccuracyResults:
+    return AccuracyResults([found]) if isinstance(found, AccuracyResult) else expect(AccuracyResults, found, where)
+
+
+def _fields_of(thresholds: Thresholds) -> list[str]:
+    if isinstance(thresholds, Mapping):
+        if not thresholds:
+            raise errors.ComparisonError("The thresholds by output are empty.")
+        return next(iter(thresholds.values())).metric_fields()
+    return thresholds.metric_fields()
+
+
+@Encoder.register(AccuracyResult)
+def _encode_accuracy(result: AccuracyResult) -> dict[str, Any]:
+    return {"lst": [[list(pair), its] for pair, its in result.dct.items()], "aggregation": result.aggregation}
+
+
+@Decoder.register(AccuracyResult)
+def _decode_accuracy(members: dict[str, Any]) -> AccuracyResult:
+    if members["aggregation"] not in ("per_sample", "average"):
+        raise errors.FormatError(f"the aggregation of an AccuracyResult is {members['aggregation']!r:.80}")
+    content = {(str(first), str(second)): list(iterations) for (first, second), iterations in members["lst"]}
+    if not all(isinstance(matches, dict) for iterations in content.values() for matches in iterations):
+        raise errors.FormatError("the matches of an AccuracyResult are not by output")
+    return AccuracyResult(content, members["aggregation"])
+
+
+@Encoder.register(AccuracyResults)
+def _encode_accuracies(results: AccuracyResults) -> dict[str, Any]:
+    return {"lst": results.lst}
+
+
+@Decoder.register(AccuracyResults)
+def _decode_accuracies(members: dict[str, Any]) -> AccuracyResults:
+    results = members["lst"]
+    if not all(isinstance(result, AccuracyResult) for result in results):
+        raise errors.FormatError("an AccuracyResults holds something else than AccuracyResults")
+    return AccuracyResults(results)
+
+
+CompareFunction: TypeAlias = "Callable[[IterationResult, IterationResult], Mapping[str, Match]]"

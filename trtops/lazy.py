@@ -1,0 +1,53 @@
+"""Packages whose names are imported on first use, and listed once.
+
+Such a package lists its names as type checkers and editors read them, ``from a.b import Name as Name`` under
+``if TYPE_CHECKING:``. The same lines are read here, when a name is first asked for, to tell where to import it from.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the functions ``__getattr__`` and ``__dir__`` of a package.
+
+    Args:
+        package: Its name, ``__name__``.
+
+    Returns:
+        Both. The first also makes ``__all__``.
+    """
+
+    @functools.cache
+    def homes() -> dict[str, str]:
+        return _listed(package)
+
+    def get(name: str) -> Any:
+        if name == "__all__":
+            return sorted(homes())
+        if name.startswith("__") or name not in homes():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes()[name]), name)
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes()})
+
+    return get, names
+
+
+def _listed(package: str) -> dict[str, str]:
+    """The names that a package imports under their own names for type checkers, with the modules that have them."""
+    import ast
+
+    spec = sys.modules[package].__spec__
+    source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
+    if source is None:
+        raise ImportError(f"{package} was installed without its source, which lists its names.")
+    blocks = (block for block in ast.parse(source).body if isinstance(block, ast.If))
+    imports = (line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom))
+    return {alias.name: str(line.module) for line in imports for alias in line.names if alias.asname == alias.name}
