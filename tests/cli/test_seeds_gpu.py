@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli import seed_lines
-from trtops.backend.worker import Worker
 from trtops.cli.main import main
+from trtops.worker import Worker
 
 pytestmark = [
     pytest.mark.gpu,

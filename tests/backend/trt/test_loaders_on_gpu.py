@@ -399,13 +399,15 @@ def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inferen
 
 
 def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
-    from trtops.backend.trt import support_table
     from trtops.backend.trt.lines import Feature
+    from trtops.backend.trt.support import CAPABILITIES
 
     major, minor = (int(part) for part in line.version.split(".")[:2])
+    release = (f"{major}.{minor}", (major, minor), False)
 
     assert {f.name for f in Feature if f.is_in((major, minor), rtx=False)} == {f.name for f in line.features}
-    assert all(feature.title in support_table() for feature in Feature)
+    for row in CAPABILITIES:
+        assert (row.cell(release) != "-") == (row.feature is None or line.supports(row.feature))
 
 
 def test_a_tactic_source_that_does_not_exist_is_refused_with_a_near_one():
