@@ -350,7 +350,7 @@ def test_builds_are_repeated_judged_by_a_command_and_sorted(tmp_path: Path, monk
     network = NetworkFromOnnxBytes(models.conv_net().proto.SerializeToString())
 
     def make(number: int) -> None:
-        config = CreateConfig(algorithm_selector=TacticRecorder("replay.json"), builder_optimization_level=number)
+        config = CreateConfig(algorithm_selector=TacticRecorder("replay.json"), builder_optimization_level=number + 1)
         Path("repeated.engine").write_bytes(bytes(engine_bytes_from_network(network, config)))
         Path("number").write_text(str(number))
 

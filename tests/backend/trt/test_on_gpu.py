@@ -171,6 +171,39 @@ def test_obeyed_layer_precisions_are_what_the_layers_get():
     assert found == {"conv0": "fp16", "conv1": "fp32", "conv2": "fp32"}
 
 
+def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
+    from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
+    from trtops.backend.trt.inspector import read_layers
+
+    network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), {"conv1": "float16"})
+
+    layers = read_layers(engine_from_network(network, CreateConfig(**QUICK)))
+
+    found = {word: x.precision for x in layers for word in ("conv0", "conv1", "conv2") if x.name.startswith(word)}
+    assert found == {"conv0": "fp32", "conv1": "fp16", "conv2": "fp32"}
+
+
+@pytest.mark.parametrize(
+    "make", [models.transformer, models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__
+)
+def test_layers_without_a_float_precision_are_left_alone_when_one_layer_asks_for_fp16(make):
+    from trtops.backend.trt import CreateConfig, TrtRunner, engine_from_network, network_from_onnx_bytes
+
+    case = make()
+    parts = network_from_onnx_bytes(case.proto.SerializeToString())
+    network = parts[1]
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    free = [x for x in layers if x.type.name in ("ELEMENTWISE", "MATRIX_MULTIPLY", "ACTIVATION")]
+    first = next(x for x in free if x.get_output_type(0).name == "FLOAT")
+    first.precision = first.get_output_type(0).__class__.HALF
+    golden = onnx_runtime(case.proto, case.feed)
+
+    with TrtRunner(engine_from_network(parts, CreateConfig(profiles=[profile_for(case.proto)], **QUICK))) as runner:
+        outputs = runner.infer(case.feed)
+        for name, array in golden.items():
+            np.testing.assert_allclose(outputs[name], array, rtol=2e-2, atol=2e-2)
+
+
 # --- calibration ----------------------------------------------------------------------------------------------------
 
 

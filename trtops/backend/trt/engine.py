@@ -156,8 +156,8 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
 
     Args:
         builder: The builder.
-        network: The network.
-        config: The builder config.
+        network: The network. If single layers ask for a precision that the config lacks, others may be held to FP32.
+        config: The builder config; may get the flags for what single layers ask for.
         selector: The algorithm selector in it, if any.
 
     Returns:
@@ -169,8 +169,10 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
         TacticMismatchError: If a replay was not followed.
     """
     from trtops.backend.trt.calibrator import check_calibration
+    from trtops.backend.trt.precision import let_layers_have
     from trtops.backend.trt.tactics import check_replay
 
+    let_layers_have(network, config)
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
     check_calibration(_calibrator_of(config))
