@@ -253,12 +253,8 @@ def _config_options(args: Asked) -> dict[str, Any]:
         "preview_features": "PreviewFeature",
         "quantization_flags": "QuantizationFlag",
     }
-    # TensorRT refuses a layer's precision that the builder may not use at all.
-    layers = {"fp16": "float16", "bf16": "bfloat16"}
-    allowed = {name: True for name, dtype in layers.items() if dtype in constraints(args)[1].values()}
     return {
         **{name: getattr(args, name) for name in same},
-        **allowed,
         **{name: _member(kind, v) for name, kind in one.items() if (v := getattr(args, name)) is not None},
         **{name: _members(kind, getattr(args, name)) for name, kind in several.items()},
         "restricted": args.trt_safety_restricted,
