@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from trtops import errors
 from trtops.comparator import metrics
-from trtops.comparator.metrics import OutputStatistics, statistics, statistics_of_iterations, within
+from trtops.comparator.metrics import OutputStatistics, one_pass, ranks, statistics, statistics_of_iterations, within
 
 FLOATS = [np.float16, np.float32, np.float64]
 INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
@@ -139,7 +139,7 @@ def test_streamed_medians_and_quantiles_of_large_arrays_are_exact(kind, seed):
 
 
 def test_ties_do_not_need_another_pass(monkeypatch):
-    monkeypatch.setattr(metrics._Stream, "_count_out", lambda *_: pytest.fail("counted out"))
+    monkeypatch.setattr(one_pass.Stream, "_count_out", lambda *_: pytest.fail("counted out"))
     random = np.random.default_rng(0)
     for levels in (2, 5, 40):
         b = random.integers(1, levels, 400_000).astype(np.float32)
@@ -152,7 +152,7 @@ def test_ties_do_not_need_another_pass(monkeypatch):
 def test_ranks_that_the_sample_misses_are_counted_out_exactly(monkeypatch):
     random = np.random.default_rng(3)
     a, b = random.standard_normal((2, 200_000)).astype(np.float32)
-    monkeypatch.setattr(metrics._Bracket, "pick", lambda bracket, last: None)
+    monkeypatch.setattr(ranks.Bracket, "pick", lambda bracket, last: None)
 
     found = statistics(a, b, quantiles=(0.99,))
 
@@ -162,7 +162,7 @@ def test_ranks_that_the_sample_misses_are_counted_out_exactly(monkeypatch):
 
 
 def test_what_is_held_in_memory_is_bounded_and_the_rest_counted_out(monkeypatch):
-    monkeypatch.setattr(metrics, "_HELD_ELEMENTS", 1000)
+    monkeypatch.setattr(one_pass, "_HELD_ELEMENTS", 1000)
     random = np.random.default_rng(3)
     a, b = random.standard_normal((2, 200_000)).astype(np.float32)
     found = statistics(a, b)

@@ -1,0 +1,344 @@
+"""The one numerical core of every comparison: all statistics of two outputs, exact, in one streamed pass.
+
+Definitions, with ``a`` the output under test and ``b`` the reference, in float64 throughout:
+
+- absolute error ``d = |a - b|``; of integers exactly, also of 64-bit ones; of booleans ``a xor b``; of strings
+  ``a != b`` as 0 or 1
+- relative error ``r = d / |b|``, where a floating-point ``b`` of 0 counts as 2.220446049250313e-16
+- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``
+- L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
+  ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
+  ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
+- NaN in ``d`` or ``r`` makes every statistic of it NaN
+
+These are the definitions of the field's standard tool (Polygraphy 0.53.6), which computes them in the arrays' own
+precision. Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the
+errors: a random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one
+in a hundred), and the one at the wanted rank is selected among these. Where the sample misleads, the rank is found by
+counting bit patterns instead, which sort like the non-negative floats that they stand for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import Array, dtype_name, to_numpy
+from trtops.comparator.metrics.difference import BLOCK, EPSILON, Difference, difference_of
+from trtops.comparator.metrics.one_pass import Stream
+from trtops.comparator.metrics.top1 import top1_agreement
+from trtops.comparator.metrics.totals import Totals
+from trtops.record import Record
+
+__all__ = [
+    "EPSILON",
+    "QUANTILES",
+    "OutputStatistics",
+    "Quantile",
+    "elementwise",
+    "statistics",
+    "statistics_of_iterations",
+    "within",
+]
+
+QUANTILES = (0.9, 0.99, 0.999)
+"""Quantile levels that are recorded unless others are asked for."""
+
+_COPIED_BYTES = 1 << 24
+
+Pair: TypeAlias = tuple[Array, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantile(Record):
+    """One quantile of the errors.
+
+    Attributes:
+        level: Between 0 and 1.
+        abs: The absolute error that this share of all elements does not exceed, interpolated linearly.
+        rel: The same for the relative error.
+    """
+
+    level: float
+    abs: float
+    rel: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputStatistics(Record):
+    """How far one output is from its reference; enough to judge it again under any tolerances.
+
+    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``); ``psnr`` and ``snr`` are
+    in dB. See this module's text for the definitions.
+
+    Attributes:
+        shape: The output's shape, in the first iteration.
+        dtype: Its element type.
+        reference_dtype: The reference's element type.
+        elements: Elements compared, over all iterations.
+        max_abs: Largest absolute error.
+        max_rel: Largest relative error.
+        mean_abs: Mean absolute error.
+        mean_rel: Mean relative error.
+        median_abs: Median absolute error.
+        median_rel: Median relative error.
+        quantiles: Further quantiles of both errors, by level.
+        l2: Euclidean distance.
+        cosine: Cosine similarity; None for strings.
+        psnr: Peak signal-to-noise ratio; None for strings.
+        snr: Signal-to-noise ratio; None for strings.
+        nan_count: NaNs in the output.
+        reference_nan_count: NaNs in the reference.
+        inf_count: Infinities of either sign in the output.
+        reference_inf_count: Infinities in the reference.
+        nan_errors: Elements whose absolute error is NaN; they violate any tolerances.
+        violations: Elements that violate ``atol`` and ``rtol`` both.
+        atol: The absolute tolerance that ``violations`` was counted with.
+        rtol: The relative tolerance that ``violations`` was counted with.
+        frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
+            error. Whether any element violates given tolerances can be read from these alone. NaN counts as infinite.
+        frontier_exact: False if the frontier was thinned by joining neighbours; it then never calls an output good
+            that is not, and may call one bad whose errors are within a percent or so of the tolerances.
+        worst_index: Where the largest absolute error is, as an index into the flattened output, counted on through
+            the iterations; None without elements.
+        top1_agreement: Share of rows (along the last axis longer than 1) whose largest element is at the same place;
+            None unless the output is floating and has such an axis behind another one. Rows with NaN do not agree.
+        infinities_equal: Whether equal infinities were counted as equal.
+        nans_equal: Whether NaNs at the same place were counted as equal.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    reference_dtype: str
+    elements: int
+    max_abs: float
+    max_rel: float
+    mean_abs: float
+    mean_rel: float
+    median_abs: float
+    median_rel: float
+    quantiles: tuple[Quantile, ...] = ()
+    l2: float
+    cosine: float | None = None
+    psnr: float | None = None
+    snr: float | None = None
+    nan_count: int = 0
+    reference_nan_count: int = 0
+    inf_count: int = 0
+    reference_inf_count: int = 0
+    nan_errors: int = 0
+    violations: int = 0
+    atol: float
+    rtol: float
+    frontier: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    frontier_exact: bool = True
+    worst_index: int | None = None
+    top1_agreement: float | None = None
+    infinities_equal: bool = False
+    nans_equal: bool = False
+
+    def any_violation(self, atol: float, rtol: float) -> bool:
+        """Whether any element violates other tolerances than those that were counted with."""
+        return self.nan_errors > 0 or any(a > atol and r > rtol for a, r in self.frontier)
+
+    def quantile(self, level: float) -> Quantile:
+        """The errors at one level.
+
+        Raises:
+            ComparisonError: If that level was not recorded.
+        """
+        if level == 0.5:
+            return Quantile(level=0.5, abs=self.median_abs, rel=self.median_rel)
+        for quantile in self.quantiles:
+            if math.isclose(quantile.level, level, rel_tol=1e-12):
+                return quantile
+        known = ", ".join(f"{q.level:g}" for q in self.quantiles) or "none"
+        raise errors.ComparisonError(
+            f"The {level:g} quantile was not recorded (recorded: {known}). Compare the outputs again with that level."
+        )
+
+
+def statistics(
+    actual: object,
+    reference: object,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    infinities_equal: bool = False,
+    nans_equal: bool = False,
+) -> OutputStatistics:
+    """All statistics of one output against its reference.
+
+    Args:
+        actual: The output under test: an array of any shape and dtype in host memory (or a torch tensor).
+        reference: What it should be, of the same shape.
+        quantiles: Quantile levels to record beside the median, each between 0 and 1.
+        atol: Absolute tolerance to count violations with, in the output's unit.
+        rtol: Relative tolerance to count violations with, as a fraction of ``|reference|``.
+        infinities_equal: Count infinities of equal sign as equal; otherwise their difference is NaN.
+        nans_equal: Count NaNs at the same place as equal.
+
+    Returns:
+        The statistics. Beside the arrays at most 64 MB of memory is used on the way.
+
+    Raises:
+        ComparisonError: If the shapes differ, or one holds strings and the other does not.
+    """
+    return statistics_of_iterations(
+        [(actual, reference)],
+        quantiles=quantiles,
+        atol=atol,
+        rtol=rtol,
+        infinities_equal=infinities_equal,
+        nans_equal=nans_equal,
+    )
+
+
+def statistics_of_iterations(
+    pairs: Sequence[tuple[object, object]],
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    infinities_equal: bool = False,
+    nans_equal: bool = False,
+) -> OutputStatistics:
+    """As :func:`statistics`, for one output over several iterations, as if these were one long array.
+
+    Args:
+        pairs: Output and reference of each iteration; at least one. Shapes may vary between iterations.
+        quantiles: As there.
+        atol: As there.
+        rtol: As there.
+        infinities_equal: As there.
+        nans_equal: As there.
+    """
+    for level in quantiles:
+        if not 0 <= level <= 1:
+            raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
+    arrays = _checked(pairs)
+    first, first_reference = arrays[0]
+    total = Totals(atol=atol, rtol=rtol)
+    differ = difference_of(first, first_reference, infinities_equal, nans_equal)
+    with np.errstate(all="ignore"):
+        stream = Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
+        (median_abs, median_rel), *orders = stream.run(total, (0.5, *quantiles))
+    return OutputStatistics(
+        shape=first.shape,
+        dtype=dtype_name(first),
+        reference_dtype=dtype_name(first_reference),
+        median_abs=median_abs,
+        median_rel=median_rel,
+        quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders)),
+        worst_index=None if total.worst is None else _place(arrays, total.worst),
+        top1_agreement=top1_agreement(arrays),
+        infinities_equal=infinities_equal,
+        nans_equal=nans_equal,
+        **total.numbers(differ.text),
+    )
+
+
+def _checked(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
+    if not pairs:
+        raise errors.ComparisonError("There are no iterations to compare.")
+    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    dtypes = [dtype_name(array) for array in arrays[0]]
+    for a, b in arrays:
+        if a.shape != b.shape:
+            raise errors.ComparisonError(
+                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
+            )
+        if [dtype_name(a), dtype_name(b)] != dtypes:
+            raise errors.ComparisonError(
+                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
+            )
+    return arrays
+
+
+def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float = 1e-5) -> bool:
+    """Whether no element violates the tolerances: the verdict alone, at little more than the cost of reading.
+
+    Args:
+        actual: As for :func:`statistics`.
+        reference: As there.
+        atol: As there.
+        rtol: As there.
+
+    Raises:
+        ComparisonError: As there.
+    """
+    a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
+    if a.shape != b.shape:
+        raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
+    differ = difference_of(a, b, False, False)
+    fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
+    size, flat_a, flat_b = a.size, _flat(a, b), _flat(b, a)
+    # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
+    surely = np.float32(atol * (1 - 1e-6))
+    scratch = np.empty(min(size, 2 * BLOCK), np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, size, 2 * BLOCK):
+            x, y = flat_a[start : start + 2 * BLOCK], flat_b[start : start + 2 * BLOCK]
+            if fast:
+                d = np.subtract(x, y, out=scratch[: x.size])
+                if max(d.max(), -d.min()) <= surely:
+                    continue
+            if not _block_within(differ, x, y, atol, rtol):
+                return False
+    return True
+
+
+def elementwise(actual: Array, reference: Array) -> Pair:
+    """Absolute and relative error of every element, as new float64 arrays of the same shape.
+
+    Args:
+        actual: The output under test, numbers in host memory.
+        reference: What it should be, of the same shape.
+    """
+    differ = difference_of(actual, reference, False, False)
+    with np.errstate(all="ignore"):
+        _, b, d = differ(actual.reshape(-1), reference.reshape(-1))
+        r = differ.relative(d, b)
+    return d.reshape(actual.shape), r.reshape(actual.shape)
+
+
+def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: float) -> bool:
+    _, b, d = differ(x, y)
+    bad = ~(d <= atol)
+    if not bad.any():
+        return True
+    d, b = d[bad], b[bad]
+    return bool((differ.relative(d, b) <= rtol).all())
+
+
+def _flat(array: Array, other: Array) -> Any:
+    """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    if is_transposed(array, other):
+        return array.T.reshape(-1)
+    return np.ascontiguousarray(array).reshape(-1) if array.nbytes <= _COPIED_BYTES else array.flat
+
+
+def is_transposed(array: Array, other: Array) -> bool:
+    """Whether both are read with the first axis running fastest, as they lie in memory."""
+    return not array.flags.c_contiguous and array.flags.f_contiguous and other.flags.f_contiguous
+
+
+def _place(arrays: Sequence[Pair], position: int) -> int:
+    """The index, counted with the last axis running fastest, of the element at a position in the order of reading."""
+    before = 0
+    for a, b in arrays:
+        if position < before + a.size and is_transposed(a, b):
+            index = np.unravel_index(position - before, a.shape[::-1])
+            return before + int(np.ravel_multi_index(index[::-1], a.shape))
+        before += a.size
+        if position < before:
+            break
+    return position

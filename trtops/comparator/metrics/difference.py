@@ -1,0 +1,98 @@
+"""Blocks of an output and its reference as float64, and the errors between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trtops import errors
+from trtops.comparator.arrays import Array, holds_strings
+
+EPSILON = 2.220446049250313e-16
+"""Stands for a floating-point zero in the denominator of a relative error."""
+
+BLOCK = 1 << 15
+"""Elements that are read at a time, so that they stay in the cache."""
+
+
+class Difference:
+    """Turns a block of two arrays into float64: ``a``, ``b`` and ``|a - b|``; knows the denominator's rule."""
+
+    def __init__(self, floating: bool, exact: bool, text: bool, infinities_equal: bool, nans_equal: bool) -> None:
+        self.floating = floating
+        self.text = text
+        self.exact = exact
+        self.infinities_equal = infinities_equal
+        self.nans_equal = nans_equal
+        self.buffers = np.empty((4, 0))
+
+    def __call__(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
+        """Both blocks and their distance, in buffers that the next call overwrites."""
+        n = a.size
+        if self.buffers.shape[1] < n:
+            self.buffers = np.empty((4, n))
+        x, y, d = self.buffers[0, :n], self.buffers[1, :n], self.buffers[2, :n]
+        if self.text:
+            d[:] = a != b
+            x[:], y[:] = d, 1
+            return x, y, d
+        x[:], y[:] = a, b
+        if self.exact:
+            d[:] = _integer_distance(a, b)
+        else:
+            np.subtract(x, y, out=d)
+            np.absolute(d, out=d)
+            if self.infinities_equal or self.nans_equal:
+                self._forgive(x, y, d)
+        return x, y, d
+
+    def _forgive(self, x: Array, y: Array, d: Array) -> None:
+        if self.infinities_equal:
+            d[np.isinf(x) & (x == y)] = 0
+        if self.nans_equal:
+            d[np.isnan(x) & np.isnan(y)] = 0
+
+    def relative(self, d: Array, b: Array) -> Array:
+        """The relative error, in a buffer that the next call overwrites."""
+        r = np.absolute(b, out=self.buffers[3, : b.size])
+        if self.floating and b.size and not r.min() > 0:
+            r[r == 0] = EPSILON
+        np.divide(d, r, out=r)
+        if self.infinities_equal or self.nans_equal:
+            r[(d == 0) & np.isnan(r)] = 0
+        return r
+
+
+def difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) -> Difference:
+    """The difference that suits the dtypes of two arrays; ComparisonError if one holds strings and the other does not."""
+    text = holds_strings(a)
+    if text != holds_strings(b):
+        raise errors.ComparisonError(
+            f"Strings cannot be compared with numbers: the dtypes are {a.dtype} and {b.dtype}."
+        )
+    if text and _holds_bytes(a) != _holds_bytes(b):
+        raise errors.ComparisonError("The output and its reference are text with bytes; decode the bytes first.")
+    floating = not text and b.dtype.kind not in "biu" and not _is_small_integer(b)
+    wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
+    return Difference(floating, wide, text, infinities_equal, nans_equal)
+
+
+def _holds_bytes(array: Array) -> bool:
+    return array.dtype.kind in "Sa" or (array.dtype.kind == "O" and any(isinstance(item, bytes) for item in array.flat))
+
+
+def _is_small_integer(array: Array) -> bool:
+    return array.dtype.name in {"int4", "uint4", "int2", "uint2"}
+
+
+def _integer_distance(a: Array, b: Array) -> Array:
+    """``|a - b|`` of integers of up to 64 bits, without overflow, as uint64 (float64 if signs and widths conspire)."""
+    if a.dtype.kind != b.dtype.kind:
+        if ((a if a.dtype.kind == "i" else b) < 0).any():
+            # A negative against an unsigned number: at least 1 apart, and float64 keeps that.
+            return np.abs(a.astype(np.float64) - b.astype(np.float64))
+        a, b = a.astype(np.uint64), b.astype(np.uint64)
+    larger = a > b
+    # Two's complement: the difference modulo 2^64 is exact once its sign is known.
+    low, high = np.where(larger, b, a), np.where(larger, a, b)
+    distance: Array = high.astype(np.uint64) - low.astype(np.uint64)
+    return distance

@@ -1,0 +1,82 @@
+"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be judged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trtops.comparator.arrays import Array
+
+_POINTS = 128
+_SAMPLE = 256
+
+
+class Frontier:
+    """The elements that no other one exceeds in both errors, kept as a staircase."""
+
+    def __init__(self) -> None:
+        self.d = np.empty(0)
+        self.r = np.empty(0)
+        self.pivot = (-1.0, -1.0)
+        self.exact = True
+
+    def aim(self, d: Array, r: Array) -> None:
+        """Choose the point of a sample's staircase below which most elements will be, to skip them quickly."""
+        steps_d, steps_r = _staircase(d, r)
+        thin = np.linspace(0, steps_d.size - 1, min(steps_d.size, 16)).astype(int)
+        pivots_d, pivots_r = steps_d[thin, None], steps_r[thin, None]
+        covered = ((d <= pivots_d) & (r <= pivots_r)).sum(axis=1)
+        best = thin[int(covered.argmax())]
+        self._merge(steps_d, steps_r)
+        self.pivot = float(steps_d[best]), float(steps_r[best])
+
+    def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
+        """Take in a block; ``top_d`` and ``top_r`` are its largest errors."""
+        if not (top_d < math.inf and top_r < math.inf):
+            d, r = np.where(np.isnan(d), np.inf, d), np.where(np.isnan(r), np.inf, r)
+            top_d, top_r = float(d.max()), float(r.max())
+        if top_d <= self.pivot[0] and top_r <= self.pivot[1]:
+            return
+        d, r = self._outside(d, r)
+        if d.size > _SAMPLE:  # the pivot is no good for these
+            step = d.size // _SAMPLE
+            self.aim(d[::step], r[::step])
+            d, r = self._outside(d, r)
+        self._merge(d, r)
+
+    def _outside(self, d: Array, r: Array) -> tuple[Array, Array]:
+        keep = (d > self.pivot[0]) | (r > self.pivot[1])
+        return d[keep], r[keep]
+
+    def _merge(self, d: Array, r: Array) -> None:
+        self.d, self.r = _staircase(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
+        if self.d.size > 4 * _POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Join neighbours: the corner above both, which stands for them on the safe side."""
+        groups = np.array_split(np.arange(self.d.size), _POINTS)
+        corners_d = np.array([self.d[g[0]] for g in groups])
+        corners_r = np.array([self.r[g[-1]] for g in groups])
+        self.d, self.r, self.exact = corners_d, corners_r, False
+
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of absolute and relative error, by falling absolute error."""
+        if self.d.size > _POINTS:
+            self._thin()
+        return tuple(zip(self.d.tolist(), self.r.tolist()))
+
+
+def _staircase(d: Array, r: Array) -> tuple[Array, Array]:
+    """The points that no other one exceeds in both coordinates, by falling ``d``."""
+    if not d.size:
+        return d, r
+    order = np.argsort(-d)
+    d, r = d[order], r[order]
+    rises = np.empty(r.size, bool)
+    rises[0] = True
+    np.greater(r[1:], np.maximum.accumulate(r)[:-1], out=rises[1:])
+    d, r = d[rises], r[rises]
+    last = np.append(d[1:] != d[:-1], True)  # of equal absolute errors, the one with the largest relative error
+    return d[last], r[last]
