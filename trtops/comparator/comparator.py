@@ -20,7 +20,7 @@ from trtops.comparator.streams import PathLike
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
-    from trtops.comparator.compare import Matches
+    from trtops.comparator.pairing import Matches
 
 __all__ = ["Comparator"]
 
@@ -313,7 +313,7 @@ def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[Runn
 
 
 def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, other: IterationResult) -> list[Matches]:
-    from trtops.comparator.compare import BaseCompareFunc, StatisticsCache
+    from trtops.comparator.pairing import BaseCompareFunc, StatisticsCache
 
     cache = StatisticsCache()
     return [
