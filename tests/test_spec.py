@@ -73,6 +73,9 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "also": (TensorRTOptions(), TensorRTOptions(also=("fp16",))),
         "strongly_typed": (TensorRTOptions(), TensorRTOptions(strongly_typed=True)),
         "precision_constraints": (TensorRTOptions(), TensorRTOptions(precision_constraints="obey")),
+        "layer_precisions": (TensorRTOptions(), TensorRTOptions(layer_precisions=(("conv1", "float32"),))),
+        "use_dla": (TensorRTOptions(), TensorRTOptions(use_dla=True)),
+        "allow_gpu_fallback": (TensorRTOptions(), TensorRTOptions(allow_gpu_fallback=True)),
         "workspace_bytes": (TensorRTOptions(), TensorRTOptions(workspace_bytes=0)),
         "optimization_level": (TensorRTOptions(), TensorRTOptions(optimization_level=0)),
         "tactic_sources": (TensorRTOptions(), TensorRTOptions(tactic_sources=())),
@@ -218,6 +221,12 @@ configs = st.builds(
     options=options,
 )
 specs = st.builds(BuildSpec, model_sha256=st.text(), config=configs, replay_sha256=st.none() | st.text())
+
+
+def test_options_that_came_later_leave_the_digests_of_those_who_do_not_use_them_as_they_were() -> None:
+    """Digests are how a team's store finds engines that were built before."""
+    assert TensorRTOptions().digest == "6deaa98011880bea30c86a7f41ae1d389441f7dc71f84e417104659b119b3b47"
+    assert OnnxRuntimeOptions().digest == "51dcd8c8c27bb0d72f8ad6afeb4e3314e2f025bb8304c06e0279b6a5cea25eac"
 
 
 @given(specs)

@@ -91,7 +91,7 @@ class OnnxRuntimeOptions(Record):
     def deciding(self) -> JSONValue:
         """All options; ``tactics`` as the set it is."""
         tactics = None if self.tactics is None else tuple(sorted(set(self.tactics)))
-        return _without_lot(replace(self, tactics=tactics).to_dict())
+        return _without_unused(replace(self, tactics=tactics).to_dict())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,10 @@ class TensorRTOptions(Record):
             replayed. While it is watched TensorRT 8.6 caches the timings of some layers only, and times the others anew
             in every build: leave it out for builds that a timing cache alone is to repeat. The inspector still says
             what each layer got.
+        layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; of a
+            layer named twice the last counts. Say by ``precision_constraints`` how binding they are.
+        use_dla: Whether layers run on the deep learning accelerator, core 0.
+        allow_gpu_fallback: Whether layers that it cannot run may run on the GPU.
     """
 
     kind: Literal["tensorrt"] = "tensorrt"
@@ -131,16 +135,22 @@ class TensorRTOptions(Record):
     version_compatible: bool = False
     tactic_seed: int | None = None
     record_tactics: bool = True
+    layer_precisions: tuple[tuple[str, str], ...] = ()
+    use_dla: bool = False
+    allow_gpu_fallback: bool = False
 
     def deciding(self) -> JSONValue:
         """All options; precisions and tactic sources as the sets they are."""
         sources = None if self.tactic_sources is None else tuple(sorted(set(self.tactic_sources)))
-        return _without_lot(replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict())
+        return _without_unused(replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict())
 
 
-def _without_lot(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
-    """Options without the seed where nothing is drawn: digests stay what they were before there were seeds."""
-    return {name: value for name, value in options.items() if name != "tactic_seed" or value is not None}
+_LATER: dict[str, JSONValue] = {"tactic_seed": None, "layer_precisions": [], "use_dla": False, "allow_gpu_fallback": False}
+
+
+def _without_unused(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
+    """Options without those that came later and are not used: digests stay what they were before there were any."""
+    return {name: value for name, value in options.items() if name not in _LATER or value != _LATER[name]}
 
 
 BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"

@@ -170,6 +170,8 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("inspect", "model"), "--ckpt"): ["m.bin", "--shape-inference"],
     (("inspect", "model"), "--tf-outputs"): ["m.pb", "--shape-inference"],
     (("inspect", "model"), "--opset"): ["m.pb", "--shape-inference"],
+    (("inspect", "model"), "--combine-tensor-info"): ["m.engine", "--show", "layers"],
+    (("inspect", "model"), "--visual-port"): ["m.onnx", "--visual"],
     (("inspect", "diff-tactics"), "--dir"): None,
     (("inspect", "diff-tactics"), "--good"): None,  # tested with --bad below
     (("inspect", "diff-tactics"), "--bad"): None,

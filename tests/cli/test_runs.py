@@ -136,7 +136,7 @@ def test_a_run_is_compared_with_a_model(run, ids):
 
 
 def test_what_a_build_s_spec_does_not_hold_is_refused_where_it_would_be_forgotten(run, capsys):
-    assert run("convert conv_net.onnx --experiment e --use-dla -o x.engine")[0] == 2
+    assert run("convert conv_net.onnx --experiment e --strip-plan -o x.engine")[0] == 2
     assert run("convert conv_net.onnx --convert-to ort --workspace 1G")[0] == 2
     assert run("convert conv_net.onnx --rebuild -o x.engine")[0] == 2
 

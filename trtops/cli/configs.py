@@ -39,8 +39,7 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
     options: Any = OnnxRuntimeOptions(allow_approximation=bool(getattr(args, "allow_approximation", False)))
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
-        if layers:
-            raise UsageError("precisions of single layers cannot be remembered; leave out --experiment, or the layers")
+        layers = dict(getattr(args, "layer_precisions", None) or ()) | layers
         options = TensorRTOptions(
             tf32=bool(args.tf32),
             also=tuple(asked[1:]),  # type: ignore[arg-type]
@@ -52,6 +51,9 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
             sparse_weights=bool(args.sparse_weights),
             refittable=bool(args.refittable),
             version_compatible=bool(args.version_compatible),
+            layer_precisions=tuple(layers.items()),
+            use_dla=bool(args.use_dla),
+            allow_gpu_fallback=bool(args.allow_gpu_fallback),
         )
     precision = asked[0] if asked else "fp32"
     return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]

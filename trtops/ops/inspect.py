@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +213,7 @@ def inspect_data(
         ConfigError: If there is no such file.
     """
     arrays = list(_arrays(Path(path), all_iterations))
-    summaries = [_summarize(where, name, array) for where, name, array in arrays]
+    summaries = [summarize(where, name, array) for where, name, array in arrays]
 
     def text() -> str:
         lines: list[str] = []
@@ -230,6 +229,8 @@ def inspect_data(
 
 
 def _arrays(path: Path, all_iterations: bool) -> Iterable[tuple[str, str, Any]]:
+    import zipfile
+
     import numpy as np
 
     if not path.exists():
@@ -262,7 +263,14 @@ def _arrays(path: Path, all_iterations: bool) -> Iterable[tuple[str, str, Any]]:
                 yield f"{runner}, iteration {number} of {len(iterations)}", name, np.asarray(array)
 
 
-def _summarize(where: str, name: str, array: Any) -> ArraySummary:
+def summarize(where: str, name: str, array: Any) -> ArraySummary:
+    """Statistics of an array.
+
+    Args:
+        where: Where it comes from, for people.
+        name: The tensor.
+        array: The array, of any dtype, in host memory; text has no statistics.
+    """
     import numpy as np
 
     array = np.asarray(array)

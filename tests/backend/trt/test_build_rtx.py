@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -347,6 +348,18 @@ def test_the_engine_back_end_builds(conv_net):
     assert build.tactics.mechanism == "inspector"
     assert build.spec.config == CONFIG
     assert "[INFO]" in build.log
+
+
+def test_precisions_of_layers_are_part_of_what_is_built(conv_net):
+    names = [node.name for node in conv_net.proto.graph.node]
+    options = TensorRTOptions(layer_precisions=((names[0], "float32"),))
+    model = Model.from_proto(conv_net.proto, "conv_net")
+
+    build = TensorRTBackend().build(model, replace(CONFIG, options=options))
+    assert build.spec.digest != TensorRTBackend().build(model, CONFIG).spec.digest
+    with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
+        wrong = TensorRTOptions(layer_precisions=(("nowhere", "float32"),))
+        TensorRTBackend().build(model, replace(CONFIG, options=wrong))
 
 
 def test_a_build_in_a_child_process(conv_net):

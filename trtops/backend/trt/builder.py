@@ -19,7 +19,7 @@ from trtops.backend.trt.calibrator import Calibrator, calibrator_class
 from trtops.backend.trt.config import CreateConfig
 from trtops.backend.trt.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.lines import Feature
-from trtops.backend.trt.network import network_from_onnx_bytes, network_from_onnx_path
+from trtops.backend.trt.network import NetworkFromOnnxBytes, NetworkFromOnnxPath, SetLayerPrecisions
 from trtops.backend.trt.profile import Profile
 from trtops.backend.trt.runner import TrtRunner
 from trtops.record import sha256
@@ -267,6 +267,8 @@ class _Building:
             bf16="bf16" in wanted,
             fp8="fp8" in wanted,
             int8="int8" in wanted,
+            use_dla=options.use_dla,
+            allow_gpu_fallback=options.allow_gpu_fallback,
             precision_constraints=None if options.precision_constraints == "none" else options.precision_constraints,
         )
 
@@ -323,11 +325,17 @@ class _Building:
         return is_quantized(self.model.proto())
 
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
+        strongly = self.options.strongly_typed
+        network: Any
         if self.model.path is not None and self.quantized is None:
-            return network_from_onnx_path(self.model.path, strongly_typed=self.options.strongly_typed, config=loader)
-        proto = self.model.proto() if self.quantized is None else self.quantized.model
-        data = proto.SerializeToString()
-        return network_from_onnx_bytes(data, strongly_typed=self.options.strongly_typed, config=loader)
+            network = NetworkFromOnnxPath(self.model.path, strongly_typed=strongly, config=loader)
+        else:
+            proto = self.model.proto() if self.quantized is None else self.quantized.model
+            network = NetworkFromOnnxBytes(proto.SerializeToString(), strongly_typed=strongly, config=loader)
+        if self.options.layer_precisions:
+            network = SetLayerPrecisions(network, dict(self.options.layer_precisions))
+        parts: tuple[Any, Any, Any] = network()
+        return parts
 
     # --- after --------------------------------------------------------------------------------------------------
 

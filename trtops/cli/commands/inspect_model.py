@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,6 @@ from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
-_VIEWER = (
-    "there is no viewer here; save the model by `trtops convert --convert-to onnx-like-trt-network` and open it in one"
-)
 
 SHOWING = Group(
     "showing",
@@ -40,12 +38,16 @@ SHOWING = Group(
         Flag(
             names=("--combine-tensor-info",),
             shown="FILE",
-            help="",
-            refuse="engines tell their tensors by themselves; leave it out",
+            help="saved outputs of a run of this engine, whose statistics are shown with its layers; see "
+            "--mark-unfused-tensors-as-debug-tensors and --save-outputs of `trtops run`",
         ),
-        Flag(names=("--visual",), takes="switch", help="", refuse=_VIEWER),
-        Flag(names=("--visual-port",), help="", refuse=_VIEWER),
-        Flag(names=("--save-visual",), help="", refuse=_VIEWER),
+        Flag(
+            names=("--visual",), takes="switch", help="show it as a picture, in a browser of this machine, until Ctrl-C"
+        ),
+        Flag(
+            names=("--visual-port",), convert=int, default=8000, shown="PORT", help="where --visual listens; 0 for any"
+        ),
+        Flag(names=("--save-visual",), shown="FILE", help="where to write the picture as an HTML page"),
     ),
 )
 
@@ -58,6 +60,7 @@ EXAMPLES = (
     "trtops inspect model model.onnx --show layers attrs",
     "trtops inspect model model.onnx --display-as trt",
     "trtops inspect model model.engine --show layers",
+    "trtops inspect model model.onnx --save-visual model.html",
 )
 
 
@@ -72,6 +75,9 @@ class Plan:
         show: What to tell.
         unbounded: Whether to list unbounded tensors.
         infer_shapes: Whether to infer shapes first.
+        tensors: Saved outputs to show with an engine's layers.
+        page: Where to write a picture.
+        port: Where to serve a picture; None serves none.
         json: Whether to print JSON.
     """
 
@@ -81,18 +87,17 @@ class Plan:
     show: tuple[str, ...] = ()
     unbounded: bool = False
     infer_shapes: bool = False
-    ignore_external_data: bool = True
+    tensors: str | None = None
+    page: str | None = None
+    port: int | None = None
     json: bool = False
 
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
-    show = tuple(
-        dict.fromkeys(
-            (*(args.show or ()), *_MODES[args.mode or "none"], *(("layers", "weights") if args.show_weights else ()))
-        )
-    )
+    drawn = bool(args.visual or args.save_visual)
+    show = () if drawn else _shown(args)
     source, described_by = None, ""
     if kind == "engine":
         if args.display_as:
@@ -102,6 +107,12 @@ def plan(args: Asked) -> Plan:
         source, described_by = loading.network(args, outputs=False), "describe_network"
     elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
+    if drawn and kind == "ort":
+        raise UsageError(
+            f"{args.model_file} is an engine of ONNX Runtime, of which no picture is drawn; draw the model"
+        )
+    if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
+        raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
     return Plan(
         source=source,
         described_by=described_by,
@@ -109,25 +120,36 @@ def plan(args: Asked) -> Plan:
         show=show,
         unbounded=bool(args.list_unbounded_dds),
         infer_shapes=bool(args.shape_inference),
-        json=bool(args.json),
+        tensors=args.combine_tensor_info,
+        page=args.save_visual,
+        port=args.visual_port if args.visual else None,
+        json=bool(args.json) if not drawn else False,
     )
+
+
+def _shown(args: Asked) -> tuple[str, ...]:
+    """What to tell, each thing once."""
+    weights = ("layers", "weights") if args.show_weights else ()
+    return tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
 
 
 def execute(plan: Plan) -> int:
     """Look, and print."""
+    if plan.page is not None or plan.port is not None:
+        return _draw(plan)
     from trtops.cli.logs import say, say_json
     from trtops.ops.inspect import inspect_model
 
     if plan.described_by:
-        from trtops.backend import trt
-
-        made = Maker()(plan.source)()
-        part = _network(made, plan.path) if plan.described_by == "describe_network" else made
-        described = getattr(trt, plan.described_by)(part)
+        described = _described(plan)
         if plan.json:
             say_json(described.to_dict())
         else:
             say(described.text(plan.show))
+        if plan.tensors is not None:
+            from trtops.ops import engine_tensors
+
+            say(engine_tensors.text(described, engine_tensors.read_tensors(plan.tensors)))
         return 0
     model: Any = plan.path if plan.source is None else Maker()(plan.source)()
     if plan.unbounded:
@@ -141,6 +163,38 @@ def execute(plan: Plan) -> int:
         )
         return 0
     asking.show(inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes), plan.json)  # type: ignore[arg-type]
+    return 0
+
+
+def _described(plan: Plan) -> Any:
+    """The description of a TensorRT network or engine."""
+    from trtops.backend import trt
+
+    made = Maker()(plan.source)()
+    part = _network(made, plan.path) if plan.described_by == "describe_network" else made
+    return getattr(trt, plan.described_by)(part)
+
+
+def _draw(plan: Plan) -> int:
+    """Draw it, and write the page, or serve it until Ctrl-C."""
+    from pathlib import Path
+
+    from trtops.backend.common import save_bytes
+    from trtops.cli.logs import say
+    from trtops.ops import model_graph
+
+    if plan.described_by:
+        described = _described(plan)
+    else:
+        model: Any = plan.path if plan.source is None else Maker()(plan.source)()
+        described = model_graph.describe_onnx(model, infer_shapes=plan.infer_shapes)
+    page = model_graph.page(described, Path(plan.path).name)
+    if plan.page is not None:
+        save_bytes(page.encode(), plan.page)
+        say(f"Wrote {plan.page}")
+    if plan.port is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # which is how it is meant to end
+            model_graph.serve(page, plan.port, lambda address: say(f"{address} (Ctrl-C ends it)"))
     return 0
 
 
