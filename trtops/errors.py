@@ -41,7 +41,6 @@ true) is worth a retry. Outputs that differ are a result (:mod:`trtops.comparato
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -221,6 +220,8 @@ def near(name: str, known: Iterable[str]) -> str:
         ``"Did you mean 'x'?"`` if one is close, else the names that exist, else an empty string.
     """
     names = list(dict.fromkeys(known))
+    import difflib  # for messages alone
+
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f"Did you mean {close[0]!r}?"

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
-
 from trtops import errors
-from trtops.backend.onnx import external, walk
+from trtops.backend.onnx import external, stand_ins, walk
 from trtops.backend.onnx import lint as linting
+from trtops.backend.onnx.bare import Bare, load_external_data, read_bare
 from trtops.backend.onnx.lint import LintEntry, LintReport
 from trtops.backend.onnx.model import Model, read_proto, tensor_spec
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.record import Record
 
 if TYPE_CHECKING:
+    import onnx
+
     from trtops.backend.base import Feed
 
 
@@ -43,7 +44,8 @@ def lint(
 ) -> LintReport:
     """Check a model; see :func:`trtops.backend.onnx.lint.lint`.
 
-    A file that cannot be read as a model at all, or whose external data is missing, is a finding as well.
+    A file that cannot be read as a model at all, or whose external data is missing, is a finding as well. The large
+    weights of a file are not read where nothing that is found can depend on their values.
 
     Args:
         model: The model, or its path; not changed.
@@ -56,26 +58,34 @@ def lint(
     """
     config = LintConfig() if config is None else config
     try:
-        proto = _proto(model)
+        bare = _read(model) if isinstance(model, (str, Path)) else _held(model)
     except errors.ModelError as exc:
         entry = LintEntry(level="exception", source="onnx", message=str(exc))
         report = LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     else:
         path = model if isinstance(model, (str, Path)) else None
-        report = linting.lint(proto, feed if feed is not None else _feed(proto, config), path=path)
+        report = linting.lint(bare, feed if feed is not None else _feed(bare.model, config), path=path)
     if config.output is not None:
         Path(config.output).write_text(json.dumps(report.to_lint_json(), indent=1), encoding="utf-8")
     return report
 
 
-def _proto(model: str | Path | Model | onnx.ModelProto) -> onnx.ModelProto:
-    if isinstance(model, Model):
-        return model.proto()
-    if isinstance(model, onnx.ModelProto):
-        return model
-    proto = read_proto(model)
-    external.load_external_data(proto, Path(model).absolute().parent)
-    return proto
+def _held(model: Model | onnx.ModelProto) -> Bare:
+    return Bare(model.proto() if isinstance(model, Model) else model)
+
+
+def _read(path: str | Path) -> Bare:
+    """A model file, without large weights if zeros can stand in for them."""
+    folder = Path(path).absolute().parent
+    bare = load_external_data(read_bare(path), folder)
+    try:
+        if not bare.left_out or stand_ins.suffice(bare.model.graph, bare.left_out):
+            return bare
+    except errors.InvalidModelError:
+        return bare  # nodes in a circle, which none runs
+    proto = read_proto(path)
+    external.load_external_data(proto, folder)
+    return Bare(proto)
 
 
 def _feed(proto: onnx.ModelProto, config: LintConfig) -> Feed | None:

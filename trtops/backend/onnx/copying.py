@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import external
+from trtops.backend.onnx.messages import AttributeProto, ModelProto, TensorProto
 
-PutTensor: TypeAlias = Callable[[onnx.TensorProto, onnx.TensorProto], None]
+if TYPE_CHECKING:
+    import onnx
+
+PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
 """Fills the second tensor, which is empty, with what shall stand for the first, which must not be changed."""
 
 
@@ -25,7 +28,7 @@ def copy_model(model: onnx.ModelProto, put: PutTensor) -> onnx.ModelProto:
     Returns:
         The copy; besides tensors it equals the model.
     """
-    copy = onnx.ModelProto()
+    copy = ModelProto()
     copy_fields(model, copy, without=("graph", "functions"))
     if model.HasField("graph"):
         _copy_graph(model.graph, copy.graph, put)
@@ -45,7 +48,7 @@ def put_small(limit_bytes: int) -> PutTensor:
             target.CopyFrom(tensor)
         else:
             copy_header(tensor, target)
-            target.data_location = onnx.TensorProto.EXTERNAL
+            target.data_location = TensorProto.EXTERNAL
             target.external_data.add(key="location", value="left-out")
 
     return put
@@ -88,7 +91,7 @@ def _copy_graph(graph: onnx.GraphProto, target: onnx.GraphProto, put: PutTensor)
 
 
 _HOLDS_TENSORS = frozenset(
-    onnx.AttributeProto.AttributeType.Value(name)
+    AttributeProto.AttributeType.Value(name)
     for name in ("TENSOR", "TENSORS", "SPARSE_TENSOR", "SPARSE_TENSORS", "GRAPH", "GRAPHS", "UNDEFINED")
 )
 

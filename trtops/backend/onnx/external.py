@@ -10,15 +10,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-
-import onnx
+from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.messages import TensorProto
+
+if TYPE_CHECKING:
+    import onnx
 
 BLOCK = 1 << 20
 
-_SUB_BYTE_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+# Types with fewer than eight bits are packed (TensorProto.raw_data in onnx.proto).
+_ELEMENT_BITS = {
+    "BOOL": 8, "INT8": 8, "UINT8": 8, "INT16": 16, "UINT16": 16, "INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64,
+    "FLOAT16": 16, "BFLOAT16": 16, "FLOAT": 32, "DOUBLE": 64, "COMPLEX64": 64, "COMPLEX128": 128,
+    "FLOAT8E4M3FN": 8, "FLOAT8E4M3FNUZ": 8, "FLOAT8E5M2": 8, "FLOAT8E5M2FNUZ": 8, "FLOAT8E8M0": 8,
+    "FLOAT6E2M3": 6, "FLOAT6E3M2": 6, "FLOAT4E2M1": 4, "INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +46,8 @@ class ExternalData:
     offset: int
     length: int
 
-    def blocks(self) -> Iterator[bytes]:
-        """The bytes, in blocks of at most 1 MiB.
+    def blocks(self, at_most: int = BLOCK) -> Iterator[bytes]:
+        """The bytes, in blocks of at most 1 MiB, or as many bytes as asked for.
 
         Raises:
             ExternalDataError: If the file ends early or cannot be read.
@@ -48,7 +57,7 @@ class ExternalData:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 while left:
-                    block = file.read(min(BLOCK, left))
+                    block = file.read(min(at_most, left))
                     if not block:
                         raise errors.ExternalDataError(
                             f"Tensor {self.tensor!r}: {self.path.name} ends {left} bytes early; copy it anew."
@@ -65,22 +74,16 @@ class ExternalData:
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's bytes lie outside the model file."""
-    return tensor.data_location == onnx.TensorProto.EXTERNAL
+    return tensor.data_location == TensorProto.EXTERNAL
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Number of bytes that a tensor's raw data must have; None for strings and types this ONNX does not know."""
+    """Number of bytes that a tensor's raw data must have; None for strings and unknown types."""
     try:
-        type_name = onnx.TensorProto.DataType.Name(tensor.data_type)
+        bits = _ELEMENT_BITS.get(TensorProto.DataType.Name(tensor.data_type))
     except ValueError:
         return None
-    if type_name in {"STRING", "UNDEFINED"}:
-        return None
-    elements: int = math.prod(tensor.dims)
-    bits = _SUB_BYTE_BITS.get(type_name)
-    if bits is not None:
-        return (elements * bits + 7) // 8
-    return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return None if bits is None else (math.prod(tensor.dims) * bits + 7) // 8
 
 
 def locate(tensor: onnx.TensorProto, folder: Path) -> ExternalData:
@@ -157,6 +160,11 @@ def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
     """
     for tensor in walk.tensors(model):
         if is_external(tensor):
-            tensor.raw_data = locate(tensor, folder).read()
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+            load(tensor, folder)
+
+
+def load(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Read one tensor's external data into it; arguments and errors as for :func:`load_external_data`."""
+    tensor.raw_data = locate(tensor, folder).read()
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")

@@ -14,17 +14,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
+from trtops.backend.onnx import external, stand_ins, walk, with_onnxruntime
+from trtops.backend.onnx.bare import Bare
+from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
 from trtops.backend.onnx.model import Model, data_type, raw_bytes
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.record import JSONValue, Record
+
+if TYPE_CHECKING:
+    import onnx
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +93,13 @@ class LintReport(Record):
 
 
 def lint(
-    model: onnx.ModelProto | Model, feed: Mapping[str, Any] | None = None, *, path: str | Path | None = None
+    model: onnx.ModelProto | Model | Bare, feed: Mapping[str, Any] | None = None, *, path: str | Path | None = None
 ) -> LintReport:
     """Check a model.
 
     Args:
-        model: The model, with all its weights; not changed. It need not be valid.
+        model: The model, with all its weights, or without those whose values cannot matter to what is found
+            (:func:`trtops.backend.onnx.stand_ins.suffice`); not changed. It need not be valid.
         feed: Arrays by input name, for inputs whose values matter; random numbers in [0, 1), ones and True are made
             up for others, with 1 for each dynamic dimension.
         path: The file that the model is in, for ONNX Runtime to read by itself; saves time, and lets it run models
@@ -105,14 +108,15 @@ def lint(
     Raises:
         ExternalDataError: If a :class:`Model` is given and its external data is gone.
     """
-    proto = model.proto() if isinstance(model, Model) else model
+    bare = model if isinstance(model, Bare) else Bare(model.proto() if isinstance(model, Model) else model)
+    proto = bare.model
     names = _node_names(proto.graph)
-    fatal = [*_circles(proto.graph), *_weights(proto)]
+    fatal = [*_circles(proto.graph), *_weights(bare)]
     entries = [*fatal, *_names(proto.graph), *_unused(proto.graph)]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
     broken = {name for entry in entries if entry.level == "error" for name in entry.nodes}
-    run = _Run(proto, dict(feed or {}), names, path)
+    run = _Run(bare, dict(feed or {}), names, path)
     if any(entry.level == "error" for entry in entries) or not run.whole():
         run.node_by_node(broken)
     untried = run.unchecked | run.custom
@@ -137,14 +141,14 @@ def _circles(graph: onnx.GraphProto) -> Iterator[LintEntry]:
         yield LintEntry(level="error", source="onnx", message=str(exc))
 
 
-def _weights(model: onnx.ModelProto) -> Iterator[LintEntry]:
-    for tensor in walk.tensors(model):
+def _weights(bare: Bare) -> Iterator[LintEntry]:
+    for tensor in bare.tensors():
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
             yield LintEntry(level="error", source="onnx", message=message)
             continue
         try:
-            if tensor.data_type != onnx.TensorProto.STRING:
+            if tensor.data_type != TensorProto.STRING:
                 raw_bytes(tensor)
         except errors.InvalidModelError as exc:
             yield LintEntry(level="error", source="onnx", message=str(exc))
@@ -156,7 +160,8 @@ def _names(graph: onnx.GraphProto) -> Iterator[LintEntry]:
         yield LintEntry(level="error", source="onnx", message="The model has no outputs.")
     names = _node_names(graph)
     defined = Counter(value.name for value in graph.input)
-    defined.update(name for name in walk.initializer_names(graph) if name not in defined)
+    constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
+    defined.update(name for name in dict.fromkeys(constants) if name not in defined)  # in order: messages show some
     defined.update(name for node in graph.node for name in node.output if name)
     for name, node in zip(names, graph.node):
         for output in filter(None, node.output):
@@ -193,19 +198,37 @@ def _unused(graph: onnx.GraphProto) -> Iterator[LintEntry]:
 
 def _array(tensor: onnx.TensorProto) -> Any:
     """A weight's values; None if it has a type that nobody knows."""
+    from onnx import numpy_helper
+
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError):
         return None
 
 
+def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.ModelProto:
+    """A model whose initializers of these names are inputs."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.initializer[:]
+    declared = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name not in weights:
+            copy.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            tensor_type = copy.graph.input.add(name=tensor.name).type.tensor_type
+            tensor_type.elem_type = tensor.data_type
+            for dim in tensor.dims:
+                tensor_type.shape.dim.add(dim_value=dim)
+    return copy
+
+
 class _Run:
     """One model being run, whole or node by node."""
 
-    def __init__(
-        self, model: onnx.ModelProto, feed: dict[str, Any], names: list[str], path: str | Path | None = None
-    ) -> None:
-        self.model = model
+    def __init__(self, bare: Bare, feed: dict[str, Any], names: list[str], path: str | Path | None = None) -> None:
+        self.model = bare.model
+        self.left_out = stand_ins.zeros([t for t in bare.model.graph.initializer if t.name in bare.left_out])
         self.path = path
         self.feed = feed
         self.names = names
@@ -216,23 +239,38 @@ class _Run:
 
     def whole(self) -> bool:
         """Run the whole model; True if that worked."""
-        if self.path is None and model_bytes(self.model) >= PROTOBUF_LIMIT:
+        source = self._source()
+        if source is None:
             return False
         constants = walk.initializer_names(self.model.graph)
         inputs = {v.name: self._input(v) for v in self.model.graph.input if v.name not in constants}
         if any(array is None for array in inputs.values()):
             return False
         try:
-            source = self.model if self.path is None else str(self.path)
-            with_onnxruntime.evaluate(source, [v.name for v in self.model.graph.output], inputs)
+            with_onnxruntime.evaluate(source, [v.name for v in self.model.graph.output], {**inputs, **self.left_out})
         except errors.InferenceError as exc:
             log.info("The model does not run whole: %s", exc)
             return False
         return True
 
+    def _source(self) -> onnx.ModelProto | str | None:
+        """What ONNX Runtime is to load; None if it cannot.
+
+        Weights that were left out are inputs: it copies other weights, even those that are handed to it in memory.
+        """
+        if self.left_out:
+            return _with_inputs(self.model, self.left_out)
+        if self.path is not None:
+            return str(self.path)
+        from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+
+        return self.model if model_bytes(self.model) < PROTOBUF_LIMIT else None
+
     def node_by_node(self, broken: set[str]) -> None:
         """Run each node by itself, but those that are known to be broken."""
-        inferred = onnx.ModelProto()
+        from trtops.backend.onnx import shapes
+
+        inferred = ModelProto()
         inferred.CopyFrom(self.model)
         try:
             shapes.infer_shapes(inferred)
@@ -240,7 +278,8 @@ class _Run:
             log.info("%s", exc)
         graph = inferred.graph
         self.declared = shapes.values(graph)
-        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer}
+        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer if t.name not in self.left_out}
+        values.update(self.left_out)
         values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
         last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
         for i in walk.execution_order(graph.node):
@@ -289,7 +328,9 @@ class _Run:
 
     def _alone(self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any], *, run: bool) -> onnx.ModelProto:
         """A model of one node: to be run on values, or to be loaded with what is declared and small constants."""
-        graph = onnx.GraphProto(name="node")
+        from onnx import helper, numpy_helper
+
+        graph = GraphProto(name="node")
         graph.node.append(node)
         for name in used:
             value = values.get(name)
@@ -314,7 +355,7 @@ class _Run:
     def _is_native(self, name: str) -> bool:
         """Whether a tensor's type is one that numpy has itself, as far as declared."""
         declared = self.declared.get(name)
-        return declared is None or declared.type.tensor_type.elem_type <= onnx.TensorProto.UINT64
+        return declared is None or declared.type.tensor_type.elem_type <= TensorProto.UINT64
 
     def _input(self, value: onnx.ValueInfoProto) -> Any:
         given = self.feed.get(value.name)
@@ -327,9 +368,10 @@ class _Run:
             return None
         dims = value.type.tensor_type.shape.dim
         shape = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else 1 for d in dims]
-        if data_type(value.type.tensor_type.elem_type) is None or math.prod(shape) > _MOST_ELEMENTS:
+        element = data_type(value.type.tensor_type.elem_type)
+        if element is None or math.prod(shape) > _MOST_ELEMENTS:
             return None
-        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        dtype = element.numpy()
         if dtype.kind in "OSU":
             return np.full(shape, "", object)
         if dtype.kind == "f":

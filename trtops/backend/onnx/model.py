@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
-from trtops.spec import ModelInfo
+
+if TYPE_CHECKING:
+    import onnx
+
+    from trtops.spec import ModelInfo
 
 _DIGEST_FORMAT = b"trtops model digest 1\n"
 
@@ -63,7 +67,7 @@ class Model:
             InvalidModelError: If it contradicts itself.
             ExternalDataError: If it names data files; there is no folder to look for them in.
         """
-        content = onnx.ModelProto()
+        content = ModelProto()
         content.CopyFrom(proto)
         return cls(_describe(content, name, None, ""), None, content)
 
@@ -81,7 +85,7 @@ class Model:
         """
         if self.path is None:
             assert self._content is not None
-            fresh = onnx.ModelProto()
+            fresh = ModelProto()
             fresh.CopyFrom(self._content)
             return fresh
         fresh = read_proto(self.path)
@@ -143,7 +147,7 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
             f"{where}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
         )
     try:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+        model: onnx.ModelProto = ModelProto.FromString(data)
     except DecodeError:
         raise errors.InvalidModelError(
             f"{where}not an ONNX model, or cut short ({len(data)} bytes, beginning with {data[:8]!r})."
@@ -154,22 +158,20 @@ def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
     try:
         "".join(opset.domain for opset in model.opset_import)
         for graph in walk.graphs(model.graph):
-            "".join(_texts(graph))
+            _join_texts(graph)
     except (TypeError, UnicodeDecodeError):  # protobuf gives text that is not UTF-8 as bytes, or raises
         raise errors.InvalidModelError(f"{where}holds names that are no text: not an ONNX model, or damaged.") from None
     return model
 
 
-def _texts(graph: onnx.GraphProto) -> Iterator[str]:
-    """What people read in a graph, sub-graphs aside."""
-    yield graph.name
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        yield value.name
+def _join_texts(graph: onnx.GraphProto) -> None:
+    """Join what people read in a graph, sub-graphs aside, which fails if it is no text."""
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    "".join((graph.name, *[value.name for value in values]))
     for node in graph.node:
-        yield from (node.name, node.op_type, node.domain)
-        yield from node.input
-        yield from node.output
-        yield from (attribute.name for attribute in node.attribute)
+        "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
+        if node.attribute:
+            "".join([attribute.name for attribute in node.attribute])
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
@@ -227,7 +229,7 @@ def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes
             )
         for block in external.locate(tensor, folder).blocks():
             sha.update(block)
-    elif tensor.data_type == onnx.TensorProto.STRING:
+    elif tensor.data_type == TensorProto.STRING:
         for text in tensor.string_data:
             sha.update(len(text).to_bytes(8, "little"))
             sha.update(text)
@@ -255,8 +257,9 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
 
 def _pack(tensor: onnx.TensorProto) -> bytes:
-    array = onnx.numpy_helper.to_array(tensor)
-    return onnx.numpy_helper.from_array(array).raw_data
+    from onnx import numpy_helper  # the few weights that are not stored raw need it
+
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
 def _describe(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
@@ -266,6 +269,8 @@ def _describe(model: onnx.ModelProto, name: str, folder: Path | None, where: str
         sha256 = model_digest(model, folder)
     except errors.ModelError as exc:
         raise type(exc)(f"{where}{exc}") from None
+    from trtops.spec import ModelInfo  # whoever only reads a file needs none
+
     constants = walk.initializer_names(model.graph)
     return ModelInfo(
         name=name,
@@ -298,7 +303,7 @@ _RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 def data_type(element: int) -> DataType | None:
     """The data type of an ONNX element type; None if undefined, or one that no back end of ours has."""
     try:
-        name = onnx.TensorProto.DataType.Name(element)
+        name = TensorProto.DataType.Name(element)
     except ValueError:
         return None
     return DataType.__members__.get(_RENAMED.get(name, name))

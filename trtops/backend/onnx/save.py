@@ -11,7 +11,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.common import open_atomically
-from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx import copying, external, walk, wire
 from trtops.backend.onnx.model import raw_bytes
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
@@ -87,27 +87,23 @@ def _write(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
-    """The bytes of a model, weight by weight: protobuf itself would hold all of them twice.
-
-    The format is a sequence of fields, of which those of messages and bytes are a tag, a length and the content
-    (https://protobuf.dev/programming-guides/encoding).
-    """
+    """The bytes of a model, weight by weight: protobuf itself would hold all of them twice."""
     rest, graph = onnx.ModelProto(), onnx.GraphProto()
     copying.copy_fields(model, rest, without=("graph",))
     copying.copy_fields(model.graph, graph, without=("initializer",))
     heads = [_head(tensor) for tensor in model.graph.initializer]
     graph_bytes = graph.SerializeToString()
     lengths = [len(head) + _raw_length(tensor) for head, tensor in zip(heads, model.graph.initializer)]
-    tag = _tag("GraphProto", "initializer")
-    total = len(graph_bytes) + sum(len(tag) + len(_varint(length)) + length for length in lengths)
+    number = wire.number(onnx.GraphProto, "initializer")
+    total = len(graph_bytes) + sum(len(wire.sized(number, length)) + length for length in lengths)
     if total >= PROTOBUF_LIMIT:
         raise errors.InvalidModelError(
             f"The model has {total / 2**30:.2f} GiB without what can be external; a model file holds at most 2 GiB."
         )
-    yield rest.SerializeToString() + _tag("ModelProto", "graph") + _varint(total)
+    yield rest.SerializeToString() + wire.sized(wire.number(onnx.ModelProto, "graph"), total)
     yield graph_bytes
     for head, length, tensor in zip(heads, lengths, model.graph.initializer):
-        yield tag + _varint(length) + head
+        yield wire.sized(number, length) + head
         if tensor.HasField("raw_data"):
             yield tensor.raw_data
 
@@ -126,25 +122,12 @@ def _head(tensor: onnx.TensorProto) -> bytes:
         return whole
     head = onnx.TensorProto()
     copying.copy_fields(tensor, head, without=("raw_data",))
-    return bytes(head.SerializeToString() + _tag("TensorProto", "raw_data") + _varint(len(tensor.raw_data)))
+    raw_data = wire.sized(wire.number(onnx.TensorProto, "raw_data"), len(tensor.raw_data))
+    return bytes(head.SerializeToString() + raw_data)
 
 
 def _raw_length(tensor: onnx.TensorProto) -> int:
     return len(tensor.raw_data) if tensor.HasField("raw_data") else 0
-
-
-def _tag(message: str, field: str) -> bytes:
-    return _varint(getattr(onnx, message).DESCRIPTOR.fields_by_name[field].number << 3 | 2)
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, the low ones first; the eighth bit says that there is more."""
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
 
 
 class _Writer:

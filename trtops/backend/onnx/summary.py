@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-import onnx
-from onnx import helper, numpy_helper
-
-from trtops.backend.onnx import external, shapes, walk
+from trtops.backend.onnx import external, walk
+from trtops.backend.onnx.messages import AttributeProto, ModelProto
 from trtops.backend.onnx.model import Model, data_type, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
+
+if TYPE_CHECKING:
+    import onnx
 
 Show: TypeAlias = Literal["layers", "attrs", "weights"]
 
@@ -106,44 +106,75 @@ def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infe
         infer_shapes: As for :func:`describe`.
     """
     proto = _proto(model, infer_shapes)
-    graph = _graph(proto.graph, proto.graph.name, {}, attributes="attrs" in show)
     opsets = ", ".join(f"{o.domain} {o.version}" if o.domain else str(o.version) for o in proto.opset_import)
-    weights = list(_weights(proto.graph)) if "weights" in show else None
-    head = ["==== ONNX Model ====", f"    Name: {graph.name} | ONNX Opset: {opsets}", ""]
-    return "\n".join(head + [f"    {line}" if line else "" for line in _text(graph, "Graph", show, weights)])
+    head = ["==== ONNX Model ====", f"    Name: {proto.graph.name} | ONNX Opset: {opsets}", ""]
+    return "\n".join([*head, *_text(proto.graph, "Graph", {}, show, "    ")])
 
 
 def _proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProto:
     proto = model.proto() if isinstance(model, Model) else model
     if not infer_shapes:
         return proto
-    copy = onnx.ModelProto()
+    from trtops.backend.onnx import shapes  # brings all of onnx
+
+    copy = ModelProto()
     copy.CopyFrom(proto)
     shapes.infer_shapes(copy)
     return copy
 
 
-def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec], attributes: bool = True) -> GraphSummary:
-    constants = walk.initializer_names(graph)
-    initializers = tuple(TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
-    initializers += tuple(
-        TensorSpec(s.values.name, data_type(s.values.data_type), tuple(s.dims)) for s in graph.sparse_initializer
-    )
-    known = {**outer, **{spec.name: spec for spec in initializers}}
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        known[value.name] = tensor_spec(value)
+def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
+    initializers = _initializers(graph)
+    known = _Known(outer, graph, initializers)
     return GraphSummary(
         name=name,
-        inputs=tuple(known[value.name] for value in graph.input if value.name not in constants),
+        inputs=_inputs(graph, known),
         outputs=tuple(known[value.name] for value in graph.output),
         initializers=initializers,
-        nodes=tuple(_node(node, known, attributes) for node in graph.node),
+        nodes=tuple(_node(node, known) for node in graph.node),
         bodies=tuple(
-            _graph(body, f"{node.name or next(filter(None, node.output), '')}.{name}", known, attributes)
+            _graph(body, f"{_name(node)}.{name}", known)
             for node in graph.node
+            if node.attribute
             for name, body in _bodies(node)
         ),
     )
+
+
+class _Known(dict[str, TensorSpec]):
+    """What is declared of the tensors that a graph sees; of others, their names."""
+
+    def __init__(
+        self, outer: Mapping[str, TensorSpec], graph: onnx.GraphProto, initializers: Iterable[TensorSpec]
+    ) -> None:
+        super().__init__(outer)
+        self.update((spec.name, spec) for spec in initializers)
+        self.update((value.name, tensor_spec(value)) for value in (*graph.value_info, *graph.input, *graph.output))
+
+    def __missing__(self, name: str) -> TensorSpec:
+        spec = self[name] = TensorSpec(name)
+        return spec
+
+
+def _initializers(graph: onnx.GraphProto) -> tuple[TensorSpec, ...]:
+    dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
+    sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
+    return (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
+
+
+def _inputs(graph: onnx.GraphProto, known: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...]:
+    constants = walk.initializer_names(graph)
+    return tuple(known[value.name] for value in graph.input if value.name not in constants)
+
+
+def _name(node: onnx.NodeProto) -> str:
+    """A node's name, or else its first output's."""
+    return node.name or next(filter(None, node.output), "")
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    domain = node.domain
+    return node.op_type if domain in ("", "ai.onnx") else f"{domain}.{node.op_type}"
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -154,40 +185,50 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"{attribute.name}[{i}]", body
 
 
-def _node(node: onnx.NodeProto, known: dict[str, TensorSpec], attributes: bool) -> NodeSummary:
-    for name in (*node.input, *node.output):
-        if name not in known:
-            known[name] = TensorSpec(name)
+def _node(node: onnx.NodeProto, known: _Known) -> NodeSummary:
     return NodeSummary(
         name=node.name,
-        op=f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
-        inputs=tuple([known[name] for name in node.input]),
-        outputs=tuple([known[name] for name in node.output]),
-        attributes=tuple((a.name, _attribute(a)) for a in node.attribute) if attributes else (),
+        op=_operator(node),
+        inputs=tuple(map(known.__getitem__, node.input)),
+        outputs=tuple(map(known.__getitem__, node.output)),
+        attributes=tuple((a.name, _attribute(a)) for a in node.attribute),
     )
 
 
+_VALUE_FIELDS = {
+    AttributeProto.INT: "i",
+    AttributeProto.INTS: "ints",
+    AttributeProto.FLOAT: "f",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.STRING: "s",
+    AttributeProto.STRINGS: "strings",
+}
+
+
 def _attribute(attribute: onnx.AttributeProto) -> str:
-    kinds = onnx.AttributeProto.AttributeType
+    kinds = AttributeProto
     if attribute.type == kinds.TENSOR:
         return str(TensorSpec("tensor", data_type(attribute.t.data_type), tuple(attribute.t.dims)))
     if attribute.type == kinds.GRAPH:
         return f"graph of {len(attribute.g.node)} nodes"
-    if attribute.type in (kinds.INT, kinds.INTS, kinds.FLOAT, kinds.FLOATS, kinds.STRING, kinds.STRINGS):
-        value: Any = helper.get_attribute_value(attribute)
-        if isinstance(value, bytes):
-            return repr(value.decode(errors="replace"))
-        values = (
-            [v.decode(errors="replace") if isinstance(v, bytes) else v for v in value]
-            if attribute.type > kinds.GRAPH
-            else value
-        )
-        return f"{values:g}" if isinstance(values, float) else str(values)
-    return str(kinds.Name(attribute.type)).lower()
+    field = _VALUE_FIELDS.get(attribute.type)
+    if field is None:
+        return str(kinds.AttributeType.Name(attribute.type)).lower()
+    value: Any = getattr(attribute, field)
+    if isinstance(value, bytes):
+        return repr(value.decode(errors="replace"))
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return str(value)
+    return str([v.decode(errors="replace") if isinstance(v, bytes) else v for v in value])
 
 
 def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
     """Names and values of a graph's weights, the values shortened as numpy does it."""
+    import numpy as np
+    from onnx import numpy_helper
+
     for tensor in graph.initializer:
         if external.is_external(tensor):
             yield tensor.name, "(in another file, not loaded)"
@@ -201,49 +242,51 @@ def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _text(
-    graph: GraphSummary, kind: str, show: Collection[Show], weights: list[tuple[str, str]] | None
+    graph: onnx.GraphProto, kind: str, outer: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
-    """The lines that tell of a graph."""
-    yield from _tensors(f"{kind} Input(s)", graph.inputs)
-    yield from _tensors(f"{kind} Output(s)", graph.outputs)
-    if weights is None:
-        yield from _tensors("Initializer(s)", graph.initializers)
-    else:
-        yield f"---- {len(weights)} Initializer(s) ----"
-        values = dict(weights)
-        for spec in graph.initializers:
-            yield f"Initializer | {spec} | Values:"
-            yield from (f"    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
+    """The lines that tell of a graph; made of the messages themselves, since a record of each node would take longer."""
+    initializers = _initializers(graph)
+    known = _Known(outer, graph, initializers)
+    yield from _tensors(f"{kind} Input(s)", _inputs(graph, known), indent)
+    yield from _tensors(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
+    if "weights" in show and kind == "Graph":
+        yield f"{indent}---- {len(initializers)} Initializer(s) ----"
+        values = dict(_weights(graph))
+        for spec in initializers:
+            yield f"{indent}Initializer | {spec} | Values:"
+            yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
         yield ""
-    yield f"---- {len(graph.nodes)} Node(s) ----"
+    else:
+        yield from _tensors("Initializer(s)", initializers, indent)
+    yield f"{indent}---- {len(graph.node)} Node(s) ----"
     if not {"layers", "attrs", "weights"}.isdisjoint(show):
-        constants = {spec.name for spec in graph.initializers}
-        bodies = {body.name: body for body in graph.bodies}
-        for i, node in enumerate(graph.nodes):
-            yield from _node_text(i, node, constants, bodies, show)
+        made = {name: str(spec) for name, spec in known.items()}
+        read = {**made, **{spec.name: f"Initializer | {known[spec.name]}" for spec in initializers}}
+        for i, node in enumerate(graph.node):
+            inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
+            outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
+            yield f"{indent}Node {i:<4} | {node.name} [Op: {_operator(node)}]"
+            yield f"{indent}    {{{inputs}}}"
+            yield f"{indent}     -> {{{outputs}}}"
+            if "attrs" in show and node.attribute:
+                yield from _attributes_text(node, known, show, indent)
+            yield ""
 
 
-def _tensors(title: str, specs: Collection[TensorSpec]) -> Iterator[str]:
-    yield f"---- {len(specs)} {title} ----"
+def _tensors(title: str, specs: Collection[TensorSpec], indent: str) -> Iterator[str]:
+    yield f"{indent}---- {len(specs)} {title} ----"
     if specs:
-        yield from ("{" + ",\n ".join(map(str, specs)) + "}").splitlines()
+        yield f"{indent}{{" + f",\n{indent} ".join(map(str, specs)) + "}"
     yield ""
 
 
-def _node_text(
-    i: int, node: NodeSummary, constants: set[str], bodies: Mapping[str, GraphSummary], show: Collection[Show]
+def _attributes_text(
+    node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
-    yield f"Node {i:<4} | {node.name} [Op: {node.op}]"
-    inputs = [f"Initializer | {spec}" if spec.name in constants else str(spec) for spec in node.inputs if spec.name]
-    outputs = [str(spec) for spec in node.outputs if spec.name]
-    yield from (f"    {line}" for line in ("{" + ",\n ".join(inputs) + "}").splitlines())
-    yield from (f"     {line}" for line in ("-> {" + ",\n    ".join(outputs) + "}").splitlines())
-    if "attrs" in show and node.attributes:
-        yield "    ---- Attributes ----"
-        prefix = node.name or next((spec.name for spec in node.outputs if spec.name), "")
-        for name, value in node.attributes:
-            yield f"    {prefix}.{name} = {value}"
-            body = bodies.get(f"{prefix}.{name}")
-            if body is not None:
-                yield from (f"        {line}" if line else "" for line in _text(body, "Subgraph", show, None))
-    yield ""
+    yield f"{indent}    ---- Attributes ----"
+    prefix = _name(node)
+    bodies = dict(_bodies(node))
+    for attribute in node.attribute:
+        yield f"{indent}    {prefix}.{attribute.name} = {_attribute(attribute)}"
+        if attribute.name in bodies:
+            yield from _text(bodies[attribute.name], "Subgraph", known, show, indent + " " * 8)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-
-import onnx
+from typing import TYPE_CHECKING
 
 from trtops import errors
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

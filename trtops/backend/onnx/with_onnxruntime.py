@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
 
 LONGEST_SECONDS = 300.0
 """How long one inference may take."""
@@ -31,6 +32,7 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # which pays off where a session runs more than once
     source = model if isinstance(model, str) else model.SerializeToString()
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
