@@ -1,0 +1,218 @@
+"""What triage finds, for programs, for people and for the memory."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from trtops import errors
+from trtops.comparator.report import Verdict
+from trtops.ops.report import table
+from trtops.record import Record
+from trtops.tracking.base import NO_RUN, Run
+from trtops.tracking.tables import log_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorError(Record):
+    """How far one tensor is from its reference.
+
+    Attributes:
+        name: The tensor.
+        node: The node that makes it.
+        op: The node's type.
+        verdict: Whether it meets the tolerances.
+        error: Euclidean norm of the difference over that of the tensor; infinite if there is NaN in the difference.
+        growth: ``error`` over the largest ``error`` of what its node reads; None if those have none, or are not known.
+        max_abs: Largest absolute error.
+        max_rel: Largest relative error.
+        magnitude: Largest absolute value in the reference that is finite.
+        nonfinite: NaNs and infinities beyond those of the reference.
+        layer: The engine's layer that computes it, where that is known.
+        reason: Why it does not meet the tolerances, in words.
+    """
+
+    name: str
+    node: str
+    op: str
+    verdict: Verdict
+    error: float
+    growth: float | None = None
+    max_abs: float = math.nan
+    max_rel: float = math.nan
+    magnitude: float = 0.0
+    nonfinite: int = 0
+    layer: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Record):
+    """One tensor observed by itself.
+
+    Attributes:
+        name: The tensor.
+        differs: Whether it did not meet the tolerances.
+        output_differs: Whether the model's outputs still did not, while it was observed. Where they did, observing the
+            tensor takes the error away: it lies inside what the back end fuses wrongly.
+    """
+
+    name: str
+    differs: bool
+    output_differs: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriageResult(Record):
+    """Where two sides differ.
+
+    Attributes:
+        verdict: ``bad`` if an output of the model does not meet the tolerances, observed or not.
+        first: The first tensor, in order of execution, that does not meet them; None if none does not.
+        origin: The tensor that differs most beyond what its node read: where error comes in, or is blown up.
+        first_nonfinite: The first tensor with NaN or infinity that the reference does not have.
+        chain: From that tensor (or else from ``first``) upwards: each time what the node read with the largest error.
+        disappears: Whether the outputs differ only as long as nothing is observed.
+        probes: Tensors observed one at a time.
+        outputs_unobserved: Verdict of each output with nothing observed.
+        tensors: Every tensor compared, in order of execution.
+        windows: Passes over the model.
+        seconds: Wall time.
+    """
+
+    verdict: Verdict
+    first: str | None
+    origin: str | None
+    first_nonfinite: str | None
+    chain: tuple[str, ...] = ()
+    disappears: bool = False
+    probes: tuple[Probe, ...] = ()
+    outputs_unobserved: tuple[tuple[str, Verdict], ...] = ()
+    tensors: tuple[TensorError, ...] = field(default=(), repr=False)
+    windows: int
+    seconds: float
+
+    def tensor(self, name: str) -> TensorError:
+        """The entry of one tensor.
+
+        Raises:
+            ConfigError: If it was not compared.
+        """
+        for entry in self.tensors:
+            if entry.name == name:
+                return entry
+        raise errors.ConfigError(
+            f"Tensor {name!r} was not compared. {errors.near(name, (t.name for t in self.tensors))}"
+        )
+
+    def text(self, limit: int = 40) -> str:
+        """The findings for people: what they are, and a table of the tensors around them."""
+        return "\n".join([*self._findings(), "", _table(self, limit)])
+
+    def _findings(self) -> Iterator[str]:
+        if self.disappears:
+            yield "The error disappears when all tensors are observed: it comes from what the back end fuses."
+        if self.first is None:
+            yield "No observed tensor differs." if self.tensors else "Nothing was observed."
+        else:
+            entry = next((t for t in self.tensors if t.name == self.first), None)
+            where = f", made by {entry.op} {entry.node!r}" if entry else ""
+            layer = f" in layer {entry.layer!r}" if entry and entry.layer else ""
+            yield f"First tensor that differs: {self.first!r}{where}{layer}."
+        if self.origin is not None and self.origin != self.first:
+            yield f"The error grows most at {self.origin!r}, made by {self.tensor(self.origin).op}."
+        if self.first_nonfinite is not None:
+            yield f"First NaN or infinity: {self.first_nonfinite!r}. Above it: {' <- '.join(self.chain)}."
+        inside = [probe.name for probe in self.probes if not probe.output_differs]
+        if inside:
+            yield f"Observing any of these takes the error away: {', '.join(inside)}."
+
+
+def _table(result: TriageResult, limit: int) -> str:
+    """The tensors around the first that differs, or the worst."""
+    shown = list(result.tensors)
+    if len(shown) > limit:
+        names = [t.name for t in shown]
+        middle = names.index(result.first) if result.first in names else len(shown) - limit // 2
+        start = min(max(middle - limit // 3, 0), len(shown) - limit)
+        shown = shown[start : start + limit]
+    header = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+    return table(
+        header,
+        (
+            (
+                t.name,
+                t.op,
+                t.verdict,
+                f"{t.error:.3g}",
+                f"{t.growth:.3g}" if t.growth is not None else "-",
+                f"{t.max_abs:.3g}",
+                f"{t.magnitude:.3g}",
+                str(t.nonfinite or "-"),
+                t.layer or "-",
+            )
+            for t in shown
+        ),
+    )
+
+
+def draw(result: TriageResult) -> bytes:
+    """Draw every tensor's error in order of execution, with what differs and where it begins.
+
+    Returns:
+        A PNG file's bytes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    finite = [t.error for t in result.tensors if 0 < t.error < math.inf]
+    top, bottom = max(finite, default=1.0) * 10, min(finite, default=1e-9) / 3
+    places = {t.name: i for i, t in enumerate(result.tensors)}
+    for verdict, colour in (("good", "#4477aa"), ("bad", "#cc3311")):
+        chosen = [t for t in result.tensors if t.verdict == verdict]
+        heights = [min(max(t.error, bottom), top) for t in chosen]
+        axes.scatter([places[t.name] for t in chosen], heights, s=8, c=colour, label=verdict)
+    for name, text in ((result.first, "first that differs"), (result.first_nonfinite, "first NaN or infinity")):
+        if name in places:
+            axes.axvline(places[name], color="#cc3311", linewidth=0.8, linestyle=":")
+            axes.annotate(
+                f"{text}: {name}"[:70],
+                (places[name], top if name == result.first else top / 4),
+                fontsize=7,
+                parse_math=False,
+                ha="left" if places[name] < len(places) / 2 else "right",
+            )
+    axes.set_yscale("log")
+    axes.set_xlabel("tensors in order of execution")
+    axes.set_ylabel("relative error (norm of the difference over the norm)")
+    axes.legend(loc="lower right", fontsize=8)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=90)
+    return file.getvalue()
+
+
+def log_result(run: Run, params: Mapping[str, object], result: TriageResult) -> None:
+    """Log what was looked for and what was found: numbers, the table and the picture."""
+    if run is NO_RUN:
+        return
+    run.log_params(params)
+    run.log_metrics(
+        {
+            ("triage", "tensors"): len(result.tensors),
+            ("triage", "differing"): sum(t.verdict == "bad" for t in result.tensors),
+            ("triage", "largest_error"): max((t.error for t in result.tensors), default=0.0),
+            ("triage", "seconds"): result.seconds,
+        }
+    )
+    columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
+    rows = (
+        (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
+        for t in result.tensors
+    )
+    log_table(run, "triage/tensors.json", columns, rows)
+    run.log_json(result, "triage/result.json")
+    run.log_text(result.text(), "triage/findings.txt")
+    run.log_bytes(draw(result), "triage/errors.png")
