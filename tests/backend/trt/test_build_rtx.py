@@ -225,7 +225,7 @@ def test_debug_tensors_are_marked(network):
 
 
 def find(network, name):
-    from trtops.backend.trt.network import tensors_of
+    from trtops.backend.trt.layers import tensors_of
 
     return tensors_of(network)[name]
 

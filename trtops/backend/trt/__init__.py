@@ -47,25 +47,25 @@ if TYPE_CHECKING:
     from trtops.backend.trt.inspector import describe_network as describe_network
     from trtops.backend.trt.library import get_trt_logger as get_trt_logger
     from trtops.backend.trt.network import CreateNetwork as CreateNetwork
-    from trtops.backend.trt.network import MarkDebug as MarkDebug
-    from trtops.backend.trt.network import ModifyNetworkOutputs as ModifyNetworkOutputs
     from trtops.backend.trt.network import NetworkFromOnnxBytes as NetworkFromOnnxBytes
     from trtops.backend.trt.network import NetworkFromOnnxPath as NetworkFromOnnxPath
-    from trtops.backend.trt.network import PostprocessNetwork as PostprocessNetwork
-    from trtops.backend.trt.network import SetDecomposableAttentions as SetDecomposableAttentions
-    from trtops.backend.trt.network import SetLayerPrecisions as SetLayerPrecisions
-    from trtops.backend.trt.network import SetTensorDatatypes as SetTensorDatatypes
-    from trtops.backend.trt.network import SetTensorFormats as SetTensorFormats
     from trtops.backend.trt.network import create_network as create_network
-    from trtops.backend.trt.network import mark_debug as mark_debug
-    from trtops.backend.trt.network import modify_network_outputs as modify_network_outputs
     from trtops.backend.trt.network import network_from_onnx_bytes as network_from_onnx_bytes
     from trtops.backend.trt.network import network_from_onnx_path as network_from_onnx_path
-    from trtops.backend.trt.network import postprocess_network as postprocess_network
-    from trtops.backend.trt.network import set_decomposable_attentions as set_decomposable_attentions
-    from trtops.backend.trt.network import set_layer_precisions as set_layer_precisions
-    from trtops.backend.trt.network import set_tensor_datatypes as set_tensor_datatypes
-    from trtops.backend.trt.network import set_tensor_formats as set_tensor_formats
+    from trtops.backend.trt.network_changes import MarkDebug as MarkDebug
+    from trtops.backend.trt.network_changes import ModifyNetworkOutputs as ModifyNetworkOutputs
+    from trtops.backend.trt.network_changes import PostprocessNetwork as PostprocessNetwork
+    from trtops.backend.trt.network_changes import SetDecomposableAttentions as SetDecomposableAttentions
+    from trtops.backend.trt.network_changes import SetLayerPrecisions as SetLayerPrecisions
+    from trtops.backend.trt.network_changes import SetTensorDatatypes as SetTensorDatatypes
+    from trtops.backend.trt.network_changes import SetTensorFormats as SetTensorFormats
+    from trtops.backend.trt.network_changes import mark_debug as mark_debug
+    from trtops.backend.trt.network_changes import modify_network_outputs as modify_network_outputs
+    from trtops.backend.trt.network_changes import postprocess_network as postprocess_network
+    from trtops.backend.trt.network_changes import set_decomposable_attentions as set_decomposable_attentions
+    from trtops.backend.trt.network_changes import set_layer_precisions as set_layer_precisions
+    from trtops.backend.trt.network_changes import set_tensor_datatypes as set_tensor_datatypes
+    from trtops.backend.trt.network_changes import set_tensor_formats as set_tensor_formats
     from trtops.backend.trt.profile import Profile as Profile
     from trtops.backend.trt.profile import ShapeTuple as ShapeTuple
     from trtops.backend.trt.runner import TrtRunner as TrtRunner

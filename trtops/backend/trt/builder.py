@@ -19,7 +19,8 @@ from trtops.backend.trt.calibrator import Calibrator, calibrator_class
 from trtops.backend.trt.config import CreateConfig
 from trtops.backend.trt.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.lines import Feature
-from trtops.backend.trt.network import NetworkFromOnnxBytes, NetworkFromOnnxPath, SetLayerPrecisions
+from trtops.backend.trt.network import NetworkFromOnnxBytes, NetworkFromOnnxPath
+from trtops.backend.trt.network_changes import SetLayerPrecisions
 from trtops.backend.trt.profile import Profile
 from trtops.backend.trt.runner import TrtRunner
 from trtops.record import sha256

@@ -119,7 +119,7 @@ class EngineBytesFromNetwork:
             TimingCacheError: If the timing cache to load is of another device or release.
         """
         from trtops.backend.trt.config import CreateConfig
-        from trtops.backend.trt.network import with_config
+        from trtops.backend.trt.network_changes import with_config
 
         config_loader = CreateConfig() if self.config is None else self.config
         parts = make_iterable(value_of(with_config(self.network, config_loader)))

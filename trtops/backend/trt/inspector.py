@@ -15,7 +15,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import dtypes, library
-from trtops.backend.trt import network as networks
+from trtops.backend.trt.layers import layers_of, specialize
 from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
 from trtops.record import Record
 from trtops.spec import Layer, ShapeRange
@@ -383,7 +383,7 @@ def describe_network(network: Any) -> NetworkDescription:
         strongly_typed=library.line().is_strongly_typed(network),
         inputs=inputs,
         outputs=outputs,
-        layers=tuple(_network_layer(layer) for layer in networks.layers_of(network)),
+        layers=tuple(_network_layer(layer) for layer in layers_of(network)),
     )
 
 
@@ -411,7 +411,7 @@ def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, str]]:
     import numpy as np
 
     trt = library.load()
-    networks.specialize(layer)
+    specialize(layer)
     attrs: dict[str, str] = {}
     weights: dict[str, str] = {}
     if type(layer) is trt.ILayer:

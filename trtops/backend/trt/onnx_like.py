@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from trtops.backend.trt import dtypes
-from trtops.backend.trt import network as networks
+from trtops.backend.trt.layers import layers_of, specialize
 
 _ATTRIBUTES = (
     "axis",
@@ -25,7 +25,7 @@ _ATTRIBUTES = (
 
 def draw(network: Any) -> onnx.ModelProto:
     """The network as an ONNX model: one node per layer, in a domain of its own, with the layer's plain attributes."""
-    nodes = [_node(layer, index) for index, layer in enumerate(networks.layers_of(network))]
+    nodes = [_node(layer, index) for index, layer in enumerate(layers_of(network))]
     inputs = [_value(network.get_input(index)) for index in range(network.num_inputs)]
     outputs = [_value(network.get_output(index)) for index in range(network.num_outputs)]
     graph = helper.make_graph(nodes, network.name or "network", inputs, outputs)
@@ -49,7 +49,7 @@ def _node(layer: Any, index: int) -> onnx.NodeProto:
 def _attributes(layer: Any) -> dict[str, Any]:
     """The layer's own attributes that ONNX can hold: numbers, text and tuples of numbers; enums by name."""
     found: dict[str, Any] = {}
-    networks.specialize(layer)
+    specialize(layer)
     for name in _ATTRIBUTES:
         value: Any = getattr(layer, name, None)
         if isinstance(value, (bool, int, float, str)):
