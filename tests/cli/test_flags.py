@@ -70,6 +70,9 @@ BASE: dict[registry.Path, list[str]] = {
     ("template", "trt-config"): ["-o", "c.py"],
     ("template", "onnx-gs"): ["m.onnx", "-o", "g.py"],
     ("template", "data-loader"): ["m.onnx", "-o", "d.py"],
+    ("plugin", "list"): ["m.onnx", "--plugin-dir", "p"],
+    ("plugin", "match"): ["m.onnx", "--plugin-dir", "p"],
+    ("plugin", "replace"): ["m.onnx", "--plugin-dir", "p"],
     ("runs", "list"): [],
     ("runs", "show"): ["abc"],
     ("runs", "compare"): ["abc", "def"],
@@ -172,6 +175,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("inspect", "model"), "--opset"): ["m.pb", "--shape-inference"],
     (("inspect", "model"), "--combine-tensor-info"): ["m.engine", "--show", "layers"],
     (("inspect", "model"), "--visual-port"): ["m.onnx", "--visual"],
+    **{(("plugin", each), "--model-type"): None for each in ("list", "match", "replace")},  # refused but for onnx
     (("inspect", "diff-tactics"), "--dir"): None,
     (("inspect", "diff-tactics"), "--good"): None,  # tested with --bad below
     (("inspect", "diff-tactics"), "--bad"): None,

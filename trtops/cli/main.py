@@ -128,6 +128,10 @@ def _folder(path: registry.Path, rest: list[str]) -> int:
     if not rest or rest[0] in ("-h", "--help"):
         print(folder_help(path))
         return 0 if rest else 2
+    words = (*path, *rest[: 2 - len(path)])
+    if words in registry.NOT_CARRIED_OUT:
+        print(f"trtops {' '.join(words)} is not carried out: {registry.NOT_CARRIED_OUT[words]}.", file=sys.stderr)
+        return 2
     from trtops.errors import near
 
     known = registry.below(path)

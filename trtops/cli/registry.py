@@ -13,6 +13,7 @@ FOLDERS: dict[Path, str] = {
     ("debug",): "find out why an engine is wrong",
     ("data",): "join saved inputs and outputs",
     ("template",): "write scripts to start from",
+    ("plugin",): "find where TensorRT plugins fit into a model, and put them there",
     ("runs",): "read and use what the store remembers",
     ("store",): "keep the store usable",
 }
@@ -55,6 +56,9 @@ COMMANDS: dict[Path, tuple[str, str]] = {
     ("template", "trt-config"): ("template_trt_config", "write a script that makes a TensorRT builder config"),
     ("template", "onnx-gs"): ("template_onnx_gs", "write a script that changes a model with ONNX-GraphSurgeon"),
     ("template", "data-loader"): ("template_data_loader", "write a script that makes input data"),
+    ("plugin", "list"): ("plugin_list", "count the places where plugins fit"),
+    ("plugin", "match"): ("plugin_match", "write down the places where plugins fit"),
+    ("plugin", "replace"): ("plugin_replace", "put plugins into these places"),
     ("runs", "list"): ("runs_list", "list runs"),
     ("runs", "show"): ("runs_show", "show what is known of a run"),
     ("runs", "compare"): ("runs_compare", "show params and numbers of runs side by side"),
@@ -70,6 +74,21 @@ COMMANDS: dict[Path, tuple[str, str]] = {
     ("completion",): ("completion", "print a completion script for bash or zsh"),
 }
 """Every command: its module below :mod:`trtops.cli.commands`, and a line about it."""
+
+
+_ONE_GPU = "engines that several GPUs share are not made here: each engine is built, judged and remembered on one"
+
+NOT_CARRIED_OUT: dict[Path, str] = {
+    (
+        "plugin",
+        "autotune",
+    ): "combinations of plugins are not tried out one by one. Write the places down by `trtops plugin "
+    "match`, edit the file, and compare the engines of what `trtops plugin replace` makes by `trtops convert "
+    "--experiment NAME` and `trtops runs compare`",
+    ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with the field's tool",
+    ("multi-device", "shard"): f"{_ONE_GPU}. Split the model by `trtops surgeon extract`, and build the parts",
+}
+"""Commands of the field's tool that are known and not carried out, with what to do instead."""
 
 
 def below(folder: Path) -> dict[str, str]:
