@@ -224,6 +224,18 @@ class CalibrationCache(Record):
         return ("\n".join(lines) + "\n").encode()
 
 
+def read_cache(data: bytes) -> CalibrationCache:
+    """Read a calibration cache of either format for a build.
+
+    Raises:
+        CalibrationError: If it cannot be read.
+    """
+    try:
+        return CalibrationCache.from_bytes(data)
+    except errors.FormatError as exc:
+        raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
+
+
 def _entry(number: int, line: str) -> TensorRange:
     match = _ENTRY.fullmatch(line)
     if match is None:

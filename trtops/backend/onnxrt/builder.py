@@ -27,6 +27,7 @@ from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.search import Choice, Search, Shapes, timing_shapes
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import TimingCache
+from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
 from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, OnnxRuntimeOptions
@@ -240,7 +241,7 @@ def _rewrite_int8(
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
         return _Rewritten(proto, model.info.sha256)
     if given is not None:
-        cache = calibration.read_cache(given)
+        cache = read_cache(given)
     elif data is not None:
         cache = calibration.collect(
             proto,

@@ -277,18 +277,6 @@ def _add_all(
         raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
 
 
-def read_cache(data: bytes) -> CalibrationCache:
-    """Read a calibration cache of either format for a build.
-
-    Raises:
-        CalibrationError: If it cannot be read.
-    """
-    try:
-        return CalibrationCache.from_bytes(data)
-    except errors.FormatError as exc:
-        raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
-
-
 def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     """The model with constants folded and batch normalizations merged, in ONNX's own ops.
 

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
 from trtops.backend.trt.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
-from trtops.calibration.cache import CalibrationCache, fit, legacy_header, tensorrt_header
+from trtops.calibration.cache import CalibrationCache, fit, legacy_header, read_cache, tensorrt_header
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig
 
@@ -46,18 +46,6 @@ class Quantized:
     model: onnx.ModelProto = field(repr=False)
     calibration_cache: bytes = field(repr=False)
     data_sha256: str | None
-
-
-def read_cache(data: bytes) -> CalibrationCache:
-    """Read a calibration cache of either format.
-
-    Raises:
-        CalibrationError: If it cannot be read.
-    """
-    try:
-        return CalibrationCache.from_bytes(data)
-    except errors.FormatError as exc:
-        raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
 
 
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
