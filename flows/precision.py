@@ -9,23 +9,28 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.progress import progress
+from flows.slots import gpu_slot, gpus_of
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.precision import PrecisionConfig, PrecisionResult, PrecisionStep
+from trtops.ops.precision import PrecisionConfig, PrecisionResult, PrecisionStep, emulated_runner
 from trtops.ops.precision import precision as precision_op
+from trtops.ops.precision_engines import TensorRTEngines
 from trtops.tracking import schema
 from trtops.tracking.base import tracked
 
+Side = Literal["emulated", "tensorrt"]
+
 
 @trtops_task(name="search-nodes")
-def search_nodes(model: str, config: PrecisionConfig, experiment: str) -> PrecisionResult:
-    """One call of the precision op, logged to the default store."""
+def search_nodes(model: str, side: Side, config: PrecisionConfig, experiment: str) -> PrecisionResult:
+    """One call of the precision op, logged to the default store, on a GPU of its own if it needs one."""
     done = 0
     with (
+        gpu_slot(gpus_of("tensorrt") if side == "tensorrt" else ()),
         progress("Trying", "sets of nodes") as bar,
         tracked(tracker(), experiment, f"{Path(model).stem} precision", kind="precision", tags=flow_tags()) as logged,
     ):
@@ -36,7 +41,8 @@ def search_nodes(model: str, config: PrecisionConfig, experiment: str) -> Precis
             bar.update(done, note=f", {step.kept} nodes kept: {'good' if step.good else 'bad'}")
 
         logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        result = precision_op(model, config, run=logged, progress=tried)
+        runner = TensorRTEngines() if side == "tensorrt" else emulated_runner
+        result = precision_op(model, config, runner=runner, run=logged, progress=tried)
         logged.finish("bad" if result.verdict == "bad" else "good")
         return result
 
@@ -47,6 +53,7 @@ def precision(
     data: str | None = None,
     config: Annotated[PrecisionConfig | None, config_flag] = None,
     *,
+    side: Side = "emulated",
     output: str | None = None,
     experiment: str | None = None,
 ) -> PrecisionResult:
@@ -56,6 +63,7 @@ def precision(
         model: The ONNX file, in FP32.
         data: Where inputs come from; random unless given.
         config: Everything that can be chosen; what is given beside it takes its place.
+        side: What candidates are judged by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
         output: Where to write the model in mixed precision.
         experiment: MLflow experiment; the model's name unless given.
 
@@ -65,7 +73,7 @@ def precision(
     config = PrecisionConfig() if config is None else config
     config = replace(config, data=data or config.data, output=output or config.output)
     experiment = experiment or Path(model).stem
-    result = search_nodes(str(model), config, experiment)
+    result = search_nodes(str(model), side, config, experiment)
     lines = [f"# Precision: {result.verdict}", "", f"{len(result.keep)} of {result.nodes} nodes stay in FP32:", ""]
     show_text(f"precision {Path(model).name}", "\n".join(lines + [f"- `{name}`" for name in result.keep]), experiment)
     return result

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
+from flows.slots import gpu_slot, gpus_of
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.triage import TriageConfig, TriageResult, emulated
 from trtops.ops.triage import triage as triage_op
@@ -27,9 +28,12 @@ Side = Literal["onnxruntime", "tensorrt", "emulated"]
 def compare_tensors(
     model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str
 ) -> TriageResult:
-    """One call of the triage op, logged to the default store."""
+    """One call of the triage op, logged to the default store, on a GPU of its own if it needs one."""
     name = f"{Path(model).stem} triage {side} {precision}"
-    with tracked(tracker(), experiment, name, kind="triage", tags=flow_tags()) as logged:
+    with (
+        gpu_slot(gpus_of("tensorrt") if side == "tensorrt" else ()),
+        tracked(tracker(), experiment, name, kind="triage", tags=flow_tags()) as logged,
+    ):
         logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
         if side == "emulated":
             actual = emulated("bf16" if precision == "bf16" else "fp16")

@@ -284,6 +284,31 @@ def foldable() -> Case:
     return Case(proto, {"x": x}, {"y": x.reshape(2, 12) * 3}, name="foldable")
 
 
+def overflowing() -> Case:
+    """Three convolutions so large that FP16 makes them many times as fast; between the last two FP16 is overrun.
+
+    The second one's outputs are in the hundreds of thousands, the third one's weights bring them back.
+    """
+    width = 256
+    weights = {
+        "w0": random(width, width, 3, 3, seed=0, scale=0.02),
+        "w1": random(width, width, 3, 3, seed=1, scale=2e3),
+        "w2": random(width, width, 3, 3, seed=2, scale=2e-7),
+    }
+    proto = model(
+        f"""(float[16,{width},14,14] x) => (float[16,{width},14,14] y) {{
+            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
+            [relu0] b = Relu(a)
+            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
+            [relu1] d = Relu(c)
+            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
+        }}""",
+        weights,
+        name="overflowing",
+    )
+    return Case(proto, {"x": random(16, width, 14, 14, seed=9)}, name="overflowing")
+
+
 ALL: tuple[Callable[[], Case], ...] = (
     identity,
     dynamic_identity,

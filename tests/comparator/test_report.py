@@ -47,6 +47,15 @@ def test_whatever_is_wrong_is_judged_in_words_and_never_raised(actual, reason):
     assert report.reasons[0].startswith(reason)
 
 
+def test_int32_for_int64_is_judged_by_its_values():
+    golden = {"index": np.array([1, 2, 1 << 40])}
+
+    assert compare_outputs({"index": np.array([1, 2], np.int32)}, {"index": golden["index"][:2]})
+    lost = compare_outputs({"index": golden["index"].astype(np.int32)}, golden)
+    assert lost.reasons[0].startswith("index: 1 of 3 elements exceed")
+    assert not compare_outputs(golden, {"index": np.array([1, 2, 3], np.int32)})
+
+
 def test_a_report_is_judged_again_without_arrays_and_survives_json():
     report = compare_outputs(changed(boxes=GOLDEN["boxes"] + 1e-3), GOLDEN)
     again = ComparisonReport.from_json(report.to_json())

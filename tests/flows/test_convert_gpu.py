@@ -21,8 +21,11 @@ from flows.compare import compare
 from flows.convert import convert
 from flows.debug_build import debug_build
 from flows.diff_tactics import diff_tactics
+from flows.precision import precision
 from flows.prove import prove
+from flows.reduce import reduce
 from flows.slots import limit_name
+from flows.triage import triage
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
@@ -32,6 +35,8 @@ from trtops.ops.calibrate import CalibrateConfig
 from trtops.ops.campaign import DebugBuildConfig, Vary
 from trtops.ops.check import CheckConfig
 from trtops.ops.convert import ConvertConfig, ConvertResult
+from trtops.ops.precision import PrecisionConfig
+from trtops.ops.triage import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag
@@ -254,6 +259,19 @@ def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
     assert (result.verdict, result.feeds, result.samples) == ("good", 4, 32)
     assert "x" in CalibrationCache.from_bytes(output.read_bytes())
     assert engine.parent == result.run_id and engine.tags[Tag.BACKEND] == "tensorrt"
+
+
+def test_the_tools_on_models_judge_by_engines(store: Path, tmp_path: Path) -> None:
+    path = models.overflowing().write(tmp_path, "overflowing")
+    loose = CHECK.tolerances
+
+    found = triage(path, config=TriageConfig(tolerances=loose), side="tensorrt", precision="fp16")
+    mixed = precision(path, config=PrecisionConfig(tolerances=loose, latency_runs=0), side="tensorrt")
+    small = reduce(path, backend="tensorrt", precision="fp16", tolerances=loose)
+
+    assert found.verdict == "bad" and found.first in ("c", "d", "y")
+    assert mixed.verdict == "mixed" and "conv1" in mixed.keep and "conv0" not in mixed.keep
+    assert small.verdict == "bad" and small.culprits[0].minimal and len(small.culprits[0].nodes) <= 2
 
 
 @pytest.mark.slow

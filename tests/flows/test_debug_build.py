@@ -17,6 +17,7 @@ from prefect.client.orchestration import get_client
 
 from flows.debug_build import debug_build
 from flows.diff_tactics import diff_tactics
+from flows.noise import noise
 from flows.promote import promote
 from flows.prove import prove
 from flows.slots import gpu_slot, limit_name
@@ -48,6 +49,7 @@ def test_a_campaign_spread_over_threads_is_diffed_proved_promoted_and_shown(stor
     result = debug_build(model, campaign, until=30, parallel=2)
     diffed = diff_tactics(runs=(result.run_id,), also=("format",))
     proved = prove(result.run_id, repeats=1)
+    measured = noise(result.run_id, builds=3, runs=2)
     tracker = default_tracker()
     runs = tracker.find("blocks", parent=result.run_id)
     promoted = promote(next(info.id for info in runs if info.verdict == "good"))
@@ -57,6 +59,8 @@ def test_a_campaign_spread_over_threads_is_diffed_proved_promoted_and_shown(stor
     assert diffed.found == result.found
     assert proved.outcome == "confirmed"
     assert resolve(model, tracker=tracker).run_id == promoted.run_id
+    assert [len(row) for row in measured.errors] == [2, 2, 2]
+    assert tracker.info(measured.run_id).metrics["noise", "limit"] == measured.noise.limit()
     # Every run of it leads to a flow run.
     assert tracker.info(result.run_id).tags[Tag.PREFECT_FLOW_RUN]
     assert all(info.tags[Tag.PREFECT_FLOW_RUN] for info in runs)
@@ -64,7 +68,15 @@ def test_a_campaign_spread_over_threads_is_diffed_proved_promoted_and_shown(stor
     bars = [a for a in artifacts if a.type == "progress"]
     assert bars[-1].data == 100.0
     pages = "\n".join(a.data for a in artifacts if a.type == "markdown")
-    for words in ("convicted", "## Plain set difference", "confirmed", "suspect put in", "accepted", promoted.alias):
+    for words in (
+        "convicted",
+        "## Plain set difference",
+        "confirmed",
+        "suspect put in",
+        "accepted",
+        "stay below",
+        promoted.alias,
+    ):
         assert words in pages
 
 

@@ -25,7 +25,8 @@ from trtops.ops.check_submodel import ComparisonCheck, EngineRunner
 from trtops.ops.compare import CompareConfig, compare
 from trtops.ops.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.inspect import inspect_model, inspect_tactics
-from trtops.ops.precision import PrecisionConfig, precision, weakly_typed_runner
+from trtops.ops.precision import PrecisionConfig, precision
+from trtops.ops.precision_engines import TensorRTEngines
 from trtops.ops.reduce import ReduceConfig, reduce
 from trtops.ops.repeat import RepeatConfig, repeat
 from trtops.ops.triage import TriageConfig, triage
@@ -38,31 +39,6 @@ QUICK = TensorRTOptions(optimization_level=1)
 FP16 = BuildConfig(precision="fp16", options=QUICK)
 FP32 = BuildConfig(options=QUICK)
 LOOSE = Tolerances(atol=0.05, rtol=0.05)
-WIDTH = 256
-
-
-def overflowing() -> models.Case:
-    """Three convolutions so large that FP16 makes them many times as fast; between the last two FP16 is overrun.
-
-    The second one's outputs are in the hundreds of thousands, the third one's weights bring them back.
-    """
-    weights = {
-        "w0": models.random(WIDTH, WIDTH, 3, 3, seed=0, scale=0.02),
-        "w1": models.random(WIDTH, WIDTH, 3, 3, seed=1, scale=2e3),
-        "w2": models.random(WIDTH, WIDTH, 3, 3, seed=2, scale=2e-7),
-    }
-    proto = models.model(
-        f"""(float[16,{WIDTH},14,14] x) => (float[16,{WIDTH},14,14] y) {{
-            [conv0] a = Conv<pads = [1,1,1,1]>(x, w0)
-            [relu0] b = Relu(a)
-            [conv1] c = Conv<pads = [1,1,1,1]>(b, w1)
-            [relu1] d = Relu(c)
-            [conv2] y = Conv<pads = [1,1,1,1]>(d, w2)
-        }}""",
-        weights,
-        name="overflowing",
-    )
-    return models.Case(proto, {"x": models.random(16, WIDTH, 14, 14, seed=9)}, name="overflowing")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +71,7 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
     )
     from trtops.backend.trt.inspector import read_layers
 
-    case = overflowing()
+    case = models.overflowing()
     config = PrecisionConfig(
         tolerances=LOOSE,
         latency_runs=0,
@@ -103,7 +79,7 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
         exclude_list=str(tmp_path / "keep.txt"),
     )
 
-    result = precision(case.proto, config, feeds=[case.feed], runner=weakly_typed_runner, progress=print)
+    result = precision(case.proto, config, feeds=[case.feed], runner=TensorRTEngines(), progress=print)
 
     print(result.keep, result.exclude, f"{result.checks} checks in {result.seconds:.1f} s")
     assert result.verdict == "mixed" and result.minimal
@@ -131,7 +107,7 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
 
 
 def test_triage_finds_where_fp16_overflows_whether_or_not_tensors_are_observed() -> None:
-    case = overflowing()
+    case = models.overflowing()
 
     marked = triage(case.proto, FP16, TriageConfig(tolerances=LOOSE), feeds=[case.feed])
     single = triage(case.proto, FP16, TriageConfig(tolerances=LOOSE, observe="one"), feeds=[case.feed])
@@ -252,8 +228,7 @@ def test_reduce_leaves_the_one_node_that_tensorrt_without_int64_computes_wrongly
         }""",
         {"k": np.float32(10000)},
     )
-    # An INT64 tensor is INT32 there, whatever it holds.
-    tolerances = Tolerances(atol=1e-3, rtol=1e-3, check_dtypes=False)
+    tolerances = Tolerances(atol=1e-3, rtol=1e-3)
     check = ComparisonCheck(runner=EngineRunner(FP32), tolerances=tolerances)
     config = ReduceConfig(output=str(tmp_path / "small.onnx"))
 
@@ -266,7 +241,7 @@ def test_reduce_leaves_the_one_node_that_tensorrt_without_int64_computes_wrongly
 
 
 def test_reduce_leaves_a_convolution_that_overflows_in_fp16() -> None:
-    case = overflowing()
+    case = models.overflowing()
     check = ComparisonCheck(runner=EngineRunner(FP16), tolerances=LOOSE)
 
     result = reduce(case.proto, check, feeds=[case.feed], progress=print)

@@ -204,18 +204,6 @@ def emulated_runner(candidate: Candidate) -> BaseRunner:
     return onnxruntime_runner(proto)
 
 
-def weakly_typed_runner(candidate: Candidate) -> BaseRunner:
-    """TensorRT up to 10.x with the precision's builder flag, and layer precisions for the nodes to keep."""
-    from trtops.backend.onnx.save import serialize
-    from trtops.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxBytes, SetLayerPrecisions, TrtRunner
-
-    layers = {name: "float32" for name in sorted(candidate.keep)}
-    network: Any = NetworkFromOnnxBytes(serialize(candidate.original))
-    to = candidate.config.to
-    config = CreateConfig(fp16=to == "fp16", bf16=to == "bf16", precision_constraints="obey")
-    return TrtRunner(EngineFromNetwork(SetLayerPrecisions(network, layers) if layers else network, config))
-
-
 def precision(
     model: str | Path | Model | onnx.ModelProto,
     config: PrecisionConfig | None = None,
@@ -232,8 +220,8 @@ def precision(
         model: The model in FP32, or its path; not changed.
         config: How to search.
         feeds: Inputs, in place of the config's source.
-        runner: Makes the runner that a candidate is judged by: :func:`emulated_runner`, :func:`weakly_typed_runner`, or one
-            that builds ``candidate.rewritten.model`` with any back end.
+        runner: Makes the runner that a candidate is judged by: :func:`emulated_runner`,
+            :class:`trtops.ops.precision_engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model`` with any back end.
         judge: Says whether a candidate is good, in place of running and comparing it
             (:class:`trtops.ops.precision_check.CandidateCheck` asks a command). Then there are no errors to tell: they
             are 0 for what is good and infinite for the rest; no data is made, and no latency measured.

@@ -237,6 +237,8 @@ def engine_from_network(
 class EngineFromBytes:
     """Loads an engine from the bytes of its plan.
 
+    A plan is code: version compatible ones bring a runtime of their own, which is allowed to run. Load what you trust.
+
     Attributes:
         serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
         runtime: A runtime to load it with, or a callable that makes one.
@@ -258,6 +260,7 @@ class EngineFromBytes:
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
         if self.dla_workspace_allocation_strategy is not None:
             library.line().set_dla_workspace_strategy(runtime, self.dla_workspace_allocation_strategy)
+        runtime.engine_host_code_allowed = True  # or version compatible engines do not load
         # The registry lets an engine find TensorRT's own plugins; it is filled once per process.
         library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")
         with library.collect_log() as lines:
