@@ -90,10 +90,9 @@ def test_a_copy_that_fails_is_raised_once_nobody_writes_any_more(monkeypatch, st
     with pytest.raises(errors.InferenceError, match="cudaMemcpyAsync"):
         stager.upload(array, staged, 0, None)
 
-    after = staged.copy()
+    staged[:] = 0
     stager.close()
-    assert not after.all()
-    np.testing.assert_array_equal(staged, after)
+    assert not staged.any()
 
 
 def test_loading_and_running_an_engine_imports_nothing_that_building_takes():
