@@ -57,6 +57,14 @@ def test_an_engine_that_repeats_exactly_leaves_no_run_to_run_noise():
     assert noise([[0.0, 0.0], [0.0, 0.0]]).cause == "nothing"
 
 
+def test_one_more_run_of_one_more_build_stays_below_the_limit():
+    found = noise(errors_of(3, 5.0, 1.0, 0.5))
+    more = errors_of(4, 5.0, 1.0, 0.5, builds=4000, runs=1)
+
+    assert np.mean(more < found.limit()) > 0.99
+    assert 0.9 < np.mean(more < found.limit(deviations=1.5)) < 0.97
+
+
 @pytest.mark.parametrize(
     "rows", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []], [[1.0, float("nan")], [1.0, 2.0]]]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from trtops.tactics.noise import noise as split
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Tracker, tracked
 
+Statistic: TypeAlias = Literal["max_abs", "mean_abs", "l2"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseConfig(Record):
@@ -33,11 +36,11 @@ class NoiseConfig(Record):
 
     builds: int = 8
     runs: int = 8
-    statistic: str = "max_abs"
+    statistic: Statistic = "max_abs"
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.statistic not in ("max_abs", "mean_abs", "l2"):
+        if self.statistic not in get_args(Statistic):
             raise errors.ConfigError(f"statistic is {self.statistic!r}; expected max_abs, mean_abs or l2.")
         if self.builds < 2 or self.runs < 2:
             raise errors.ConfigError(f"builds={self.builds} and runs={self.runs}; expected 2 or more of each.")
@@ -54,6 +57,7 @@ class NoiseResult(Record):
         noise: The error, split.
         engines: The runs whose engines were measured.
         errors: Their errors, one row per engine.
+        statistic: Which error that is.
     """
 
     run_id: str
@@ -62,6 +66,7 @@ class NoiseResult(Record):
     noise: NoiseSplit
     engines: tuple[str, ...]
     errors: tuple[tuple[float, ...], ...]
+    statistic: Statistic = "max_abs"
 
 
 def noise(
@@ -109,10 +114,12 @@ def noise(
                 noise=found,
                 engines=engines,
                 errors=tuple(rows),
+                statistic=config.statistic,
             )
             run.log_json(result, schema.Artifact.NOISE)
             shares = ("share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
             run.log_metrics({("noise", share): getattr(found, share) for share in shares})
+            run.log_metrics({("noise", "limit"): found.limit()})
             run.set_tags({schema.Tag.NOTE: found.summary})
     finally:
         close_benches()

@@ -1,16 +1,17 @@
-"""Campaigns, diffs, proofs and promotions as people read them: lines of Markdown."""
+"""Campaigns, diffs, proofs, promotions and noise as people read them: lines of Markdown."""
 
 from __future__ import annotations
 
 from trtops.ops.debug_build import DebugBuildResult
 from trtops.ops.diff_tactics import DiffTacticsResult
+from trtops.ops.noise import NoiseResult
 from trtops.ops.promote import PromoteResult
 from trtops.ops.prove import ProveResult
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.report import markdown as diff_page
 from trtops.tracking.base import Verdict
 
-CampaignReportable = DebugBuildResult | DiffTacticsResult | ProveResult | PromoteResult
+CampaignReportable = DebugBuildResult | DiffTacticsResult | ProveResult | PromoteResult | NoiseResult
 """Results that :func:`lines` shows."""
 
 
@@ -22,11 +23,13 @@ def lines(title: str, result: CampaignReportable) -> list[str]:
         return _diff(title, result)
     if isinstance(result, ProveResult):
         return _proof(title, result)
+    if isinstance(result, NoiseResult):
+        return _noise(title, result)
     return _promotion(title, result)
 
 
 def verdict_of(result: CampaignReportable) -> Verdict:
-    """``good`` for a campaign without bad builds, a report, a confirmed proof and an accepted engine; else ``bad``."""
+    """``good`` for a campaign without bad builds, a report, a measurement, a confirmed proof and an accepted engine; else ``bad``."""
     if isinstance(result, DebugBuildResult):
         return result.verdict
     if isinstance(result, ProveResult):
@@ -91,4 +94,18 @@ def _promotion(title: str, result: PromoteResult) -> list[str]:
         f"- agrees with the golden outputs: {result.judgement.report.verdict}",
         f"- agrees with that run's engine: {result.agreement.report.verdict}",
         f"- the same bytes: {'yes' if result.same_bytes else 'no'}",
+    ]
+
+
+def _noise(title: str, result: NoiseResult) -> list[str]:
+    noise = result.noise
+    shown = [f"# {title}: {noise.cause}", "", noise.summary, ""]
+    shown += ["| engine of run | mean error | least | most |", "|---|---|---|---|"]
+    for run_id, row in zip(result.engines, result.errors):
+        shown.append(f"| `{run_id}` | {sum(row) / len(row):.4g} | {min(row):.4g} | {max(row):.4g} |")
+    return [
+        *shown,
+        "",
+        f"`{result.statistic}` of one more run of one more build is expected to stay below {noise.limit():.4g}, three "
+        f"standard deviations above the mean of {noise.mean:.4g}.",
     ]

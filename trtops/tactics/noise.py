@@ -58,6 +58,16 @@ class NoiseSplit(Record):
     cause: Cause
     summary: str
 
+    def limit(self, deviations: float = 3.0) -> float:
+        """What the error of one more run of one more build is expected to stay below, in the error's own unit.
+
+        A tolerance for this model that its noise does not exceed, nor much more than its noise keeps.
+
+        Args:
+            deviations: How many standard deviations, of builds and runs together, above the mean.
+        """
+        return self.mean + deviations * math.hypot(self.run_to_run, self.build_to_build)
+
 
 def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: float = 0.95) -> NoiseSplit:
     """Split errors into what runs, builds and the precision add.

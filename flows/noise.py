@@ -1,0 +1,61 @@
+"""The noise flow: a campaign's engines are run again and again, and their error is split.
+
+From Python: ``from flows.noise import noise; noise("<campaign>")``. From the shell: ``python -m flows.noise <campaign>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+from flows.artifacts import show_result
+from flows.command import config_flag, run
+from flows.progress import progress
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.ops.noise import NoiseConfig, NoiseResult, Statistic
+from trtops.ops.noise import noise as noise_op
+
+
+@trtops_task(name="measure-noise")
+def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
+    """One call of the noise op, logged to the default store."""
+    with progress("Measuring", "engines") as bar:
+        return noise_op(campaign, config, tracker=tracker(), tags=flow_tags(), progress=bar.update)
+
+
+@trtops_flow(name="noise")
+def noise(
+    campaign: str,
+    config: Annotated[NoiseConfig | None, config_flag] = None,
+    *,
+    builds: int | None = None,
+    runs: int | None = None,
+    statistic: Statistic | None = None,
+) -> NoiseResult:
+    """Say what runs, builds and the precision add to the error of a model, and below which limit it stays.
+
+    Args:
+        campaign: The campaign's run.
+        config: Everything that can be chosen.
+        builds: How many of its engines are run.
+        runs: How often each is.
+        statistic: Which error is split.
+
+    Returns:
+        The error, split, and the run that holds it.
+    """
+    config = NoiseConfig() if config is None else config
+    config = replace(
+        config,
+        builds=builds or config.builds,
+        runs=runs or config.runs,
+        statistic=statistic or config.statistic,
+    )
+    result = measure_noise(campaign, config)
+    show_result("noise", result)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(run(noise, "noise"))
