@@ -6,6 +6,7 @@ message explains. 130: interrupted.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        if arguments is None:
+            gc.freeze()  # this process ends, and would search all that it imported for circles first
 
 
 def _main(words: list[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -36,6 +35,8 @@ class LazyArray:
         self._path: Path | None = None
         limit = config.ARRAY_SWAP_THRESHOLD_MB
         if limit >= 0 and isinstance(arr, np.ndarray) and arr.nbytes > limit << 20:
+            import tempfile
+
             handle, name = tempfile.mkstemp(suffix=".npz")
             os.close(handle)
             self._path = Path(name)

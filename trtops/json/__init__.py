@@ -20,15 +20,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from trtops import errors
-from trtops.json.archive import ArchiveWriter, load_archive
 from trtops.json.objects import HOMES, LEGACY_MARKER, LEGACY_VALUE, MARKER, Decoder, Encoder
-from trtops.json.text import TextWriter, load_text
 
 __all__ = [
     "HOMES",
@@ -54,6 +51,8 @@ def to_json(obj: object) -> str:
     Raises:
         FormatError: If something in it has no saved form.
     """
+    from trtops.json.text import TextWriter  # the formats are imported by those who save or load
+
     out = io.BytesIO()
     TextWriter(out).write(obj)
     return out.getvalue().decode("ascii")
@@ -65,6 +64,8 @@ def from_json(src: str | bytes) -> Any:
     Raises:
         FormatError: If the text is not JSON, or something in it is damaged, unknown or refused.
     """
+    from trtops.json.text import load_text
+
     data = src.encode("utf-8", "surrogatepass") if isinstance(src, str) else src
     return load_text(io.BytesIO(data), "the text")
 
@@ -85,6 +86,9 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
     if not isinstance(dest, (str, os.PathLike)):
         _write_open_file(obj, dest)
         return
+    from trtops.json.archive import ArchiveWriter
+    from trtops.json.text import TextWriter
+
     _log(f"Saving {description or 'an object'} to {os.fspath(dest)}")
     with _replacing(Path(dest)) as file:
         if Path(dest).suffix == ".npz":
@@ -165,6 +169,8 @@ def _log(message: str) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A new file beside ``path`` that takes its place on success and goes away on failure."""
+    import secrets
+
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
@@ -180,10 +186,15 @@ def _write_open_file(obj: object, file: Any) -> None:
     if isinstance(file, io.TextIOBase):
         file.write(to_json(obj))
     else:
+        from trtops.json.text import TextWriter
+
         TextWriter(file).write(obj)
 
 
 def _load(file: IO[bytes], name: str) -> Any:
+    from trtops.json.archive import load_archive
+    from trtops.json.text import load_text
+
     start = file.read(4)
     file.seek(0)
     if start[:2] == b"PK":

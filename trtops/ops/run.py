@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtops.backend.base import BaseRunner
+from trtops.backend.runner import BaseRunner
 from trtops.comparator.accuracy import AccuracyResults, CompareFunction
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import PostprocessFunction, RunResults

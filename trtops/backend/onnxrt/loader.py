@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import onnxruntime as ort
 
 from trtops import errors
-from trtops.backend.base import ValueOrCallable
 from trtops.backend.onnxrt.session import (
     DEFAULT_PROVIDERS,
     ORT_ERRORS,
@@ -21,6 +20,7 @@ from trtops.backend.onnxrt.session import (
     unsupported_op,
     why,
 )
+from trtops.backend.runner import ValueOrCallable
 
 if TYPE_CHECKING:
     import onnx

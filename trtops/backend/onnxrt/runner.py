@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime as ort
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
 from trtops.backend.onnxrt.loader import create_session
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
+from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
 from trtops.metadata import DataType, FeedCheck, TensorMetadata, TensorSpec
 
 if TYPE_CHECKING:
