@@ -465,4 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # As the module that others import, lest there be two classes of everything in it.
+    from trtops.tracking import store
+
+    sys.exit(store.main())

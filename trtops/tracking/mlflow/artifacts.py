@@ -1,0 +1,169 @@
+"""Where the artifacts of a run are: in the run's folder of an embedded store, or behind a server."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.parse
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trtops import errors
+from trtops.tracking.base import ArtifactEntry
+from trtops.tracking.schema import Artifact
+from trtops.tracking.writer import TEMPORARY, check_path, hash_file, write_artifact
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from trtops.tracking.mlflow.tracker import MlflowTracker
+
+
+class Files(Protocol):
+    """The artifacts of one run."""
+
+    def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        """Store an artifact, whole or not at all."""
+        ...
+
+    def get(self, entry: ArtifactEntry) -> Path | None:
+        """A local file that should hold an artifact, or None if there is none."""
+        ...
+
+    def manifest(self) -> bytes | None:
+        """The manifest's bytes, or None if there is none."""
+        ...
+
+    def peek(self, path: str) -> bytes | None:
+        """The bytes that an artifact has now, or None if there is none."""
+        ...
+
+    def entries(self) -> list[ArtifactEntry]:
+        """Every artifact that there is, whole, whatever a manifest says."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what an interrupted writer left."""
+        ...
+
+
+def files_of(tracker: MlflowTracker, client: MlflowClient, run_id: str, uri: str) -> Files:
+    """The artifacts of a run, whose place MLflow calls ``uri``.
+
+    Raises:
+        StoreError: If they are on the disk of a server.
+    """
+    address = urllib.parse.urlparse(uri)
+    if tracker.store and address.scheme == "mlflow-artifacts":
+        # Logged through the server that `trtops.tracking.store.serve` puts before this store.
+        return _LocalFiles(tracker.store.artifacts / address.path.lstrip("/"))
+    if address.scheme not in ("", "file"):
+        return _RemoteFiles(tracker, client, run_id)
+    if tracker.store is None:
+        raise errors.StoreError(
+            f"Run {run_id} of {tracker.shown} keeps its artifacts at {uri!r}, a path on the server's own disk. "
+            "Start the server with --artifacts-destination, and make the experiment through it."
+        )
+    return _LocalFiles(Path(urllib.parse.unquote(address.path) if address.scheme else uri))
+
+
+class _LocalFiles:
+    """Artifacts of an embedded store: the run's folder itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        return write_artifact(source, self._folder / path, path)
+
+    def get(self, entry: ArtifactEntry) -> Path | None:
+        file = self._folder / entry.path
+        return file if file.is_file() else None
+
+    def manifest(self) -> bytes | None:
+        return self.peek(Artifact.MANIFEST)
+
+    def peek(self, path: str) -> bytes | None:
+        check_path(path)
+        file = self._folder / path
+        return file.read_bytes() if file.is_file() else None
+
+    def entries(self) -> list[ArtifactEntry]:
+        files = (file for file in self._folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
+        return [
+            ArtifactEntry(
+                path=file.relative_to(self._folder).as_posix(), size=file.stat().st_size, sha256=hash_file(file)
+            )
+            for file in files
+        ]
+
+    def sweep(self) -> None:
+        for leftover in self._folder.rglob(f"{TEMPORARY}*"):
+            leftover.unlink(missing_ok=True)
+
+
+class _RemoteFiles:
+    """Artifacts of a server, through its client. The server makes each appear whole."""
+
+    def __init__(self, tracker: MlflowTracker, client: MlflowClient, run_id: str) -> None:
+        self._tracker = tracker
+        self._client = client
+        self._run_id = run_id
+
+    def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        # The client gives an artifact the name of the file, so the file must have the artifact's.
+        name = PurePosixPath(path)
+        with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
+            file = Path(folder) / name.name
+            if isinstance(source, Path):
+                file.symlink_to(source.resolve())
+            else:
+                file.write_bytes(source)
+            entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=hash_file(file))
+            parent = None if name.parent == PurePosixPath() else str(name.parent)
+            self._tracker.call(self._client.log_artifact, self._run_id, str(file), parent)
+        return entry
+
+    def get(self, entry: ArtifactEntry) -> Path | None:
+        return self._download(entry.path, entry.sha256)
+
+    def manifest(self) -> bytes | None:
+        return self.peek(Artifact.MANIFEST)
+
+    def peek(self, path: str) -> bytes | None:
+        check_path(path)
+        if all(item.path != path for item in self._list(path.rpartition("/")[0])):
+            return None
+        file = self._download(path, self._run_id, again=True)
+        return file.read_bytes() if file else None
+
+    def entries(self) -> list[ArtifactEntry]:
+        entries, folders = [], [""]
+        while folders:
+            for item in self._list(folders.pop()):
+                if item.is_dir:
+                    folders.append(item.path)
+                elif (file := self._download(item.path, self._run_id, again=True)) is not None:
+                    size = file.stat().st_size
+                    entries.append(ArtifactEntry(path=item.path, size=size, sha256=hash_file(file)))
+        return entries
+
+    def _list(self, folder: str) -> list[Any]:
+        return list(self._tracker.call(self._client.list_artifacts, self._run_id, folder or None))
+
+    def _download(self, path: str, key: str, *, again: bool = False) -> Path | None:
+        """Fetch an artifact, whole or not at all, unless one that was fetched under the same key will do."""
+        file = self._tracker.downloads.folder() / key / path
+        if file.is_file() and not again:
+            return file
+        with tempfile.TemporaryDirectory(dir=self._tracker.downloads.folder()) as folder:
+            try:
+                fetched = self._tracker.call(self._client.download_artifacts, self._run_id, path, folder)
+            except (errors.RunNotFoundError, errors.LogError):
+                return None
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(fetched, file)
+        return file
+
+    def sweep(self) -> None:
+        """Nothing: the server's own uploads are its own."""
