@@ -37,6 +37,13 @@ def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatc
     assert "1 of 1 iterations passed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("path", registry.NOT_CARRIED_OUT, ids=" ".join)
+def test_a_command_of_the_field_s_tool_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
+    assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
+    told = capsys.readouterr().err
+    assert "is not carried out" in told and "`trtops" in told or "field's tool" in told
+
+
 def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
     assert main([]) == 2
     assert "inspect" in capsys.readouterr().out
@@ -124,39 +131,52 @@ def test_lines_of_the_log_file_have_what_was_asked_for(tmp_path, monkeypatch):
     assert re.match(r"\[I\] \(\d\d:\d\d:\d\d\) \[\w+\.py:\d+\] ", (tmp_path / "log.txt").read_text())
 
 
-def _alive(pattern: str) -> list[int]:
-    """Processes whose command line has a text."""
-    found = []
+def _alive(mark: str) -> dict[int, str]:
+    """Processes that were started with a mark in their environment, and what they were started as."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if pattern in (entry / "cmdline").read_bytes().decode(errors="replace"):
-                    found.append(int(entry.name))
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
     return found
 
 
+RTX = {"TRTOPS_USE_TENSORRT_RTX": "1"}
+INTERRUPTED = {
+    "repeat": "debug repeat --until 9 --artifacts model.txt --check {python} {sleeper}",
+    "reduce": "debug reduce conv_net.onnx -o small.onnx --min-good good.onnx --iter-info i.json --check {python} {sleeper} {{model}}",
+    "precision": "debug precision conv_net.onnx -o mixed.onnx --exclude-list keep.txt --iter-info i.json --check {python} {sleeper} {{model}}",
+    "run": "run conv_net.onnx --onnxrt --onnx --data-loader-script {sleeper} --save-inputs in.json --save-outputs out.json --save-accuracy-results a.json",
+    "run in a child": "run conv_net.onnx --onnxrt --use-subprocess --data-loader-script {sleeper}:load_data --save-outputs out.json",
+    "convert": "convert conv_net.onnx --convert-to ort -o e.ort --data-loader-script {sleeper}",
+    "surgeon": "surgeon sanitize conv_net.onnx --force-fallback-shape-inference --data-loader-script {sleeper} -o s.onnx --save-external-data",
+    "lint": "check lint conv_net.onnx --data-loader-script {sleeper} -o report.json",
+    "campaign by SIGTERM": "debug build conv_net.onnx --onnxrt --until 3 --data-loader-script {sleeper}",
+    "campaign": "debug build conv_net.onnx --onnxrt --until 3 --data-loader-script {sleeper}",
+    "build": "debug build conv_net.onnx --until 3 --builder-optimization-level 0 --check {python} {sleeper}",
+    "convert by TensorRT": "convert conv_net.onnx -o e.engine --trt-network-postprocess-script {sleeper}:load_data",
+}
+BY_TENSORRT = ("build", "convert by TensorRT")
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "debug repeat --until 9 --check {python} {sleeper}",
-        "debug reduce conv_net.onnx -o small.onnx --check {python} {sleeper} {{model}}",
-        "run conv_net.onnx --onnxrt --use-subprocess --data-loader-script {sleeper}:load_data --save-outputs out.json",
-    ],
-    ids=["repeat", "reduce", "subprocess"],
-)
-def test_an_interruption_leaves_no_process_and_nothing_half_written(line, number, tmp_path):
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interruption_leaves_no_process_and_nothing_half_written(name, tmp_path, request):
+    if name in BY_TENSORRT:
+        request.getfixturevalue("rtx")
+    number = signal.SIGTERM if name in ("repeat", "convert", "campaign by SIGTERM") else signal.SIGINT
     models.conv_net().write(tmp_path)
-    sleeper = tmp_path / f"sleeper_{os.getpid()}_{number}.py"
+    sleeper = tmp_path / "sleeper.py"
     sleeper.write_text(
-        "import pathlib, time\n\n\ndef load_data():\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n\n\n"
+        "import pathlib, time\n\n\ndef load_data(*given, **named):\n    pathlib.Path('begun').touch()\n    time.sleep(60)\n\n\n"
         "if __name__ == '__main__':\n    load_data()\n"
     )
     before = set(tmp_path.iterdir())
-    words = line.format(python=sys.executable, sleeper=sleeper).split()
+    mark = f"TRTOPS_TEST_MARK={tmp_path}"
+    words = INTERRUPTED[name].format(python=sys.executable, sleeper=sleeper).split()
 
     process = subprocess.Popen(
         [*TRTOPS, *words],
@@ -164,19 +184,28 @@ def test_an_interruption_leaves_no_process_and_nothing_half_written(line, number
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TRTOPS_TEST_MARK": str(tmp_path), **(RTX if name in BY_TENSORRT else {})},
         # Whoever started the tests in the background has made them, and so this child, deaf to Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        start_new_session=True,
     )
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(number)
+    assert (tmp_path / "begun").exists(), process.communicate(timeout=20)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does it: to the command and to its children
+    else:
+        process.send_signal(number)
     _, error = process.communicate(timeout=20)
 
     assert process.returncode == 130, error
     assert "Traceback" not in error
-    assert not [pid for pid in _alive(str(sleeper)) if pid != process.pid]
-    left = {path for path in tmp_path.iterdir() if path.name not in ("begun", "__pycache__")} - before
+    deadline = time.monotonic() + 5
+    while _alive(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(mark)
+    left = {path.name for path in set(tmp_path.iterdir()) - before} - {"begun", "__pycache__"}
     assert not left
 
 

@@ -128,6 +128,17 @@ def test_an_engine_that_is_remembered_is_written_to_a_file_as_well(home):
     assert (home / "kept.ort").stat().st_size > 0
 
 
+def test_what_a_remembered_build_left_is_written_to_files_as_well(home, run, caplog):
+    line = "convert conv_net.onnx --convert-to ort --experiment files --rebuild --atol 1e-3 --rtol 1e-3"
+    assert run(f"{line} --save-tactics kept.json --timing-cache kept.cache")[0] == 0
+
+    assert "layers" in run("inspect tactics kept.json")[1]
+    first = (home / "kept.cache").read_bytes()
+    assert first and not (home / "conv_net.ort").exists()
+    assert run(f"{line} --load-tactics kept.json --timing-cache kept.cache --calibration-cache none.cache")[0] == 0
+    assert "none.cache is not written: the build left no calibration cache" in caplog.text
+
+
 def test_a_run_is_compared_with_a_model(run, ids):
     build = ids["build"][-1]
 

@@ -64,7 +64,15 @@ def _refuse_others(args: Asked, backend: str) -> None:
     from trtops.cli import groups
 
     held = {flag.dest for flag in groups.SPEC.flags}
-    files = {"fp32", "calibration_cache", "load_timing_cache", "timing_cache", "load_tactics", "save_tactics"}
+    files = {
+        "fp32",
+        "calibration_cache",
+        "load_timing_cache",
+        "timing_cache",
+        "load_tactics",
+        "save_tactics",
+        "save_timing_cache",
+    }
     for flag in (flag for group in (*groups.TRT_BUILD, groups.TRT_LOAD) for flag in group.flags):
         given = args.peek(flag.dest) not in (None, flag.default)
         if given and flag.dest not in held | files:

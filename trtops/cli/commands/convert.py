@@ -6,6 +6,7 @@ Engines for ONNX Runtime, and all that are remembered by --experiment, are judge
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,10 @@ from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
+    from trtops.backend.base import Build
     from trtops.ops.convert import ConvertConfig
+
+log = logging.getLogger(__name__)
 
 TARGET = Group(
     "target",
@@ -62,6 +66,7 @@ class Plan:
         output: Where the engine or model goes.
         experiment: Where to remember it.
         store: Where the memory is.
+        kept: What else of the build goes to files: its field, and the file.
     """
 
     make: Call | None = None
@@ -70,6 +75,7 @@ class Plan:
     output: str | None = None
     experiment: str | None = None
     store: str | None = None
+    kept: tuple[tuple[str, str], ...] = ()
 
 
 def plan(args: Asked) -> Plan:
@@ -89,6 +95,7 @@ def plan(args: Asked) -> Plan:
             output=output if args.output or args.experiment is None else None,
             experiment=args.experiment,
             store=args.store,
+            kept=_kept(args),
         )
     configs.refuse(args, ("rtol", "atol", "rebuild", "store"), "is for what is judged; add --experiment NAME")
     if target == "onnx":
@@ -117,11 +124,25 @@ def _config(args: Asked, backend: str) -> ConvertConfig:
     return ConvertConfig(
         build=configs.build_config(args, backend),
         check=configs.check_config(args),
-        timing_cache=args.load_timing_cache or args.timing_cache,
-        calibration_cache=args.calibration_cache,
+        timing_cache=args.load_timing_cache or _existing(args.timing_cache),
+        calibration_cache=_existing(args.calibration_cache),
         replay=args.load_tactics,
         rebuild=bool(args.rebuild),
     )
+
+
+def _existing(path: str | None) -> str | None:
+    """A cache that is read if it is there, and else written."""
+    return path if path is not None and Path(path).exists() else None
+
+
+def _kept(args: Asked) -> tuple[tuple[str, str], ...]:
+    wanted = {
+        "tactics": args.save_tactics,
+        "timing_cache": args.save_timing_cache or args.timing_cache,
+        "calibration_cache": None if _existing(args.calibration_cache) else args.calibration_cache,
+    }
+    return tuple((name, path) for name, path in wanted.items() if path is not None)
 
 
 def execute(plan: Plan) -> int:
@@ -138,8 +159,22 @@ def execute(plan: Plan) -> int:
 
     tracker = configs.memory(plan.experiment, plan.store)
     result = convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    if plan.output is not None:
-        engine = builds.load_engine(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
-        save_bytes(engine.plan, plan.output)
+    if plan.output is not None or plan.kept:
+        build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
+        if plan.output is not None:
+            save_bytes(build.engine.plan, plan.output)
+        for name, path in plan.kept:
+            _keep(build, name, path)
     say(report("convert", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1
+
+
+def _keep(build: Build, name: str, path: str) -> None:
+    """Write a part of a build to a file; a build that has none is told of."""
+    from trtops.backend.common import save_bytes
+
+    found = getattr(build, name)
+    if found is None:
+        log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
+        return
+    save_bytes(found if isinstance(found, bytes) else found.to_json().encode(), path)
