@@ -180,8 +180,7 @@ print(inspect_model(sys.argv[1], show=("layers",)).text())
 """,
     "floor": """
 import onnx
-if sys.argv[1] == "sessions":
-    import onnxruntime
+import onnxruntime
 """,
     "theirs": """
 from polygraphy.tools import main
@@ -218,14 +217,15 @@ def in_child(folder: Path, tool: str, *arguments: str) -> tuple[float, float]:
 
 
 def measure(
-    folder: Path, name: str, limit: float, ours: Sequence[str], their: Sequence[str], *, sessions: bool = True
+    folder: Path, name: str, limit: float, ours: Sequence[str], their: Sequence[str], *, imports: bool = True
 ) -> dict[str, object]:
     """One comparison: medians of CPU time, and the larger peaks of memory.
 
-    What counts is whole processes. The ratio of what each takes beyond importing onnx and onnxruntime, which the field's
-    tool must, is given too; it is below zero where ours does its work in less time than these imports take.
+    The ratio is of whole processes. That of what each takes beyond importing onnx and onnxruntime is given too, and counts
+    where ``imports`` is false: where these imports alone are more than the limit. It is below zero where our side does all
+    its work in less time than these imports take.
     """
-    sides = {"ours": ours, "theirs": ("theirs", *their), "imports": ("floor", "sessions" if sessions else "")}
+    sides = {"ours": ours, "theirs": ("theirs", *their), "imports": ("floor",)}
     rounds = [{side: in_child(folder, *command) for side, command in sides.items()} for _ in range(REPEATS + 1)][1:]
     seconds = {side: statistics.median(found[side][0] for found in rounds) for side in sides}
     peaks = {side: max(found[side][1] for found in rounds) for side in sides}
@@ -234,12 +234,12 @@ def measure(
     return {
         "case": name,
         **{f"{side}_cpu_s": round(cpu, 3) for side, cpu in seconds.items()},
-        "ratio": round(beyond, 3),
-        "ratio_of_processes": round(ratio, 3),
+        "ratio": round(ratio, 3),
+        "ratio_beyond_imports": round(beyond, 3),
         "limit": limit,
         "ours_peak_mib": round(peaks["ours"]),
         "theirs_peak_mib": round(peaks["theirs"]),
-        "ok": beyond <= limit,
+        "ok": (ratio if imports else beyond) <= limit,
     }
 
 
@@ -271,13 +271,20 @@ def cases(folder: Path, chosen: str) -> Iterator[dict[str, object]]:
     if "lint".startswith(chosen):
         model = resnet()
         path = str(save(model, folder / "resnet.onnx"))
-        yield measure(folder, "lint ResNet-50", 0.15, ["lint", path, "sound"], ["check", "lint", path])
+        yield measure(folder, "lint ResNet-50", 0.15, ["lint", path, "sound"], ["check", "lint", path], imports=False)
         path = str(save(with_faults(model), folder / "faulty.onnx"))
-        yield measure(folder, "lint ResNet-50 with two faults", 0.15, ["lint", path, "faulty"], ["check", "lint", path])
+        yield measure(
+            folder,
+            "lint ResNet-50 with two faults",
+            0.15,
+            ["lint", path, "faulty"],
+            ["check", "lint", path],
+            imports=False,
+        )
     if "inspect".startswith(chosen):
         path = str(save(transformer(7000), folder / "large.onnx"))
         command = ["inspect", "model", path, "--show", "layers"]
-        yield measure(folder, "inspect 7000 nodes", 0.7, ["inspect", path], command, sessions=False)
+        yield measure(folder, "inspect 7000 nodes", 0.7, ["inspect", path], command)
     if "layers".startswith(chosen):
         path = str(save(densenet(), folder / "densenet.onnx"))
         command = ["run", path, "--onnxrt", "--onnxrt", "--onnx-outputs", "mark", "all"]

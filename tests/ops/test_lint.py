@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests import models
 from trtops import errors
+from trtops.backend.onnx import bare, stand_ins
+from trtops.backend.onnx.bare import load_external_data, read_bare
 from trtops.ops.lint import LintConfig, lint, text
 
 
@@ -46,3 +51,101 @@ def test_given_data_and_shapes_are_used() -> None:
     assert not lint(proto, feed={"x": np.ones((5, 4), np.float32)}).ok
     with pytest.raises(errors.ConfigError, match="no input 'z'"):
         lint(proto, LintConfig(input_shapes={"z": (3, 4)}))
+
+
+@pytest.fixture
+def without_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once called, files of all sizes are read without any weight that can be left out."""
+
+    def leave_out() -> None:
+        monkeypatch.setattr(bare, "SMALL_FILE", 0)
+        monkeypatch.setattr(bare, "LARGE", 0)
+
+    return leave_out
+
+
+def rank_faults(proto: onnx.ModelProto) -> None:
+    """Give every convolution a stride too many, and every product a weight of another size."""
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "strides":
+                attribute.ints.append(1)
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in {t.name for t in proto.graph.initializer}:
+            node.input[1] = "other"
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((17, 3), np.float32), "other"))
+
+
+@pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("faulty", [False, True], ids=["sound", "faulty"])
+def test_a_report_is_the_same_without_weights(
+    make: Callable[[], models.Case], faulty: bool, tmp_path: Path, without_weights: Callable[[], None]
+) -> None:
+    case = make()
+    if faulty:
+        rank_faults(case.proto)
+    path = case.write(tmp_path)
+
+    whole = lint(path)
+    without_weights()
+
+    assert lint(path) == whole
+    assert lint(path, feed=case.feed) == lint(case.proto, feed=case.feed)
+
+
+def test_a_channel_too_many_is_found_though_no_weight_is_read(
+    tmp_path: Path, without_weights: Callable[[], None]
+) -> None:
+    proto = models.conv_net().proto
+    weight = next(t for t in proto.graph.initializer if t.name == "w1")
+    weight.CopyFrom(onnx.numpy_helper.from_array(np.ones((weight.dims[0], 5, 3, 3), np.float32), "w1"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    whole = lint(tmp_path / "m.onnx")
+    without_weights()
+
+    assert stand_ins.suffice(proto.graph, read_bare(tmp_path / "m.onnx").left_out)
+    assert lint(tmp_path / "m.onnx") == whole
+    assert whole.failing == ("conv1",)
+
+
+def test_where_values_decide_they_are_read(tmp_path: Path, without_weights: Callable[[], None]) -> None:
+    for value, ok in ((1.0, True), (9.0, False)):
+        proto = models.model(
+            "(float[4] x) => (float[1] y) { [cast] i = Cast<to = 7>(w) [take] g = Gather(x, i) [y] y = Relu(g) }",
+            {"w": np.array([value], np.float32)},
+        )
+        onnx.save(proto, tmp_path / "m.onnx")
+        without_weights()
+        assert read_bare(tmp_path / "m.onnx").left_out == {"w"}
+        assert lint(tmp_path / "m.onnx").ok == ok
+
+
+def test_external_data_is_checked_and_left_where_it_is(tmp_path: Path, without_weights: Callable[[], None]) -> None:
+    path = models.write_external(models.conv_net(), tmp_path)
+    whole = lint(path)
+    without_weights()
+
+    assert whole.ok and lint(path) == whole
+    data = tmp_path / "weights.bin"
+    data.write_bytes(data.read_bytes()[:-1])
+    assert "cut short" in lint(path).entries[0].message
+    data.unlink()
+    assert "does not exist" in lint(path).entries[0].message
+
+
+def test_a_model_beyond_what_protobuf_holds_is_checked_without_reading_it(tmp_path: Path) -> None:
+    rows = (1 << 31) // 4 // 64 + 1
+    proto = models.model("(int64[2] i) => (float[2,64] y) { [take] g = Gather(w, i) [y] y = Relu(g) }")
+    table = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[rows, 64], data_location=TensorProto.EXTERNAL)
+    table.external_data.add(key="location", value="w.bin")
+    proto.graph.initializer.append(table)
+    onnx.save(proto, tmp_path / "m.onnx")
+    with open(tmp_path / "w.bin", "wb") as file:
+        file.truncate(rows * 64 * 4)
+
+    assert load_external_data(read_bare(tmp_path / "m.onnx"), tmp_path).left_out == {"w"}
+    report = lint(tmp_path / "m.onnx")
+    assert report.ok and report.passing == ("take", "y")
+
+    proto.graph.node.append(helper.make_node("MatMul", ["w", "w"], ["z"], name="bad"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert lint(tmp_path / "m.onnx").failing == ("bad",)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests import models
 from trtops import errors
+from trtops.backend.onnx import bare
 from trtops.backend.onnx.loader import onnx_from_path
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.summary import describe, summary
@@ -262,12 +264,19 @@ def _shown(path: Path) -> None:
     describe(proto, infer_shapes=True)
 
 
+def _linted(path: Path) -> None:
+    """Lint a model with its weights, and without them; the verdicts must be one."""
+    whole = lint(path)
+    with patch.object(bare, "SMALL_FILE", 0), patch.object(bare, "LARGE", 0):
+        assert lint(path) == whole, "another verdict without weights"
+
+
 def try_tools(seed: int) -> list[str]:
     """Give one mutation to every tool; what went wrong, in words."""
     wrong = []
     tools: dict[str, Callable[[Path], object]] = {
         "load": Model.load,
-        "lint": lint,
+        "lint": _linted,
         "sanitize": lambda path: surgeon.sanitize(
             path,
             path.parent / "out" / "clean.onnx",

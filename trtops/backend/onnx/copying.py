@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf.message import Message  # type: ignore[import-untyped]
+from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import external
@@ -44,7 +44,7 @@ def put_small(limit_bytes: int) -> PutTensor:
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         size = external.expected_bytes(tensor)
-        if (tensor.ByteSize() if size is None else size) <= limit_bytes:
+        if (message_bytes(tensor) if size is None else size) <= limit_bytes:
             target.CopyFrom(tensor)
         else:
             copy_header(tensor, target)
@@ -52,6 +52,14 @@ def put_small(limit_bytes: int) -> PutTensor:
             target.external_data.add(key="location", value="left-out")
 
     return put
+
+
+def message_bytes(message: Any) -> int:
+    """The bytes of a message once serialized, which protobuf does to tell; 2 GiB for one that it cannot serialize."""
+    try:
+        return int(message.ByteSize())
+    except EncodeError:  # some releases tell the size of what is too large, others raise
+        return 1 << 31
 
 
 def copy_header(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:

@@ -109,10 +109,17 @@ def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
-    """About the bytes of a model. Protobuf would serialize it to tell."""
+    """About the bytes of a model once serialized, told by the shapes of its weights."""
     bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
-    large = (external.expected_bytes(tensor) or 0 for tensor in walk.tensors(model))
-    return int(bare.ByteSize()) + sum(size for size in large if size > _SHAPE_BYTES)
+    return copying.message_bytes(bare) + sum(map(_large_bytes, walk.tensors(model)))
+
+
+def _large_bytes(tensor: onnx.TensorProto) -> int:
+    """What a tensor adds to a model of which only small tensors were counted."""
+    size = external.expected_bytes(tensor)
+    if size is None or size <= _SHAPE_BYTES or external.is_external(tensor):
+        return 0
+    return size if tensor.HasField("raw_data") else copying.message_bytes(tensor)
 
 
 def _head(tensor: onnx.TensorProto) -> bytes:

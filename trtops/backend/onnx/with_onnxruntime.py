@@ -33,8 +33,8 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # which pays off where a session runs more than once
-    source = model if isinstance(model, str) else model.SerializeToString()
     try:
+        source = model if isinstance(model, str) else model.SerializeToString()
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors share no base class but this
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from trtops import errors
+from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
@@ -19,8 +20,6 @@ from trtops.backend.onnxrt.tactics import Candidate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_MAX_PLAN_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,10 @@ class Optimizer:
         Raises:
             EngineBuildError: If the model is too large for ONNX Runtime's format.
         """
-        if model.ByteSize() > _MAX_PLAN_BYTES:
+        size = model_bytes(model)
+        if size >= PROTOBUF_LIMIT:
             raise errors.EngineBuildError(
-                f"The model has {model.ByteSize() / 2**30:.1f} GiB; an engine in ONNX Runtime's format holds at most "
+                f"The model has {size / 2**30:.1f} GiB; an engine in ONNX Runtime's format holds at most "
                 "2 GiB. Build it with TensorRT, or run the model itself in a session."
             )
         self.model = model

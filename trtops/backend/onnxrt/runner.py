@@ -34,8 +34,6 @@ _ORT_VALUE_TYPES = {
     DataType.FLOAT8E5M2FNUZ: "FLOAT8E5M2FNUZ",
 }
 
-_MAX_PROTO_BYTES = 2**31 - 1
-
 
 class OnnxrtRunner(BaseRunner):
     """Runs inference in an ONNX Runtime session.
@@ -149,10 +147,12 @@ class ReferenceRunner(OnnxrtRunner):
 
 
 def _reference_session(model: Model) -> ort.InferenceSession:
+    from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+
     options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     proto = model.proto()
-    if proto.ByteSize() > _MAX_PROTO_BYTES and model.path is not None:
+    if model_bytes(proto) >= PROTOBUF_LIMIT and model.path is not None:
         return create_session(model.path, options, DEFAULT_PROVIDERS)
     return create_session(proto, options, DEFAULT_PROVIDERS)
 

@@ -1,0 +1,62 @@
+"""The messages of ONNX without its package: the same classes, in whichever order they are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests import models
+from trtops.backend.onnx import messages
+
+
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_classes_are_those_of_the_package() -> None:
+    assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["from trtops.backend.onnx import messages; import onnx", "import onnx; from trtops.backend.onnx import messages"],
+)
+def test_what_was_made_before_the_package_was_imported_is_what_the_package_takes(order: str) -> None:
+    code = f"""{order}
+import onnx.onnx_ml_pb2
+assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
+assert onnx.onnx_ml_pb2.ModelProto is messages.ModelProto
+model = messages.ModelProto(ir_version=8)
+model.opset_import.add(version=17)
+model.graph.name = "g"
+model.graph.node.add(op_type="Relu", input=["x"], output=["y"])
+onnx.shape_inference.infer_shapes(model)
+assert isinstance(model.graph.node[0], onnx.NodeProto)
+"""
+    run(code)
+
+
+def test_looking_into_a_model_imports_neither_the_package_nor_numpy(tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path)
+    code = """import sys
+from trtops.ops.inspect import inspect_model
+found = inspect_model(sys.argv[1], show=("layers", "attrs"))
+found.to_json()
+assert "conv0" in found.text()
+print(*{"onnx", "numpy", "onnxruntime"} & set(sys.modules))"""
+    assert not run(code, str(path)).split()
+
+
+def test_a_sound_model_is_linted_without_the_package(tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path)
+    code = """import sys
+from trtops.ops.lint import lint
+assert lint(sys.argv[1]).ok
+print(*{"onnx"} & set(sys.modules))"""
+    assert not run(code, str(path)).split()
