@@ -18,6 +18,7 @@ from trtops.backend.onnx.precision import node_name
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.metadata import Shape, TensorMetadata
+from trtops.ops.models import open_model
 from trtops.ops.saving import SaveConfig
 from trtops.record import Record
 
@@ -135,7 +136,7 @@ def capability(model: str | Path | Model | onnx.ModelProto, config: CapabilityCo
         ConfigError: If a shape is given for no input.
     """
     config = CapabilityConfig() if config is None else config
-    opened = model if isinstance(model, Model) else _opened(model)
+    opened = open_model(model)
     proto = opened.proto()
     inputs = _inputs(opened, config)
     refused = _refused(proto, config.backend, inputs)
@@ -149,10 +150,6 @@ def capability(model: str | Path | Model | onnx.ModelProto, config: CapabilityCo
         refused=_grouped(proto, refused),
         parts=parts,
     )
-
-
-def _opened(model: str | Path | onnx.ModelProto) -> Model:
-    return Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
 
 
 def _refused(proto: onnx.ModelProto, backend: BackendName, inputs: TensorMetadata) -> dict[int, str]:

@@ -10,10 +10,10 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
-from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Cutter, Values
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.feeds import open_feeds
+from trtops.ops.models import open_model
 
 
 def with_observed_shapes(
@@ -38,7 +38,7 @@ def with_observed_shapes(
     """
     from trtops.backend.onnxrt.observe import observe
 
-    opened = Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
+    opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
     feed = dict(next(iter(open_feeds(feeds, inputs)))) if inputs else {}
     check_feed(inputs, feed)

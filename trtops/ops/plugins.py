@@ -19,9 +19,9 @@ from trtops import errors
 from trtops.backend.common import import_from_script, invoke_from_script
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.save import save_model
-from trtops.ops.saving import SaveConfig
-from trtops.ops.surgeon import Source, SurgeonResult
+from trtops.ops.models import Source, open_model
+from trtops.ops.saving import SaveConfig, write_model
+from trtops.ops.surgeon import SurgeonResult
 from trtops.record import Record
 
 PATTERN = "pattern.py"
@@ -86,14 +86,8 @@ def match_plugins(
         if name not in known:
             raise errors.ConfigError(f"{folder} has no plugin {name!r}. {errors.near(name, known)}")
     wanted = [name for name in known if (not include or name in include) and name not in exclude]
-    opened = _opened(model)
+    opened = open_model(model)
     return tuple(_match(opened, Path(folder, name, PATTERN)) for name in wanted)
-
-
-def _opened(model: Source) -> Model:
-    if isinstance(model, Model):
-        return model
-    return Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
 
 
 def _match(model: Model, script: Path) -> Match:
@@ -200,7 +194,7 @@ def replace_plugins(
             model itself.
         ModelError: If the model cannot be used.
     """
-    opened = _opened(model)
+    opened = open_model(model)
     if output is not None and Path(output).resolve() in {path.resolve() for path in opened.files()}:
         raise errors.ConfigError(f"Writing {str(output)!r} would replace the model itself. Give another path.")
     before = sum(1 for _ in walk.nodes(opened.proto()))
@@ -211,14 +205,7 @@ def replace_plugins(
 
     proto = export_onnx(graph)
     if output is not None:
-        config = save_as or SaveConfig()
-        save_model(
-            proto,
-            output,
-            external_data_path=config.external_data,
-            size_threshold=config.size_threshold,
-            all_tensors_to_one_file=config.one_file,
-        )
+        write_model(proto, output, save_as)
     return SurgeonResult(
         path=None if output is None else str(output),
         nodes_before=before,

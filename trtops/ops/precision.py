@@ -32,6 +32,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops import search
 from trtops.ops.check import CheckConfig, default_tolerances, measure_latency
 from trtops.ops.feeds import open_feeds
+from trtops.ops.models import open_model
 from trtops.ops.precision_replay import load_answers, save_answers
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
@@ -236,7 +237,7 @@ def precision(
     """
     config = PrecisionConfig() if config is None else config
     started = time.perf_counter()
-    opened = model if isinstance(model, Model) else _opened(model)
+    opened = open_model(model)
     trial = _Trial.prepare(opened, config, feeds, runner, judge, progress)
     try:
         keep, verdict, minimal = _find(trial, config)
@@ -265,10 +266,6 @@ def precision(
         Path(config.exclude_list).write_text("".join(f"{name}\n" for name in result.keep), encoding="utf-8")
     _log(run, opened, config, result)
     return result
-
-
-def _opened(model: str | Path | onnx.ModelProto) -> Model:
-    return Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
 
 
 class _OutOfChecksError(Exception):

@@ -33,6 +33,7 @@ from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values, is_
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.check_submodel import Check, describe
 from trtops.ops.feeds import Feeds, open_feeds
+from trtops.ops.models import open_model
 from trtops.ops.reduce_hunt import Evaluate, Hunt, Parts
 from trtops.ops.reduce_journal import Journal, Step
 from trtops.ops.reduce_replay import save_replay
@@ -220,7 +221,7 @@ def reduce(
     """
     config = ReduceConfig() if config is None else config
     started = time.perf_counter()
-    model = _opened(model)
+    model = open_model(model)
     _check_paths(model, check, config)
     cutter = Cutter(model.proto())
     if not cutter.parts:
@@ -249,12 +250,6 @@ def reduce(
             save_replay(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
     _log(run, model, check, config, result, journal)
     return result
-
-
-def _opened(model: str | Path | Model | onnx.ModelProto) -> Model:
-    if isinstance(model, Model):
-        return model
-    return Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
 
 
 def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:

@@ -13,10 +13,9 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.save import save_model
-from trtops.ops.saving import SaveConfig
-from trtops.ops.surgeon import Source, SurgeonResult
+from trtops.ops.models import Source, open_model
+from trtops.ops.saving import SaveConfig, write_model
+from trtops.ops.surgeon import SurgeonResult
 
 
 def remove_nodes(
@@ -35,13 +34,7 @@ def remove_nodes(
         ConfigError: If it has no node of a type, a node has other than one input that is no weight and one output, or
             ``output`` is a file of the model itself.
     """
-    opened = (
-        model
-        if isinstance(model, Model)
-        else Model.from_proto(model)
-        if isinstance(model, onnx.ModelProto)
-        else Model.load(model)
-    )
+    opened = open_model(model)
     files = {path.resolve() for path in opened.files()} if opened.path is not None else set()
     if output is not None and Path(output).resolve() in files:
         raise errors.ConfigError(
@@ -55,14 +48,7 @@ def remove_nodes(
             raise errors.ConfigError(f"The model has no node of type {kind!r}. {errors.near(kind, known)}")
     removed = [_remove(proto.graph, node) for node in [n for n in proto.graph.node if n.op_type in types]]
     if output is not None:
-        config = save_as or SaveConfig()
-        save_model(
-            proto,
-            output,
-            external_data_path=config.external_data,
-            size_threshold=config.size_threshold,
-            all_tensors_to_one_file=config.one_file,
-        )
+        write_model(proto, output, save_as)
     return SurgeonResult(
         path=None if output is None else str(output),
         nodes_before=before,

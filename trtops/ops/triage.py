@@ -24,6 +24,7 @@ from trtops.comparator.report import OutputComparison, Tolerances
 from trtops.metadata import TensorMetadata
 from trtops.ops.check import default_tolerances
 from trtops.ops.feeds import open_feeds
+from trtops.ops.models import open_model
 from trtops.ops.triage_result import Probe, TensorError, TriageResult, draw, log_result
 from trtops.ops.triage_sides import Built, MakeRunner, Sides, emulated, reference
 from trtops.record import Record
@@ -102,7 +103,7 @@ def triage(
     """
     started = time.perf_counter()
     config = TriageConfig() if config is None else config
-    opened = model if isinstance(model, Model) else _opened(model)
+    opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
     source = config.data if feeds is None else feeds
     given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
@@ -114,10 +115,6 @@ def triage(
     result = _look(sides, config, side, started)
     log_result(run, {"model": opened.name, **config.to_dict()}, result)
     return result
-
-
-def _opened(model: str | Path | onnx.ModelProto) -> Model:
-    return Model.from_proto(model) if isinstance(model, onnx.ModelProto) else Model.load(model)
 
 
 def _look(sides: Sides, config: TriageConfig, built: Built | None, started: float) -> TriageResult:
