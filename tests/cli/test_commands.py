@@ -487,3 +487,60 @@ def test_the_real_script_works_and_is_silent_when_told(folder):
     )
     assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
     assert Path("log.txt").exists()
+
+
+# --- what is shown, and what is missing -----------------------------------------------------------------------------
+
+
+def test_heat_maps_that_cannot_be_shown_for_want_of_a_screen_are_told_of(folder, caplog):
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")
+
+    assert run("run identity.onnx --onnxrt --onnx --show-heatmaps --show-error-metrics-plot") == 0
+    told = [
+        record.getMessage() for record in caplog.records if "is not shown: there is no screen" in record.getMessage()
+    ]
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run model.h5 --tf",
+        "run model.pb --onnxrt",
+        "convert model.keras -o model.onnx",
+        "inspect model model.graphdef --shape-inference",
+    ],
+)
+def test_every_way_to_a_tensorflow_model_says_what_to_install(line, folder, caplog):
+    Path(line.split()[1 if line[0] != "i" else 2]).write_bytes(b"")
+
+    assert run(line) == 3
+    assert "pip install tensorflow tf2onnx" in caplog.text
+
+
+def test_a_model_is_drawn_into_a_page_and_served_until_an_interruption(folder, capsys, monkeypatch):
+    from trtops.ops import model_graph
+
+    assert run("inspect model conv_net.onnx --save-visual net.html --shape-inference") == 0
+    assert Path("net.html").read_text().count("<g id=n") > 5
+    assert run("inspect model conv_net.onnx --visual --visual-port 70000") in (2, 3)
+
+    def interrupted(page: str, port: int, ready: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model_graph, "serve", interrupted)
+    assert run("inspect model conv_net.onnx --visual") == 0
+    assert run("convert conv_net.onnx -o e.ort") == 0
+    assert run("inspect model e.ort --save-visual e.html") == 2
+
+
+def test_a_tensorrt_network_is_drawn_as_well(folder, rtx):
+    assert run("inspect model conv_net.onnx --display-as trt --save-visual net.html") == 0
+    assert "CONVOLUTION" in Path("net.html").read_text()
+
+
+def test_what_an_engine_s_tensors_held_is_for_engines(folder, capsys):
+    assert run("inspect model conv_net.onnx --combine-tensor-info saved.json") == 2
+    assert "TensorRT engine" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatc
 def test_a_command_of_the_field_s_tool_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
     told = capsys.readouterr().err
-    assert "is not carried out" in told and "`trtops" in told or "field's tool" in told
+    assert "is not carried out" in told and ("`trtops" in told or "field's tool" in told)
 
 
 def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
@@ -96,6 +97,42 @@ def test_bash_completes_commands_and_options(tmp_path):
     assert completed("trtops", "insp") == ["inspect"]
     assert set(completed("trtops", "inspect", "d")) == {"data", "diff", "diff-tactics"}
     assert completed("trtops", "run", "m.onnx", "--load-o") == ["--load-outputs"]
+
+
+ZSH = """
+zmodload zsh/zpty
+zpty shell "zsh -f -i"
+zpty -w shell "unsetopt prompt_sp; PS1=; trtops() { print -r -- GOT=\\$*= }; $1; print begun"
+while zpty -r shell out && [[ $out != *begun* || $out == *print*begun* ]]; do :; done
+for line in 'trtops insp' 'trtops inspect dat' 'trtops run m.onnx --load-o'; do
+    zpty -w -n shell "$line"$'\\t'
+    sleep 0.4
+    zpty -w -n shell $'\\n'
+    while zpty -r shell out && [[ $out != *GOT=* ]]; do :; done
+    print -r -- "$out"
+done
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "autoload -U compinit; compinit -u -D; source {folder}/_trtops",
+        "fpath=({folder} $fpath); autoload -U compinit; compinit -u -D",
+    ],
+    ids=["sourced", "in fpath"],
+)
+def test_zsh_completes_commands_and_options_from_the_first_tab_on(setup, tmp_path, capsys):
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "_trtops").write_text(capsys.readouterr().out)
+    (tmp_path / "test.zsh").write_text(ZSH)
+
+    done = subprocess.run(
+        ["zsh", "-f", str(tmp_path / "test.zsh"), setup.format(folder=tmp_path)],
+        capture_output=True, text=True, timeout=30, env={**os.environ, "TERM": "dumb"},
+    )  # fmt: skip
+    assert re.findall("GOT=(.*?) ?=", done.stdout) == ["inspect", "inspect data", "run m.onnx --load-outputs"]
 
 
 def test_colours_are_for_terminals_and_not_with_no_color(monkeypatch):

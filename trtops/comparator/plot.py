@@ -270,6 +270,9 @@ def _png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
+_WITHOUT_SCREEN = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")  # back ends of Matplotlib that draw to files
+
+
 def _finish(figure: Figure, directory: str | None, file_name: str, show: bool) -> None:
     data = _png(figure)
     if directory is not None:
@@ -281,6 +284,9 @@ def _finish(figure: Figure, directory: str | None, file_name: str, show: bool) -
         import matplotlib.pyplot as plt
         from matplotlib.image import imread
 
+        if plt.get_backend().lower() in _WITHOUT_SCREEN:
+            _log.warning("%s is not shown: there is no screen here. Save it to a folder instead", file_name)
+            return
         plt.figure(figsize=figure.get_size_inches())
         plt.imshow(imread(io.BytesIO(data)))
         plt.axis("off")

@@ -215,8 +215,9 @@ def serve(text: str, port: int, ready: Callable[[str], object]) -> None:
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Page)
-    except OSError as exc:
-        raise errors.ConfigError(f"Port {port} cannot be used: {exc.strerror}. Give another, or 0 for any.") from None
+    except (OSError, OverflowError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise errors.ConfigError(f"Port {port} cannot be used: {why}; give another, or 0 for any.") from None
     with server:
         ready(f"http://127.0.0.1:{server.server_address[1]}/")
         server.serve_forever(poll_interval=0.1)

@@ -47,7 +47,11 @@ def script(shell: str) -> str:
     esac
 }}
 complete -o filenames -F _trtops trtops"""
-    return text if shell == "bash" else f"#compdef trtops\nautoload -U +X bashcompinit && bashcompinit\n{text}"
+    if shell == "bash":
+        return text
+    # zsh runs a file of its fpath when TAB is first pressed, and that TAB wants its answer as well.
+    first = "[[ ${funcstack[1]} == _trtops ]] && _bash_complete -o filenames -F _trtops || true"
+    return f"#compdef trtops\nautoload -U +X bashcompinit && bashcompinit\n{text}\n{first}"
 
 
 def options(path: registry.Path) -> list[str]:

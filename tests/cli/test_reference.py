@@ -1,0 +1,120 @@
+"""Every command and option of the field's tool is known here, in every spelling; what is not carried out is listed.
+
+Asked of that tool's own parsers, and of the reference that the project came with, where it lies beside the checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trtops.cli import registry
+from trtops.cli.flags import Flag
+from trtops.cli.groups import LOGGING
+from trtops.cli.main import load
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "polygraphy.md"
+
+REFUSED = {
+    "run": {
+        "--save-pb", "--save-tensorboard", "--save-timeline", "--tftrt", "--use-tftrt", "--minimum-segment-size", "--dynamic-op",
+    },
+    "inspect sparsity": {"--ignore-external-data"},
+    "check accuracy": {
+        "--compare-func-script", "--index-tolerance", "--save-heatmaps", "--show-heatmaps", "--save-error-metrics-plot",
+        "--show-error-metrics-plot",
+    },
+}  # fmt: skip
+"""Options that end the command with what to use instead."""
+
+WARNED = {
+    "run": {"--freeze-graph", "--gpu-memory-fraction", "--allow-growth", "--xla", "--sequential-runners"},
+    "convert": {"--freeze-graph"},
+    "inspect model": {"--freeze-graph", "--save-timing-cache"},
+    "check lint": {"--iterations", "--providers", "--graph-optimization-level"},
+    "check accuracy": {"--no-shape-check", "--fail-fast", "--infinities-compare-equal"},
+    "surgeon extract": {"--iterations"},
+    "surgeon sanitize": {"--iterations", "--partitioning"},
+    "template trt-network": {"--freeze-graph"},
+    "template trt-config": {"--model-type"},
+    "template onnx-gs": {"--input-shapes"},
+    "debug reduce": {"--no-shape-inference", "--force-fallback-shape-inference", "--no-onnxruntime-shape-inference"},
+    **{
+        f"plugin {each}": {
+            "--input-shapes", "--seed", "--val-range", "--iterations", "--data-loader-backend-module", "--load-inputs",
+            "--data-loader-script",
+        }
+        for each in ("list", "match", "replace")
+    },
+}  # fmt: skip
+"""Options that are accepted with a warning which says why nothing comes of them."""
+
+
+def ours(path: registry.Path) -> dict[str, Flag]:
+    """Options of a command by spelling."""
+    return {name: flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags for name in flag.names}
+
+
+def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
+    """Commands of the field's tool with their parsers."""
+    from polygraphy.tools.registry import TOOL_REGISTRY
+
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    for tool in TOOL_REGISTRY:
+        tool.setup_parser(commands)
+    yield from _leaves(parser, ())
+
+
+def _leaves(
+    parser: argparse.ArgumentParser, path: registry.Path
+) -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield path, parser
+    for action in below:
+        for name, child in action.choices.items():
+            yield from _leaves(child, (*path, name))
+
+
+@pytest.mark.parity
+def test_every_option_of_every_command_of_the_field_s_tool_is_known_and_what_is_not_carried_out_is_listed():
+    unknown, refused, warned, count = [], {}, {}, 0
+    for path, parser in theirs():
+        if path in registry.NOT_CARRIED_OUT:
+            continue
+        known = ours(path)
+        command = " ".join(path)
+        for spelling in (name for action in parser._actions for name in action.option_strings):
+            count += 1
+            if spelling not in known:
+                unknown.append(f"{command} {spelling}")
+            elif known[spelling].refuse:
+                refused.setdefault(command, set()).add(spelling)
+            elif known[spelling].idle:
+                warned.setdefault(command, set()).add(known[spelling].names[0])
+
+    assert count > 1200
+    assert not unknown
+    assert refused == REFUSED
+    assert warned == WARNED
+
+
+@pytest.mark.parity
+def test_every_command_of_the_field_s_tool_is_known():
+    assert {path for path, _ in theirs()} <= {*registry.COMMANDS, *registry.NOT_CARRIED_OUT}
+
+
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference is not beside the checkout")
+def test_every_option_that_the_reference_names_is_known_to_some_command():
+    section = REFERENCE.read_text(encoding="utf-8").partition("### 2.1")[2].partition("### 2.2")[0]
+    of_commands_not_carried_out = re.sub(r"(?m)^\| `(plugin autotune|multi-device)`?.*$|\(shard:.*?\)", "", section)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![a-z0-9-]|/[a-z])", of_commands_not_carried_out))
+
+    known = {name for path in registry.COMMANDS for name in ours(path)} | {"--version"}
+    assert len(named) > 200
+    assert named - known == set()
