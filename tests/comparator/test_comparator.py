@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import subprocess
 import sys
 
 import numpy as np
@@ -262,6 +263,30 @@ class Trouble(BaseRunner):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("trouble_runner")
     del sys.modules["trouble_runner"]
+
+
+def test_runners_of_a_script_run_in_child_processes(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import numpy as np
+from trtops.backend.base import BaseRunner
+from trtops.comparator import Comparator
+from trtops.metadata import TensorMetadata
+
+class Mine(BaseRunner):
+    def get_input_metadata_impl(self):
+        return TensorMetadata().add("x", "float32", (3,))
+
+    def infer_impl(self, feed):
+        print(self.name, __name__, flush=True)
+        self.inference_time = 0.0
+        return {"y": feed["x"] * 2}
+
+if __name__ == "__main__":
+    results = Comparator.run([Mine("a"), Mine("b")], [{"x": np.ones(3, np.float32)}], use_subprocess=True)
+    print(type(results["b"][0]["y"]).__name__, results["b"][0]["y"][0])
+""")
+    done = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == ["a __mp_main__", "b __mp_main__", "ndarray 2.0"], done.stderr
 
 
 def test_what_cannot_be_sent_to_a_child_is_told_before_it_starts():

@@ -105,7 +105,8 @@ class Comparator:
             InputError: If the inputs do not fit a runner.
             WorkerError: If a child process crashes or takes too long.
             BackendError: If a runner fails.
-            ConfigError: If the places to save at are the same or not empty, or streaming is to use child processes.
+            ConfigError: If the places to save at are the same or not empty, or streaming is to use child processes; or if
+                a runner cannot be sent to one, or the script's main part is not guarded.
         """
         check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
         loader: Feeds = DataLoader() if data_loader is None else data_loader
