@@ -7,7 +7,6 @@ its values alone: not on the order of keys, on paths, on time or on the process 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -25,11 +24,15 @@ JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, J
 
 def sha256(data: bytes | bytearray | memoryview) -> str:
     """The SHA-256 of bytes, as 64 hexadecimal digits."""
+    import hashlib  # it loads OpenSSL, which most commands never need
+
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: str | Path) -> str:
     """The SHA-256 of a file's content, as 64 hexadecimal digits, read in blocks of 1 MiB."""
+    import hashlib
+
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

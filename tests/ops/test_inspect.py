@@ -12,6 +12,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnx import bare
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.comparator.results import IterationResult, RunResults
@@ -28,6 +29,21 @@ def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) ->
     described = found.to_json()
     assert isinstance(described, dict)
     assert json.loads(json.dumps(described))["graph"]["nodes"][0]["op"] == "Conv"
+
+
+@pytest.mark.parametrize("show", [(), ("layers", "attrs"), ("layers", "weights")])
+def test_a_large_file_is_shown_as_it_is_though_its_weights_are_left_where_they_are(
+    show: tuple[inspect.Show, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.transformer().write(tmp_path)
+    whole = inspect.inspect_model(path, show=show, infer_shapes=True)
+    expected = whole.text(), whole.to_json()
+    monkeypatch.setattr(bare, "SMALL_FILE", 0)
+    monkeypatch.setattr(bare, "LARGE", 0)
+
+    found = inspect.inspect_model(path, show=show, infer_shapes=True)
+
+    assert (found.text(), found.to_json()) == expected
 
 
 def test_weights_outside_the_file_are_only_read_if_they_are_to_be_shown(tmp_path: Path) -> None:

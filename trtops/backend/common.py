@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.func import value_of
+from trtops.record import sha256
 
 if TYPE_CHECKING:
     from trtops.backend.base import ValueOrCallable
@@ -123,7 +122,7 @@ def import_from_script(path: str | Path, name: str) -> Any:
     path = Path(path).absolute()
     if path.suffix != ".py" or not path.is_file():
         raise errors.ConfigError(f"{path} is no Python script; expected a file that ends in .py.")
-    module_name = f"trtops_script_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    module_name = f"trtops_script_{sha256(os.fsencode(path))[:16]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -155,7 +154,7 @@ def open_atomically(path: str | Path) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+    part = path.with_name(f".{path.name}.{os.urandom(6).hex()}.part")
     try:
         with open(part, "xb") as file:
             yield file

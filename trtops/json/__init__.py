@@ -169,10 +169,8 @@ def _log(message: str) -> None:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A new file beside ``path`` that takes its place on success and goes away on failure."""
-    import secrets
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    new = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
     try:
         with open(new, "xb") as file:
             yield file

@@ -84,9 +84,9 @@ def inspect_model(
 
 def _read(path: Path, ignore_external_data: bool) -> onnx.ModelProto:
     if ignore_external_data:
-        from trtops.backend.onnx.model import read_proto
+        from trtops.backend.onnx.bare import read_bare
 
-        return read_proto(path)
+        return read_bare(path).model
     from trtops.backend.onnx.loader import onnx_from_path
 
     return onnx_from_path(path)

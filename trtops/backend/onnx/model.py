@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +188,7 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
         InvalidModelError: If a tensor has not the bytes that its shape asks for.
         ExternalDataError: If external data is missing, short or outside the folder, or there is no folder.
     """
+    import hashlib
 
     def put_digest(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         copying.copy_header(tensor, target)
@@ -220,6 +220,8 @@ def _clear(message: Any, *fields: str) -> None:
 
 def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes:
     """SHA-256 of a tensor's elements as ONNX stores them raw (32 bytes); arguments and errors as :func:`model_digest`."""
+    import hashlib
+
     sha = hashlib.sha256()
     if external.is_external(tensor):
         if folder is None:
