@@ -93,8 +93,11 @@ CAPABILITIES: tuple[Capability, ...] = (
         feature=Feature.TIMING_CACHE,
         shown_on_8="test_two_writers_of_one_timing_cache_lose_nothing_that_tensorrt_merges_and_are_told_of_the_rest",
     ),
-    # Its test failed on 8.6 while a selector watched, and has not run since builds can go unwatched.
-    Capability(title="an engine repeated by its timing cache alone", feature=Feature.TIMING_CACHE),
+    Capability(
+        title="an engine repeated by its timing cache alone",
+        feature=Feature.TIMING_CACHE,
+        shown_on_8="test_a_build_with_the_timing_cache_repeats_the_engine_and_adds_no_timing",
+    ),
     Capability(
         title="inspection of engines",
         gpu=True,
