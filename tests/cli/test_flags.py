@@ -420,6 +420,19 @@ def test_an_option_that_nothing_on_the_line_uses_is_told_of_in_one_line(line, to
     assert [text.split()[0] for text in warned] == told
 
 
+def test_a_remembered_build_may_use_the_precisions_of_its_layers():
+    line = ["m.onnx", "--experiment", "e", "--layer-precisions", "a:fp16", "--precision-constraints", "b:fp32"]
+    build = plan_of(("convert",), line).config.build
+
+    assert build.precision == "fp16"
+    assert build.options.layer_precisions == (("a", "float16"), ("b", "float32"))
+    assert build.options.precision_constraints == "obey"
+    dla = plan_of(
+        ("convert",), ["m.onnx", "--experiment", "e", "--use-dla", "--allow-gpu-fallback"]
+    ).config.build.options
+    assert dla.use_dla and dla.allow_gpu_fallback
+
+
 def test_good_and_bad_records_of_diff_tactics_go_together():
     both = plan_of(("inspect", "diff-tactics"), ["--good", "g", "--bad", "b"])
 

@@ -1,0 +1,71 @@
+"""Searches and pictures that need TensorRT and a GPU, by their command lines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops.cli.main import main
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a model, and with its inputs and outputs."""
+    monkeypatch.chdir(tmp_path)
+    models.conv_net().write(tmp_path)
+    assert run("run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs golden.json") == 0
+    return tmp_path
+
+
+def run(line: str) -> int:
+    return main(shlex.split(line))
+
+
+def test_engines_with_layers_kept_in_fp32_are_built_for_a_command(folder, capsys):
+    """The engine fails as long as the last layer may be FP16; the command finds out by reading the engine itself."""
+    check = (
+        "import subprocess, sys; "
+        "text = subprocess.run([sys.executable, '-m', 'trtops.cli', 'inspect', 'model', 'trtops_debug.engine', '--show', 'layers'], "
+        "capture_output=True, text=True).stdout; sys.exit('fp16' in text.partition('Layer(s)')[2])"
+    )
+    words = shlex.split("debug precision conv_net.onnx --fp16 --mode bisect --check")
+
+    assert main([*words, sys.executable, "-c", check]) == 0
+    assert not Path("trtops_debug.engine").exists()
+    said = capsys.readouterr().out
+    assert "must stay in FP32" in said or "may be lowered" in said
+
+
+def test_a_command_that_runs_each_engine_judges_mixed_precisions(folder):
+    line = (
+        "debug precision conv_net.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-inputs i.json "
+        "--load-outputs golden.json --atol 1e-2 --rtol 1e-2"
+    ).replace("trtops run", f"{sys.executable} -m trtops.cli run")
+
+    assert run(line) == 0
+
+
+def test_precisions_of_layers_are_remembered_with_the_engine_that_they_made(folder):
+    line = "convert conv_net.onnx --fp16 --layer-precisions conv0:fp32 --precision-constraints obey --experiment kept"
+    names = [node.name for node in models.conv_net().proto.graph.node]
+
+    assert (
+        run(f"{line.replace('conv0', names[0])} -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json") == 0
+    )
+    assert run("inspect model kept.engine --show layers --save-visual kept.html") == 0
+    assert "<g id=n" in Path("kept.html").read_text()
+    assert run("inspect tactics kept.json") == 0
+
+
+def test_what_an_engine_s_outputs_held_stands_with_its_layers(folder, capsys):
+    assert run("run conv_net.onnx --trt --load-inputs i.json --save-engine e.engine --save-outputs saved.json") == 0
+    capsys.readouterr()
+
+    assert run("inspect model e.engine --show layers --combine-tensor-info saved.json") == 0
+    assert "scores [dtype=float32, shape=" in capsys.readouterr().out.partition("---- Tensors of")[2]
