@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarni
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a model, and with its inputs and outputs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # for the commands that judge
     models.conv_net().write(tmp_path)
     assert run("run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs golden.json") == 0
     return tmp_path
@@ -32,7 +33,7 @@ def test_engines_with_layers_kept_in_fp32_are_built_for_a_command(folder, capsys
     check = (
         "import subprocess, sys; "
         "text = subprocess.run([sys.executable, '-m', 'trtops.cli', 'inspect', 'model', 'trtops_debug.engine', '--show', 'layers'], "
-        "capture_output=True, text=True).stdout; sys.exit('fp16' in text.partition('Layer(s)')[2])"
+        "capture_output=True, text=True, check=True).stdout; sys.exit('fp16' in text.partition('Layer(s)')[2])"
     )
     words = shlex.split("debug precision conv_net.onnx --fp16 --mode bisect --check")
 
