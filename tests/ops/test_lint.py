@@ -102,7 +102,7 @@ def test_a_channel_too_many_is_found_though_no_weight_is_read(
     whole = lint(tmp_path / "m.onnx")
     without_weights()
 
-    assert stand_ins.suffice(proto.graph, read_bare(tmp_path / "m.onnx").left_out)
+    assert stand_ins.suffice(proto, read_bare(tmp_path / "m.onnx").left_out)
     assert lint(tmp_path / "m.onnx") == whole
     assert whole.failing == ("conv1",)
 

@@ -79,7 +79,7 @@ def _read(path: str | Path) -> Bare:
     folder = Path(path).absolute().parent
     bare = load_external_data(read_bare(path), folder)
     try:
-        if not bare.left_out or stand_ins.suffice(bare.model.graph, bare.left_out):
+        if not bare.left_out or stand_ins.suffice(bare.model, bare.left_out):
             return bare
     except errors.InvalidModelError:
         return bare  # nodes in a circle, which none runs

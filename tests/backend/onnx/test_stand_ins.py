@@ -15,7 +15,7 @@ W = {"w": np.ones((4, 4), np.float32)}
 def suffices(body: str, weights: dict[str, np.ndarray] | None = None) -> bool:
     """Whether ``w`` may be zeros in a model with this body."""
     proto = models.model(f"(float[4,4] x, int64[2] i, bool[4,4] b) => (float[a,c] y) {{ {body} }}", weights or W)
-    return stand_ins.suffice(proto.graph, {"w"})
+    return stand_ins.suffice(proto, {"w"})
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,12 @@ def test_indices_sizes_conditions_bodies_and_operators_unknown_do(body: str) -> 
     assert not suffices(body)
 
 
+def test_an_operator_that_the_model_defines_itself_may_be_anything() -> None:
+    proto = models.model("(float[4,4] x) => (float[4,4] y) { y = MatMul(x, w) }", W)
+    proto.functions.add(name="MatMul", domain="")
+    assert not stand_ins.suffice(proto, {"w"})
+
+
 def test_integers_may_be_weights_but_are_not_divided_by() -> None:
     weights = {"w": np.ones((4, 4), np.int8), "s": np.array(0.1, np.float32)}
     assert suffices("d = DequantizeLinear(w, s) y = MatMul(x, d)", weights)
@@ -66,11 +72,11 @@ def test_an_input_that_is_a_weight_as_well_must_be_declared_like_it() -> None:
     proto = models.model("(float[4,4] x) => (float[4,4] y) { y = MatMul(x, w) }", W)
     value = onnx.helper.make_tensor_value_info("w", 1, [4, 4])
     proto.graph.input.append(value)
-    assert stand_ins.suffice(proto.graph, {"w"})
+    assert stand_ins.suffice(proto, {"w"})
     proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 5
-    assert not stand_ins.suffice(proto.graph, {"w"})
+    assert not stand_ins.suffice(proto, {"w"})
     proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "n"
-    assert not stand_ins.suffice(proto.graph, {"w"})
+    assert not stand_ins.suffice(proto, {"w"})
 
 
 def test_zeros_have_the_types_and_shapes_of_the_weights() -> None:

@@ -49,16 +49,23 @@ _SOME_INPUTS = {
     "Where": frozenset((1, 2)),
 }
 _NOT_OF_INTEGERS = frozenset(("Div", "Pow"))  # which may divide by zero
+_OWN_DOMAINS = ("", "ai.onnx")
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 
 
-def suffice(graph: onnx.GraphProto, weights: Collection[str]) -> bool:
-    """Whether a graph runs, or fails, in the same way whatever the values of some of its weights.
+def suffice(model: onnx.ModelProto, weights: Collection[str]) -> bool:
+    """Whether a model runs, or fails, in the same way whatever the values of some of its weights.
 
     Args:
-        graph: The graph, without circles.
-        weights: Names of initializers of it.
+        model: The model.
+        weights: Names of initializers of its main graph.
+
+    Raises:
+        InvalidModelError: If nodes wait for each other in a circle.
     """
+    graph = model.graph
+    if any(function.domain in _OWN_DOMAINS for function in model.functions):
+        return False  # operators may be others than their names say
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in weights}
     for value in graph.input:
         if value.name in tensors and not _agree(value, tensors[value.name]):
@@ -88,7 +95,7 @@ def _agree(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
 
 def _only_computes(node: onnx.NodeProto, dependent: Collection[str]) -> bool:
     """Whether a node may read these where it does."""
-    if node.domain not in ("", "ai.onnx") or any(True for _ in walk.subgraphs(node)):
+    if node.domain not in _OWN_DOMAINS or any(True for _ in walk.subgraphs(node)):
         return False
     read = {i for i, name in enumerate(node.input) if name in dependent}
     if node.op_type == "MaxPool" and len(node.output) > 1:
