@@ -403,6 +403,13 @@ def test_an_option_of_which_nothing_comes_is_accepted_with_a_warning_that_says_w
         ("run identity.onnx --onnxrt --load-inputs i.json --seed 3", ["--seed"]),
         ("run identity.onnx --onnxrt --store s --calibration-cache c", ["--store", "--calibration-cache"]),
         ("run identity.onnx --onnxrt --atol 1e-3 --save-heatmaps maps", ["--atol", "--save-heatmaps"]),
+        (
+            "run identity.onnx --onnxrt --save-engine e.engine --optimization-profile 1 --trt-outputs y",
+            ["--save-engine", "--optimization-profile", "--trt-outputs"],
+        ),
+        ("debug reduce identity.onnx --fp16 --atol 1 --onnxrt --check true", ["--fp16", "--atol", "--onnxrt"]),
+        ("debug accuracy identity.onnx --emulate fp16 --int8 --atol 1", ["--int8"]),
+        ("debug repeat --until 1 --fail-code 3 --check true --fp16", []),
         ("run identity.onnx --onnxrt --sequential-runners", ["--sequential-runners"]),
         ("convert identity.onnx --seed 3 --fp16 -o low.onnx", ["--seed", "--fp16"]),
         ("template trt-config --fp16 --seed 3 -o c.py", ["--seed"]),

@@ -6,7 +6,7 @@ Every tensor of the model is compared with the model itself, in the order of exe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
@@ -54,7 +54,7 @@ class Plan:
     """
 
     model: str
-    build: BuildConfig
+    build: BuildConfig | None
     emulate: str | None
     config: TriageConfig
     picture: str | None
@@ -79,7 +79,7 @@ def plan(args: Asked) -> Plan:
     )
     return Plan(
         model=args.model_file,
-        build=configs.build_config(args, args.backend or "tensorrt"),
+        build=None if args.emulate else configs.build_config(args, args.backend or "tensorrt"),
         emulate=args.emulate,
         config=config,
         picture=args.picture,
@@ -96,7 +96,7 @@ def execute(plan: Plan) -> int:
     from trtops.ops.triage import draw, emulated, triage
     from trtops.tracking.base import tracked
 
-    actual = emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
+    actual: Any = emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
     if plan.experiment is None:
         result = triage(plan.model, actual, plan.config)
     else:

@@ -94,7 +94,7 @@ class Plan:
 
     model: str | Call
     check: CommandCheck | None
-    build: BuildConfig
+    build: BuildConfig | None
     tolerances: Tolerances | None
     config: ReduceConfig
     feeds: Call | None = None
@@ -139,8 +139,8 @@ def plan(args: Asked) -> Plan:
         name=args.model_file,
         feeds=made_up,
         check=replace(check, tell_passing=bool(args.show_output)) if check else None,
-        build=replace(configs.build_config(args, args.backend or "tensorrt"), profiles=()),
-        tolerances=configs.tolerances(args),
+        build=None if check else replace(configs.build_config(args, args.backend or "tensorrt"), profiles=()),
+        tolerances=None if check else configs.tolerances(args),
         config=config,
         artifacts=tuple(args.artifacts or ()),
         folder=args.art_dir,
@@ -182,6 +182,7 @@ def _comparison(plan: Plan) -> Any:
     from trtops.ops.check import default_tolerances
     from trtops.ops.check_submodel import ComparisonCheck, EngineRunner
 
+    assert plan.build is not None
     engine_backend(plan.build.backend).environment()  # what is missing is said now, not once per part
     tolerances = plan.tolerances or default_tolerances(plan.build.precision)
     return ComparisonCheck(runner=EngineRunner(plan.build), tolerances=tolerances)
