@@ -59,6 +59,8 @@ BASE: dict[registry.Path, list[str]] = {
     ("surgeon", "weight-reconstruct"): ["m.onnx", "-o", "o.onnx"],
     ("debug", "build"): ["m.onnx", "--until", "3"],
     ("debug", "diff-tactics"): ["--dir", "replays"],
+    ("debug", "prove"): ["abc"],
+    ("debug", "noise"): ["abc"],
     ("debug", "reduce"): ["m.onnx"],
     ("debug", "precision"): ["m.onnx"],
     ("debug", "accuracy"): ["m.onnx", "--trt"],
@@ -80,6 +82,8 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "audit"): ["abc"],
     ("runs", "promote"): ["abc"],
     ("runs", "resolve"): ["m.onnx"],
+    ("runs", "deny"): ["abc"],
+    ("runs", "pardon"): ["abc", "--why", "mended"],
     ("store", "relocate"): [],
     ("store", "reap"): [],
     ("store", "upgrade"): [],
@@ -239,6 +243,8 @@ def words_of(flag: Flag) -> list[str]:
         return ["true"]
     if flag.dest == "model_type":
         return ["onnx"]
+    if flag.dest == "kind":
+        return ["reduce"]
     if flag.dest == "iter_artifact":
         return ["sample.onnx"]
     if flag.dest == "output":
@@ -427,11 +433,11 @@ def test_an_option_that_nothing_on_the_line_uses_is_told_of_in_one_line(line, to
     assert [text.split()[0] for text in warned] == told
 
 
-def test_a_remembered_build_may_use_the_precisions_of_its_layers():
+def test_a_remembered_build_has_the_precisions_of_its_layers():
     line = ["m.onnx", "--experiment", "e", "--layer-precisions", "a:fp16", "--precision-constraints", "b:fp32"]
     build = plan_of(("convert",), line).config.build
 
-    assert build.precision == "fp16"
+    assert build.precision == "fp32"  # the back end lets the builder use what layers want
     assert build.options.layer_precisions == (("a", "float16"), ("b", "float32"))
     assert build.options.precision_constraints == "obey"
     dla = plan_of(

@@ -42,3 +42,13 @@ def test_every_option_in_the_readme_exists(words):
 
     path, rest = registry.find(words)
     parser_of(path, load(path)).parse(rest)
+
+
+def test_commands_that_the_readme_names_in_passing_exist():
+    from trtops.cli import registry
+
+    text = re.sub("```.*?```", "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = [shlex.split(span.replace("\n", " "))[1:] for span in re.findall("`(trtops [^`(]+)`", text)]
+    assert ["debug", "prove"] in named
+    for words in named:
+        assert registry.find(words)[0] in registry.COMMANDS, words

@@ -74,6 +74,7 @@ def test_runs_are_listed_by_what_they_are(run):
     assert code == 0 and "reduce conv_net.onnx" in text
 
     assert run("runs list --kind reduce --verdict bad")[1].strip() == "No such runs."
+    assert run("runs list --kind reduced")[0] == 2
 
 
 def test_a_run_is_shown_with_everything_it_holds(run, ids):
@@ -174,3 +175,29 @@ def test_a_tactic_record_of_a_run_can_be_looked_into(run, ids, home):
 
     code, text = run(f"inspect tactics {record}")
     assert code == 0 and "replayable" in text
+
+
+def test_the_error_of_a_campaign_is_split(run, ids):
+    campaign = ids["debug_build"][-1]
+
+    code, text = run(f"debug noise {campaign} --builds 2 --runs 2 --json")
+    assert code == 0 and json.loads(text)["statistic"] == "max_abs"
+    assert "`l2` of one more run" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
+    assert run(f"debug noise {campaign} --builds 1")[0] == 2
+
+
+def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
+    line = "debug build transformer.onnx --onnxrt --allow-approximation --vary-tactics --until 16 --experiment guilty"
+    assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1
+    campaign = json.loads(run("runs list --experiment guilty --kind debug_build --json")[1])[0]["id"]
+
+    code, text = run(f"debug prove {campaign} --repeats 1 --no-deny --json")
+    proof = json.loads(text)
+    assert code == 0 and proof["outcome"] == "confirmed" and proof["deny_run"] is None
+    assert "taken out" in run(f"debug prove {campaign} --repeats 1 --suspect 0 --no-deny")[1]
+    entry = json.loads(run(f"runs deny {proof['run_id']} --json")[1])["run_id"]
+    assert entry in run("runs list --kind deny")[1]
+    assert run(f"runs pardon {entry}")[0] == 2  # without a reason
+    assert "Off the deny-list" in run(f"runs pardon {entry} --why mended")[1]
+    assert run(f"runs pardon {campaign} --why mended")[0] == 3
+    assert run(f"debug prove {ids['debug_build'][-1]}")[0] == 3  # nothing is suspected

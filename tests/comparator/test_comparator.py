@@ -77,10 +77,11 @@ def test_two_onnx_runtime_runners_agree_on_random_inputs(model):
 
 
 def test_without_a_loader_inputs_are_random_and_dynamic_sizes_1(model, caplog):
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         [(_, [outputs])] = Comparator.run([OnnxrtRunner(SessionFromOnnx(model))])
     assert outputs["y"].shape == (1, 3)
     assert "dynamic shape" in caplog.text
+    assert "{x [dtype=float32, shape=(1, 3)]} -> {y [dtype=float32, shape=(1, 3)]}" in caplog.text
 
 
 def test_outputs_are_kept_though_the_runner_reuses_its_buffer():

@@ -257,3 +257,17 @@ def test_bool_ints_strings_and_bfloat16_go_through_compare_functions():
         assert CompareFunc.simple()(*pair({"x": a}, {"x": a.copy()}))["x"]
     with pytest.raises(errors.ComparisonError, match="holds strings"):
         CompareFunc.l2()(*pair({"x": np.array(["a"])}, {"x": np.array(["a"])}))
+
+
+def test_the_log_says_how_large_errors_are_and_what_they_were_held_against(caplog):
+    a = np.array([[1.0, 2.0], [4.5, 4.0]])
+    CompareFunc.simple(atol=0.1, rtol=0.01)(*pair({"x": a}, {"x": np.array([[1.0, 2.0], [4.0, 4.0]])}))
+    assert "max 0.5 at (1, 0), mean 0.125; relative: max 0.125, mean 0.03125" in caplog.text
+    assert "allowed elemwise: atol 0.1 or rtol 0.01; 1 of 4 exceed both" in caplog.text
+
+    CompareFunc.simple(check_error_stat="median", atol=1)(*pair({"x": a}, {"x": a + 2}))
+    assert "median 2;" in caplog.text
+    CompareFunc.l2(l2_threshold=0.25)(*pair({"x": a}, {"x": a + 2}))
+    assert "L2 norm: 4 (at most 0.25)" in caplog.text
+    CompareFunc.distance_metrics()(*pair({"x": a}, {"x": a + 2}))
+    assert "l2_norm 4, cosine_similarity 0.9" in caplog.text

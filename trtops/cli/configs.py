@@ -40,9 +40,6 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
         layers = dict(getattr(args, "layer_precisions", None) or ()) | layers
-        # TensorRT refuses a layer's precision that the builder may not use at all.
-        of_layers = {_PRECISION_OF.get(dtype) for dtype in layers.values()}
-        asked = [name for name in ("int8", "fp8", "bf16", "fp16") if name in asked or name in of_layers]
         options = TensorRTOptions(
             tf32=bool(args.tf32),
             also=tuple(asked[1:]),  # type: ignore[arg-type]
@@ -60,9 +57,6 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
         )
     precision = asked[0] if asked else "fp32"
     return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
-
-
-_PRECISION_OF = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8"}
 
 
 def _refuse_others(args: Asked, backend: str) -> None:

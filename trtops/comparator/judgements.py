@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
+
 from trtops import errors
 from trtops.comparator.metrics import OutputStatistics
 from trtops.json import Decoder, Encoder
@@ -272,6 +274,11 @@ class CompareResult:
         """One line of words and the verdict; None where one line does not say it."""
         return self._threshold().describe(self.metric_values())
 
+    def told(self) -> str:
+        """The numbers and what they were held against, as words without the verdict."""
+        line = self.describe()
+        return line[0].rpartition(" | ")[0] if line else _listed({**self.metric_values(), **vars(self._threshold())})
+
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
         """The result whose numbers are the means of those of several, which must be of this type."""
@@ -358,6 +365,36 @@ class OutputCompareResult(CompareResult):
 
     def __str__(self) -> str:
         return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
+
+    def told(self) -> str:
+        """Both errors with the place of the largest, and the tolerances that one of them has to be within."""
+        limits, found = cast("SimpleThreshold", self._threshold()), self.statistics
+        absolute, relative = self._named_errors("absdiff"), self._named_errors("reldiff")
+        if found is not None and found.worst_index is not None:
+            absolute[0] += f" at {_place(found.worst_index, found.shape)}"
+        counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
+        return (
+            f"error: {', '.join(absolute)}; relative: {', '.join(relative)} | "
+            f"allowed {limits.check_error_stat}: atol {limits.atol:g} or rtol {limits.rtol:g}{counted}"
+        )
+
+    def _named_errors(self, kind: str) -> list[str]:
+        judged = cast("SimpleThreshold", self._threshold()).check_error_stat
+        names = dict.fromkeys(("max", "mean", *([] if judged == "elemwise" else [judged])))
+        return [f"{name} {_short(getattr(self, f'{name}_{kind}'))}" for name in names]
+
+
+def _short(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
+
+
+def _place(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """An index into flattened iterations as one into the output."""
+    return tuple(map(int, np.unravel_index(index % math.prod(shape), shape)))
+
+
+def _listed(numbers: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
 
 
 @dataclass(eq=False)

@@ -132,8 +132,7 @@ class BaseCompareFunc:
         passed = bool(found)
         level = logging.INFO if passed else logging.ERROR
         if _log.isEnabledFor(level):
-            line = None if isinstance(found, bool) else found.describe()
-            text = line[0] if line else f"{self.label} {found if not isinstance(found, bool) else ''}".rstrip()
+            text = self.label if isinstance(found, bool) else found.told()
             verdict = "PASSED" if passed else "FAILED"
             _log.log(level, "%s | Output %r (%s, shape %s) | %s", verdict, name, dtype_name(a), a.shape, text)
 

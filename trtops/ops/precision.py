@@ -334,7 +334,7 @@ class _Trial:
         step = PrecisionStep(
             kept=len(names), group=group, good=good, excess=excess, seconds=time.perf_counter() - started
         )
-        log.info("%d of %d nodes kept%s: %s", len(names), len(self.names), f" ({group})" if group else "", step)
+        log.debug("%d of %d nodes kept%s: %s", len(names), len(self.names), f" ({group})" if group else "", step)
         self.known[names] = step
         self.steps.append(step)
         if self.config.save_replay is not None:

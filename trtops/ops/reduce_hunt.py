@@ -261,7 +261,7 @@ class Hunt:
             nodes=nodes, stage=stage, verdict=outcome.verdict, seconds=seconds, detail=outcome.detail
         )
         self.answers[parts] = outcome
-        logger.info("Check %d (%s): %d nodes, %s, %.3f s", step.number, stage, len(nodes), step.verdict, seconds)
+        logger.debug("Check %d (%s): %d nodes, %s, %.3f s", step.number, stage, len(nodes), step.verdict, seconds)
         if self._progress is not None:
             self._progress(step)
 

@@ -140,7 +140,7 @@ def _differences(accuracy: AccuracyResults) -> list[str]:
                 bad = list(dict.fromkeys(n for matches in result[pair] for n, found in matches.items() if not found))
             if bad:
                 reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
-    return reasons
+    return list(dict.fromkeys(reasons))
 
 
 def _mean_ms(iterations: Sequence[Any]) -> float | None:

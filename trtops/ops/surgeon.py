@@ -401,7 +401,7 @@ def _finished(
     if output is not None:
         _write(proto, Path(output), files, save_as or SaveConfig())
     for change in changes:
-        log.info("%s", change)
+        log.debug("%s", change)
     return SurgeonResult(
         path=None if output is None else str(output),
         nodes_before=before,

@@ -130,11 +130,10 @@ def _lines(results: Any) -> Iterator[dict[str, Any]]:
             rounds = [result.average_results(pair)] if result.aggregation == "average" else result[pair]
             for index, matches in enumerate(rounds):
                 for name, match in matches.items():
-                    told = None if isinstance(match, bool) else match.describe()
                     yield {
                         "runners": f"{pair[0]} vs {pair[1]}",
                         "iteration": index if result.aggregation == "per_sample" else "average",
                         "output": name,
                         "passed": bool(match),
-                        "text": told[0] if told else str(match),
+                        "text": str(match) if isinstance(match, bool) else match.told(),
                     }

@@ -191,7 +191,7 @@ def _comparison(plan: Plan) -> Any:
 def _after(plan: Plan, step: Step) -> None:
     from trtops.cli.logs import say
 
-    detail = f": {step.detail}" if step.detail and plan.show else ""
+    detail = f": {step.detail.rstrip()}" if step.detail and plan.show else ""
     say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
     place = Path(plan.folder) / ("good" if step.verdict == "pass" else "bad")
     for name in plan.artifacts:
@@ -222,7 +222,8 @@ def _show(plan: Plan, result: Any) -> int:
         )
     for culprit in result.culprits:
         say(f"{len(culprit.nodes)} of {result.nodes} nodes still fail: {', '.join(culprit.labels)}")
-        say(f"  {culprit.detail}" if culprit.detail else "")
+        if culprit.detail:
+            say(f"  {culprit.detail.rstrip()}")
         say(f"  saved to {culprit.path}, the inputs it fails with to {culprit.inputs_path}")
     if plan.keep is not None:
         shutil.copy(result.culprits[0].path, plan.keep)

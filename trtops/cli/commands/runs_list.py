@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from trtops.cli import configs, groups, values
 from trtops.cli.flags import Asked, Flag, Group
 
+
+def _kind(text: str) -> str:
+    from trtops.errors import near
+    from trtops.tracking.schema import KINDS
+
+    if text not in KINDS:
+        raise ValueError(f"{text!r} is no kind of run. {near(text, KINDS)}")
+    return text
+
+
 GROUPS = (
     Group(
         "which",
         (
             Flag(names=("--experiment",), shown="NAME", help="only of this experiment"),
-            Flag(names=("--kind",), help="only of this kind: build, compare, debug_build, reduce, ..."),
+            Flag(names=("--kind",), convert=_kind, help="only of this kind: build, compare, debug_build, reduce, ..."),
             Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict"),
             Flag(
                 names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
@@ -75,12 +85,12 @@ def execute(plan: Plan) -> int:
             r.id,
             r.experiment,
             r.kind,
-            r.name,
             r.status,
             r.verdict or "-",
             time.strftime(when, time.localtime(r.start_time)),
+            r.name,
         )
         for r in rows
     )
-    say(table(("run", "experiment", "kind", "name", "status", "verdict", "begun"), cells) if rows else "No such runs.")
+    say(table(("run", "experiment", "kind", "status", "verdict", "begun", "name"), cells) if rows else "No such runs.")
     return 0
