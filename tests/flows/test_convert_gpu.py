@@ -140,10 +140,9 @@ def test_a_replay_of_one_run_makes_the_choices_of_the_next(store: Path, model: P
 
     built, again = (builds.load_build(default_tracker().load(r.run_id)) for r in (first, second))
     assert second.reused_from is None and second.spec_sha256 != first.spec_sha256
-    assert [(x.name, x.tactic) for x in again.layers] == [(x.name, x.tactic) for x in built.layers]
-    assert {c.layer: c.tactic for c in again.tactics.choices if c.replayable} == {
-        c.layer: c.tactic for c in built.tactics.choices if c.replayable
-    }
+    assert [x.name for x in again.layers] == [x.name for x in built.layers]
+    chosen = {c.layer: c.tactic for c in again.tactics.choices if c.replayable}
+    assert chosen == {c.layer: c.tactic for c in built.tactics.choices if c.replayable} and len(chosen) >= 2
 
 
 def test_a_second_build_with_the_first_ones_timing_cache_times_nothing(store: Path, model: Path) -> None:

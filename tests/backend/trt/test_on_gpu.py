@@ -183,9 +183,7 @@ def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
     assert found == {"conv0": "fp32", "conv1": "fp16", "conv2": "fp32"}
 
 
-@pytest.mark.parametrize(
-    "make", [models.transformer, models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__
-)
+@pytest.mark.parametrize("make", [models.branch, models.loop, models.multi_output], ids=lambda m: m.__name__)
 def test_layers_without_a_float_precision_are_left_alone_when_one_layer_asks_for_fp16(make):
     from trtops.backend.trt import CreateConfig, TrtRunner, engine_from_network, network_from_onnx_bytes
 
@@ -637,6 +635,9 @@ def test_what_this_release_lacks_is_refused_with_what_to_do():
 # --- tactics and timing caches --------------------------------------------------------------------------------------
 
 
+COPY = "Reformatting CopyNode"
+
+
 def test_a_replay_repeats_every_tactic(tmp_path):
     from trtops.backend.trt import (
         CreateConfig,
@@ -659,9 +660,11 @@ def test_a_replay_repeats_every_tactic(tmp_path):
     assert len(recorded) >= 3
     assert replayer.chosen == recorded
     assert replayer.mismatches == {}
-    assert [(x.name, x.tactic, x.tactic_value) for x in read_layers(again)] == [
-        (x.name, x.tactic, x.tactic_value) for x in read_layers(engine)
-    ]
+    found, first = ([(x.name, x.tactic, x.tactic_value) for x in read_layers(e)] for e in (again, engine))
+    assert [name for name, _, _ in found] == [name for name, _, _ in first]
+    # No selector sees the copies between formats: the builder times their kernels anew.
+    assert [x for x in found if not x[0].startswith(COPY)] == [x for x in first if not x[0].startswith(COPY)]
+    assert sum(not name.startswith(COPY) for name, _, _ in found) >= 3
 
 
 def test_a_replay_that_cannot_be_followed_lists_the_layers():

@@ -274,7 +274,8 @@ def TacticRecorder(
 def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
     """Make an algorithm selector that lets TensorRT choose only what was chosen before.
 
-    Layers that the replay does not know choose freely. What could not be followed is noted in the selector's
+    Layers that the replay does not know choose freely, and so do the copies between formats that TensorRT puts between
+    layers ("Reformatting CopyNode"), which no selector sees. What could not be followed is noted in the selector's
     ``mismatches``, and :func:`check_replay` raises it after the build: an exception cannot pass through C++.
 
     Args:
