@@ -1,9 +1,10 @@
 """What is wrong with a model, node by node, all roots in one go.
 
 A model that ONNX Runtime loads and runs whole is fine. One that it does not is run node by node: each node gets the
-values that the nodes before it made. Nodes behind one that fails have no values to run on; they are loaded with the
-types and shapes that the model declares, or that can be inferred, so that roots behind other roots are found, and no
-node is blamed for what another did.
+values that the nodes before it made. Nodes behind one that fails have no values to run on. They are run on zeros where
+the shapes of what they read are known and no value can make them fail, and loaded with what is known of types and shapes
+elsewhere: what the model declares, what can be inferred, and what nodes imply. So roots behind other roots are found, and
+no node is blamed for what another did.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.backend.onnx import external, stand_ins, walk, with_onnxruntime
+from trtops.backend.onnx import external, implied, stand_ins, walk, with_onnxruntime
 from trtops.backend.onnx.bare import Bare
-from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
+from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from trtops.backend.onnx.model import Model, data_type, raw_bytes
 from trtops.record import JSONValue, Record
 
@@ -223,6 +224,23 @@ def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.Mod
     return copy
 
 
+def _fix_shape(value: onnx.ValueInfoProto, array: Any) -> None:
+    """Declare an input in the shape that it has."""
+    if isinstance(array, np.ndarray) and value.type.HasField("tensor_type"):
+        shape = value.type.tensor_type.shape
+        del shape.dim[:]
+        for size in array.shape:
+            shape.dim.add(dim_value=size)
+        shape.SetInParent()
+
+
+def _typed(name: str, element: int) -> onnx.ValueInfoProto:
+    """A tensor of which the type alone is known."""
+    value = ValueInfoProto(name=name)
+    value.type.tensor_type.elem_type = element
+    return value
+
+
 class _Run:
     """One model being run, whole or node by node."""
 
@@ -236,6 +254,9 @@ class _Run:
         self.unchecked: set[str] = set()
         self.custom: set[str] = set()
         self.declared: dict[str, onnx.ValueInfoProto] = {}
+        self.sparse = {sparse.values.name: sparse for sparse in bare.model.graph.sparse_initializer}
+        self.made_up: set[str] = set()  # tensors whose values depend on zeros in place of what a node did not make
+        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in bare.model.opset_import}
 
     def whole(self) -> bool:
         """Run the whole model; True if that worked."""
@@ -272,20 +293,24 @@ class _Run:
 
         inferred = ModelProto()
         inferred.CopyFrom(self.model)
+        graph = inferred.graph
+        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer if t.name not in self.left_out}
+        values.update(self.left_out)
+        values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
+        for value in graph.input:
+            _fix_shape(value, values[value.name])
         try:
             shapes.infer_shapes(inferred)
         except errors.InvalidModelError as exc:
             log.info("%s", exc)
-        graph = inferred.graph
         self.declared = shapes.values(graph)
-        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer if t.name not in self.left_out}
-        values.update(self.left_out)
-        values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
         last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
         for i in walk.execution_order(graph.node):
             node, name = graph.node[i], self.names[i]
             made = None if name in broken else self._try(node, name, values)
-            if made is not None:
+            if made is None:
+                self._suppose(node, values)
+            else:
                 values.update(zip(filter(None, node.output), made))
             for used in walk.uses(node):
                 if last_use[used] == i:
@@ -297,21 +322,67 @@ class _Run:
 
     def _try(self, node: onnx.NodeProto, name: str, values: Mapping[str, Any]) -> list[Any] | None:
         """What a node makes, without the outputs that are left out; None if it fails or cannot be run."""
-        used = list(dict.fromkeys(walk.uses(node)))
+        used = [name for name in dict.fromkeys(walk.uses(node)) if name not in self.sparse]
         if any(values.get(n) is None and not self._is_typed(n) for n in used):
             self.unchecked.add(name)
             return None
         made = [output for output in node.output if output]
         runs = all(values.get(n) is not None for n in used) and all(map(self._is_native, [*used, *made]))
         try:
-            if not runs:
-                with_onnxruntime.load(self._alone(node, used, values, run=False))
+            if not runs or not self._cannot_fail_by_values(node, used, values):
+                self._learn(implied.load_node(self._alone(node, used, values, run=False)).graph)
                 return None
             feed = {n: values[n] for n in used}
-            return list(with_onnxruntime.evaluate(self._alone(node, used, values, run=True), made, feed))
+            results = list(with_onnxruntime.evaluate(self._alone(node, used, values, run=True), made, feed))
         except errors.InferenceError as exc:
             self._failed(node, name, exc)
             return None
+        if not self.made_up.isdisjoint(used) and node.op_type not in stand_ins.ONLY_OF_SHAPES:
+            self.made_up.update(made)
+        return results
+
+    def _cannot_fail_by_values(self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any]) -> bool:
+        """Whether a node may be run on values that were made up, where it reads such."""
+        if self.made_up.isdisjoint(used):
+            return True
+        integers = {name for name in used if values[name].dtype.kind != "f"}
+        return stand_ins.own_operators_are_known(self.model) and stand_ins.cannot_fail(node, self.made_up, integers)
+
+    def _learn(self, node: onnx.GraphProto) -> None:
+        """Take what a node implies of tensors whose rank is not known."""
+        for value in (*node.input, *node.output):
+            if value.type.tensor_type.HasField("shape") and not self._has_rank(value.name):
+                self.declared[value.name] = value
+
+    def _suppose(self, node: onnx.NodeProto, values: dict[str, Any]) -> None:
+        """For what a node did not make: the types that its operator says, and zeros where the shape is known."""
+        made = [output for output in node.output if output and values.get(output) is None]
+        if not all(map(self._is_typed, made)):
+            known = {n: self.declared[n].type.tensor_type.elem_type for n in node.input if self._is_typed(n)}
+            for output, element in implied.output_types(node, self.opsets, known).items():
+                if not self._is_typed(output):
+                    self.declared[output] = _typed(output, element)
+        for output in made:
+            zeros = self._zeros(output)
+            if zeros is not None:
+                values[output] = zeros
+                self.made_up.add(output)
+
+    def _zeros(self, name: str) -> Any:
+        """Zeros in the shape of a tensor; None if that is not known, or too large."""
+        if not self._has_rank(name) or not self._is_native(name):
+            return None
+        tensor_type = self.declared[name].type.tensor_type
+        shape = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor_type.shape.dim]
+        element = data_type(tensor_type.elem_type)
+        if (
+            element is None
+            or element.numpy().kind in "OSU"
+            or min(shape, default=0) < 0
+            or math.prod(shape) > _MOST_ELEMENTS
+        ):
+            return None
+        return np.zeros(shape, element.numpy())
 
     def _failed(self, node: onnx.NodeProto, name: str, exc: errors.InferenceError) -> None:
         if node.domain not in _KNOWN_DOMAINS:
@@ -334,13 +405,16 @@ class _Run:
         graph.node.append(node)
         for name in used:
             value = values.get(name)
-            if isinstance(value, np.ndarray) and not run and value.dtype.kind == "i" and value.nbytes <= _SHAPE_BYTES:
+            if value is not None and not run and self._is_constant(name, value):
                 graph.initializer.append(numpy_helper.from_array(value, name))
             elif isinstance(value, np.ndarray) and self._is_native(name):
                 element = helper.np_dtype_to_tensor_dtype(value.dtype)
                 graph.input.append(helper.make_tensor_value_info(name, element, value.shape))
             else:
                 graph.input.append(self.declared[name])
+        graph.sparse_initializer.extend(
+            self.sparse[name] for name in dict.fromkeys(walk.uses(node)) if name in self.sparse
+        )
         graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
         model = helper.make_model(
             graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 4)
@@ -348,9 +422,18 @@ class _Run:
         model.functions.extend(self.model.functions)
         return model
 
+    def _is_constant(self, name: str, value: Any) -> bool:
+        """Whether a value is a shape or the like, which decides what a node makes, and real."""
+        is_small = isinstance(value, np.ndarray) and value.dtype.kind == "i" and value.nbytes <= _SHAPE_BYTES
+        return is_small and name not in self.made_up
+
     def _is_typed(self, name: str) -> bool:
         declared = self.declared.get(name)
         return declared is not None and declared.type.WhichOneof("value") is not None
+
+    def _has_rank(self, name: str) -> bool:
+        declared = self.declared.get(name)
+        return declared is not None and declared.type.tensor_type.HasField("shape")
 
     def _is_native(self, name: str) -> bool:
         """Whether a tensor's type is one that numpy has itself, as far as declared."""

@@ -49,6 +49,9 @@ _SOME_INPUTS = {
     "Where": frozenset((1, 2)),
 }
 _NOT_OF_INTEGERS = frozenset(("Div", "Pow"))  # which may divide by zero
+ONLY_OF_SHAPES = frozenset(("Shape", "Size"))
+"""ONNX's own operators that no value matters to."""
+
 _OWN_DOMAINS = ("", "ai.onnx")
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 
@@ -64,8 +67,8 @@ def suffice(model: onnx.ModelProto, weights: Collection[str]) -> bool:
         InvalidModelError: If nodes wait for each other in a circle.
     """
     graph = model.graph
-    if any(function.domain in _OWN_DOMAINS for function in model.functions):
-        return False  # operators may be others than their names say
+    if not own_operators_are_known(model):
+        return False
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in weights}
     for value in graph.input:
         if value.name in tensors and not _agree(value, tensors[value.name]):
@@ -76,14 +79,31 @@ def suffice(model: onnx.ModelProto, weights: Collection[str]) -> bool:
         node = graph.node[i]
         if dependent.isdisjoint(walk.uses(node)):
             continue
-        of_integers = not integers.isdisjoint(node.input)
-        if not _only_computes(node, dependent) or (of_integers and node.op_type in _NOT_OF_INTEGERS):
+        if not cannot_fail(node, dependent, integers):
             return False
-        if node.op_type not in ("Shape", "Size"):
+        if node.op_type not in ONLY_OF_SHAPES:
             dependent.update(filter(None, node.output))
+        of_integers = not integers.isdisjoint(node.input)
         if node.op_type == "QuantizeLinear" or (of_integers and node.op_type not in ("Cast", "DequantizeLinear")):
             integers.update(filter(None, node.output))
     return True
+
+
+def cannot_fail(node: onnx.NodeProto, dependent: Collection[str], integers: Collection[str]) -> bool:
+    """Whether no values of what a node reads can make it fail, nor change the shapes of what it makes.
+
+    Args:
+        node: The node; its model defines no operator of ONNX's own itself.
+        dependent: Names of the tensors whose values are open, among others.
+        integers: Names of those that are no floating-point numbers, among others.
+    """
+    of_integers = not set(integers).isdisjoint(node.input)
+    return _only_computes(node, dependent) and not (of_integers and node.op_type in _NOT_OF_INTEGERS)
+
+
+def own_operators_are_known(model: onnx.ModelProto) -> bool:
+    """Whether operators of ONNX's own are what their names say: a model may define them itself."""
+    return all(function.domain not in _OWN_DOMAINS for function in model.functions)
 
 
 def _agree(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:

@@ -159,7 +159,12 @@ class SubModel:
     _values: Values = field(repr=False, compare=False)
 
     def save(
-        self, path: str | Path, *, external_data_path: str | None = None, size_threshold: int = 1024, one_file: bool = True
+        self,
+        path: str | Path,
+        *,
+        external_data_path: str | None = None,
+        size_threshold: int = 1024,
+        one_file: bool = True,
     ) -> None:
         """Write the model to a file; the weights of a large one beside it, and of others where that is asked for.
 
