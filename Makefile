@@ -45,7 +45,7 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff check --fix .
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
-	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --dist loadfile
+	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --dist loadgroup
 
 bench: $(VENV)/.test ## benchmarks on this machine, as ratios against the field's tool in one run
 	@for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; echo "== $$file"; $(PY) $$file || exit 1; done
