@@ -12,14 +12,21 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, unless ``TRTOPS_REQUIRE_GPU=1`` says that there has to be one."""
-    if os.environ.get("TRTOPS_REQUIRE_GPU") == "1" or not any(item.get_closest_marker("gpu") for item in items):
+    """Keep the GPU tests of a file in one process, unless they say otherwise, and skip them where there is no GPU.
+
+    With ``TRTOPS_REQUIRE_GPU=1`` there has to be one.
+    """
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    for item in gpu:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))  # what they share takes seconds to make
+    if not gpu or os.environ.get("TRTOPS_REQUIRE_GPU") == "1" or _has_gpu():
         return
+    for item in gpu:
+        item.add_marker(pytest.mark.skip(reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error"))
+
+
+def _has_gpu() -> bool:
     from trtops.backend.trt import memory
 
-    if importlib.util.find_spec("tensorrt") is not None and memory.device_count() > 0:
-        return
-    skip = pytest.mark.skip(reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+    return importlib.util.find_spec("tensorrt") is not None and memory.device_count() > 0
