@@ -254,3 +254,73 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
         ["bash", "-c", f"set -o pipefail; {command} | head -1"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+def script_run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The installed command in a process of its own."""
+    words = [sys.executable, "-m", "trtops.cli", *shlex.split(line)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, timeout=120, check=False)
+
+
+def test_names_that_the_locale_cannot_read_are_told_of(tmp_path):
+    models.identity().write(tmp_path, "identität")
+
+    odd = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    refused = script_run("inspect model identität.onnx", tmp_path, **odd)
+    assert refused.returncode == 2 and b"no text in this locale. Set PYTHONUTF8=1" in refused.stderr
+    assert script_run("inspect model identität.onnx", tmp_path, LC_ALL="C", PYTHONUTF8="1").returncode == 0
+
+
+def test_a_terminal_that_lacks_a_letter_gets_its_number(tmp_path):
+    proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    proto.graph.name = "größe"
+    models.Case(proto, {}, name="m").write(tmp_path)
+
+    shown = script_run("inspect model m.onnx", tmp_path, PYTHONIOENCODING="ascii")
+    assert shown.returncode == 0 and rb"Name: gr\xf6\xdfe" in shown.stdout
+
+
+def test_a_folder_that_is_gone_is_wrong_usage(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert main(["doctor"]) == 2
+    assert "does not exist any more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def load_data():\n    yield {'x': 1 / 0}\n", "ZeroDivisionError: division by zero"),
+        ("def load_data(:\n", "SyntaxError"),
+        ("def other():\n    pass\n", "does not define 'load_data'"),
+    ],
+)
+def test_the_mistakes_of_a_user_s_script_are_shown_as_such(text, told, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    (tmp_path / "data.py").write_text(text)
+
+    assert main(shlex.split("run identity.onnx --onnxrt --data-loader-script data.py")) == 3
+    assert told in caplog.text and "data.py" in caplog.text
+    assert "mistake in trtops" not in caplog.text and "trtops/" not in caplog.text.replace("tests/", "")
+
+
+def test_what_is_said_of_the_data_is_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    models.dynamic_identity().write(tmp_path)
+
+    for _ in range(2):  # and again in the next command
+        caplog.clear()
+        assert main(shlex.split("run dynamic_identity.onnx --onnxrt --iterations 5 --save-inputs i.json")) == 0
+        assert caplog.text.count("has the dynamic shape") == 1
+
+
+def test_a_missing_file_is_named_first(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["check", "accuracy", "none.json"]) == 3
+    assert caplog.messages == ["none.json: No such file or directory"]

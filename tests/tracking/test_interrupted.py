@@ -147,6 +147,21 @@ def test_a_disk_full_to_the_last_byte_still_lets_the_run_be_marked_as_failed(new
     assert "disk is full" in info.tags[Tag.ERROR]
 
 
+def test_a_store_that_does_not_fit_on_its_disk_is_not_made_and_says_so(small_disk: Path):
+    fill(small_disk / "other")
+
+    with pytest.raises(errors.TrackingError, match=r"disk is full|No space left"):
+        MlflowTracker(small_disk / "mlruns")
+
+
+def test_a_store_whose_disk_is_full_before_its_database_is_whole_says_so(small_disk: Path):
+    (small_disk / "other").write_bytes(bytes((12 << 20) - (256 << 10)))
+
+    with pytest.raises(errors.TrackingError, match="disk is full"):
+        MlflowTracker(small_disk / "mlruns")
+    assert not (small_disk / "mlruns" / "mlflow.db").exists()
+
+
 def fill(file: Path) -> None:
     with open(file, "wb", buffering=0) as out:
         for size in (1 << 20, 1 << 12, 1):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.files import open_atomically as open_atomically
 from trtops.func import value_of
 from trtops.record import sha256
 
@@ -120,6 +119,8 @@ def import_from_script(path: str | Path, name: str) -> Any:
             passes through.
     """
     path = Path(path).absolute()
+    if not path.exists():
+        raise errors.ConfigError(f"{path} does not exist; expected a Python script.")
     if path.suffix != ".py" or not path.is_file():
         raise errors.ConfigError(f"{path} is no Python script; expected a file that ends in .py.")
     module_name = f"trtops_script_{sha256(os.fsencode(path))[:16]}"
@@ -140,25 +141,3 @@ def import_from_script(path: str | Path, name: str) -> Any:
         names = [n for n in vars(module) if not n.startswith("_")]
         raise errors.ConfigError(f"{path} does not define {name!r}. {errors.near(name, names)}")
     return vars(module)[name]
-
-
-@contextlib.contextmanager
-def open_atomically(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written, which appears under its name only when the block ends without an error.
-
-    Args:
-        path: The file; its folder is made if there is none, and a file that is there already is replaced.
-
-    Yields:
-        A new binary file in the same folder.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.urandom(6).hex()}.part")
-    try:
-        with open(part, "xb") as file:
-            yield file
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -35,12 +35,29 @@ def logging_as(args: Asked) -> Iterator[logging.Logger]:
     G_LOGGER.colors = "no-colors" not in (args.log_format or ())
     G_LOGGER.log_file = args.log_file
     _silent = args.silent or False
+    data_log, once = logging.getLogger("trtops.comparator.data_loader"), _Once()
+    data_log.addFilter(once)
     try:
         with G_LOGGER.verbosity(severity(args)):
             yield logging.getLogger("trtops.cli")
     finally:
+        data_log.removeFilter(once)
         G_LOGGER.log_file = None
         G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent = before
+
+
+class _Once(logging.Filter):
+    """Lets a message pass once: what is said of the data of one iteration is true of them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in self._told
+        self._told.add(text)
+        return new
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -30,8 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
-        return _main(words)
+        return _refused(words) or _main(words)
     except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
@@ -43,6 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if arguments is None:
             gc.freeze()  # this process ends, and would search all that it imported for circles first
+
+
+def _refused(words: list[str]) -> int:
+    """Wrong usage, where the folder is gone, or names cannot be read in this locale; else 0."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        print("trtops: the folder that this runs in does not exist any more; change into another one", file=sys.stderr)
+        return 2
+    for text in (*words, here):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            shown = ascii(os.fsencode(text))[2:-1]
+            print(f"trtops: {shown} is no text in this locale. Set PYTHONUTF8=1, or LC_ALL=C.UTF-8", file=sys.stderr)
+            return 2
+    return 0
 
 
 def _main(words: list[str]) -> int:
@@ -95,11 +113,36 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
         except (TrtopsError, OSError) as exc:
             if isinstance(exc, BrokenPipeError):
                 raise
-            log.error("%s", exc)
+            log.error("%s", _told(exc))
             return 3
-        except Exception:
+        except Exception as exc:
+            if lines := _of_a_script(exc, words):
+                log.error("%s", lines)
+                return 3
             log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
             return 3
+
+
+def _told(exc: Exception) -> str:
+    """An error in words: the system's with the file before them."""
+    if isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:
+        return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
+    return str(exc)
+
+
+def _of_a_script(exc: Exception, words: list[str]) -> str:
+    """The lines of a script named on the line that an error comes from, as Python shows them; else nothing."""
+    import traceback
+
+    named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
+    if isinstance(exc, SyntaxError) and exc.filename in named:
+        return "".join(traceback.format_exception_only(exc)).rstrip()
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = next((place for place, frame in enumerate(frames) if frame.filename in named), None)
+    if own is None:
+        return ""
+    lines = [f"{frames[own].filename} failed:\n", *traceback.format_list(frames[own:])]
+    return "".join([*lines, *traceback.format_exception_only(exc)]).rstrip()
 
 
 class _ended_by_signals:

@@ -17,14 +17,14 @@ Types say how they are saved through :class:`Encoder` and :class:`Decoder`.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 from trtops import errors
+from trtops.files import open_atomically
 from trtops.json.objects import HOMES, LEGACY_MARKER, LEGACY_VALUE, MARKER, Decoder, Encoder
 
 __all__ = [
@@ -90,7 +90,7 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
     from trtops.json.text import TextWriter
 
     _log(f"Saving {description or 'an object'} to {os.fspath(dest)}")
-    with _replacing(Path(dest)) as file:
+    with open_atomically(dest) as file:
         if Path(dest).suffix == ".npz":
             ArchiveWriter(file).write(obj)
         else:
@@ -164,20 +164,6 @@ def _log(message: str) -> None:
     import logging
 
     logging.getLogger(__name__).debug(message)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file beside ``path`` that takes its place on success and goes away on failure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
-    try:
-        with open(new, "xb") as file:
-            yield file
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _write_open_file(obj: object, file: Any) -> None:

@@ -46,7 +46,7 @@ class OnnxFromTensorFlow:
         missing = [name for name in ("tensorflow", "tf2onnx") if importlib.util.find_spec(name) is None]
         if missing:
             raise errors.BackendUnavailableError(
-                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} is not installed. "
+                f"{self.path} is a TensorFlow model ({self.kind}), and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed. "
                 "Install them with: pip install tensorflow tf2onnx. Or convert it elsewhere and give the ONNX model."
             )
         if not Path(self.path).exists():

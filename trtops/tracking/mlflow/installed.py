@@ -52,12 +52,22 @@ def known_revisions() -> tuple[str, ...]:
 
 
 def create_database(file: Path, artifacts: Path) -> None:
-    """Make a database with the installed MLflow's schema and its default experiment under ``artifacts``. Takes seconds."""
-    library()
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    """Make a database with the installed MLflow's schema and its default experiment under ``artifacts``. Takes seconds.
 
-    SqlAlchemyStore(f"sqlite:///{file}", str(artifacts))._dispose_engine()  # type: ignore[no-untyped-call]
-    SqlAlchemyStore._engine_map.pop(f"sqlite:///{file}", None)
+    Raises:
+        TrackingError: If it cannot be made, such as on a full disk.
+    """
+    library()
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        SqlAlchemyStore(f"sqlite:///{file}", str(artifacts))._dispose_engine()  # type: ignore[no-untyped-call]
+    except (SQLAlchemyError, MlflowException) as exc:
+        raise translated(exc, str(file.parent)) from exc
+    finally:
+        SqlAlchemyStore._engine_map.pop(f"sqlite:///{file}", None)
 
 
 def upgrade_database(file: Path) -> None:
