@@ -103,6 +103,56 @@ def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
     assert "First NaN or infinity: 'square'" in result.text()
 
 
+def test_where_infinity_comes_in_is_the_origin_and_not_what_is_behind_it() -> None:
+    model = models.model(
+        "(float[4] x) => (float[1] y) { a = Mul(x, k) b = Mul(a, a) c = ReduceMean<axes = [0]>(b) y = Sqrt(c) }",
+        {"k": np.float32(300)},
+    )
+    feed = {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)}
+
+    result = triage(model, emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[feed])
+
+    assert (result.origin, result.first_nonfinite) == ("b", "b")
+
+
+def test_the_error_is_measured_against_the_reference() -> None:
+    model = models.model("(float[4] x) => (float[4] y, float[4] z) { [big] y = Neg(x) [zero] z = Sub(x, x) }")
+    feeds = [{"x": np.full(4, n, np.float32)} for n in (1, 2)]
+
+    large = triage(model, off_by("big", 1000), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("y")
+    beside_zero = triage(model, off_by("zero", 7), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("z")
+
+    assert large.error == pytest.approx(1000 * 8**0.5 / 20**0.5)
+    assert beside_zero.error == 1
+
+
+def test_nan_that_the_model_itself_makes_is_said_to_be_the_models() -> None:
+    model = models.model("(float[2] x) => (float[2] y) { [neg] a = Neg(x) [root] b = Sqrt(a) [add] y = Add(b, x) }")
+
+    result = triage(model, onnxruntime_runner, feeds=[{"x": np.ones(2, np.float32)}])
+
+    assert (result.reference_nan, result.first_nonfinite, result.origin) == ("b", None, "b")
+    assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in result.text()
+
+
+def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated() -> None:
+    model = models.model(
+        """(float[4] x, bool flag) => (float[4] y) {
+            t = Mul(x, x)
+            u = Exp(t)
+            b = If(flag) <
+                then_branch = yes () => (float[4] p) { p = Add(t, u) },
+                else_branch = no () => (float[4] q) { q = Sub(t, u) }
+            >
+            v = Neg(t)
+            y = Add(b, v)
+        }"""
+    )
+    feed = {"x": np.ones(4, np.float32), "flag": np.array(True)}
+
+    assert triage(model, emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+
+
 def test_growth_tells_where_rounding_is_blown_up() -> None:
     model = models.model(
         "(float[256] x) => (float[256] y) { a = Add(x, k) b = Sub(a, k) y = Mul(b, two) }",

@@ -26,7 +26,7 @@ from trtops.ops.check import default_tolerances
 from trtops.ops.feeds import open_feeds
 from trtops.ops.models import open_model
 from trtops.ops.triage_result import Probe, TensorError, TriageResult, draw, log_result
-from trtops.ops.triage_sides import Built, MakeRunner, Sides, emulated, reference
+from trtops.ops.triage_sides import Built, MakeRunner, Sides, Size, emulated, reference
 from trtops.record import Record
 from trtops.spec import BuildConfig
 from trtops.tracking.base import NO_RUN, Run
@@ -134,8 +134,9 @@ def _look(sides: Sides, config: TriageConfig, built: Built | None, started: floa
     return TriageResult(
         verdict="bad" if differs or observed_differs else "good",
         first=first,
-        origin=_origin(tensors),
+        origin=_origin(sides, tensors),
         first_nonfinite=nonfinite,
+        reference_nan=next((t.name for t in tensors if t.reference_nans), None),
         chain=_chain(sides, tensors, nonfinite or first),
         disappears=disappears,
         probes=tuple(probes),
@@ -151,62 +152,67 @@ def _observe(sides: Sides, config: TriageConfig, built: Built | None) -> tuple[l
     found: dict[str, TensorError] = {}
     differs = False
     for window in sides.windows(config.window_bytes):
-        report, magnitudes = sides.compare(window)
+        report, sizes = sides.compare(window)
         compared = {output.name: output for output in report.outputs}
         differs |= any(compared[name].verdict == "bad" for name in sides.own)
         for name in window:
-            found[name] = _tensor_error(sides, compared[name], magnitudes.get(name, 0.0), found, built)
+            found[name] = _tensor_error(sides, compared[name], sizes[name], found, built)
     return list(found.values()), differs
 
 
 def _tensor_error(
-    sides: Sides, compared: OutputComparison, magnitude: float, known: Mapping[str, TensorError], built: Built | None
+    sides: Sides, compared: OutputComparison, size: Size, known: Mapping[str, TensorError], built: Built | None
 ) -> TensorError:
     name = compared.name
     index = sides.makers[name]
     node = sides.model.graph.node[index]
     statistics = compared.statistics
-    error, nonfinite = math.inf, 0
+    error, nonfinite, reference_nans = math.inf, 0, 0
     if statistics is not None:
-        error = _relative(statistics.snr, statistics.l2, statistics.nan_errors)
+        error = _relative(statistics.l2, size.norm)
+        reference_nans = statistics.reference_nan_count
         nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
         nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)
-    before = [known[read].error for read in sides.cutter.reads(index) if read in known]
+    before = _read_error(sides, index, known)
     return TensorError(
         name=name,
         node=node_name(node),
         op=node.op_type,
         verdict=compared.verdict,
         error=error,
-        growth=error / max(before) if before and 0 < max(before) < math.inf else None,
+        growth=error / before if 0 < before < math.inf else None,
         max_abs=math.nan if statistics is None else statistics.max_abs,
         max_rel=math.nan if statistics is None else statistics.max_rel,
-        magnitude=magnitude,
+        magnitude=size.magnitude,
         nonfinite=nonfinite,
+        reference_nans=reference_nans,
         layer="" if built is None else built.layer_of(name, node_name(node)),
         reason="; ".join(compared.reasons[:2]),
     )
 
 
-def _relative(snr: float | None, l2: float, nan_errors: int) -> float:
-    """Norm of the difference over that of the tensor, from the signal-to-noise ratio in dB."""
-    if l2 == 0:
+def _relative(difference: float, reference: float) -> float:
+    """The norm of a difference over that of the reference; 1 where the reference is 0 and the other is not."""
+    if difference == 0:
         return 0.0
-    if nan_errors or snr is None or math.isnan(snr) or math.isnan(l2):
-        return math.inf
-    return 10 ** (-snr / 20) if snr > -6000 else math.inf
+    error = difference / reference if reference else 1.0
+    return error if math.isfinite(difference) and math.isfinite(reference) else math.inf
 
 
-def _origin(tensors: Sequence[TensorError]) -> str | None:
+def _read_error(sides: Sides, index: int, known: Mapping[str, TensorError]) -> float:
+    """The largest error of what a node reads; 0 if none of that was compared."""
+    return max((known[name].error for name in sides.cutter.reads(index) if name in known), default=0.0)
+
+
+def _origin(sides: Sides, tensors: Sequence[TensorError]) -> str | None:
     """Where most of the error comes in: what differs, and exceeds what its node read by the largest step."""
+    known = {entry.name: entry for entry in tensors}
     steps = {}
     for entry in tensors:
-        if entry.verdict != "bad":
-            continue
-        before = entry.error / entry.growth if entry.growth else 0.0
-        steps[entry.name] = math.log(max(entry.error, 1e-30)) - math.log(max(before, 1e-9)) if entry.error else 0.0
-    finite = {name: step for name, step in steps.items() if step == step}
-    return max(finite, key=lambda name: finite[name], default=None)
+        before = _read_error(sides, sides.makers[entry.name], known)
+        if entry.verdict == "bad" and entry.error and before < math.inf:
+            steps[entry.name] = entry.error / max(before, 1e-9)
+    return max(steps, key=lambda name: steps[name], default=None)
 
 
 def _chain(sides: Sides, tensors: Sequence[TensorError], start: str | None) -> tuple[str, ...]:

@@ -24,12 +24,14 @@ class TensorError(Record):
         node: The node that makes it.
         op: The node's type.
         verdict: Whether it meets the tolerances.
-        error: Euclidean norm of the difference over that of the tensor; infinite if there is NaN in the difference.
+        error: Euclidean norm of the difference over that of the reference; infinite if there is NaN or infinity in the
+            difference, and 1 if the reference is 0.
         growth: ``error`` over the largest ``error`` of what its node reads; None if those have none, or are not known.
         max_abs: Largest absolute error.
         max_rel: Largest relative error.
         magnitude: Largest absolute value in the reference that is finite.
         nonfinite: NaNs and infinities beyond those of the reference.
+        reference_nans: NaNs in the reference itself.
         layer: The engine's layer that computes it, where that is known.
         reason: Why it does not meet the tolerances, in words.
     """
@@ -44,6 +46,7 @@ class TensorError(Record):
     max_rel: float = math.nan
     magnitude: float = 0.0
     nonfinite: int = 0
+    reference_nans: int = 0
     layer: str = ""
     reason: str = ""
 
@@ -73,6 +76,8 @@ class TriageResult(Record):
         first: The first tensor, in order of execution, that does not meet them; None if none does not.
         origin: The tensor that differs most beyond what its node read: where error comes in, or is blown up.
         first_nonfinite: The first tensor with NaN or infinity that the reference does not have.
+        reference_nan: The first tensor with NaN in the reference itself: there the model is at fault, and what follows from
+            it can be right on neither side.
         chain: From that tensor (or else from ``first``) upwards: each time what the node read with the largest error.
         disappears: Whether the outputs differ only as long as nothing is observed.
         probes: Tensors observed one at a time.
@@ -86,6 +91,7 @@ class TriageResult(Record):
     first: str | None
     origin: str | None
     first_nonfinite: str | None
+    reference_nan: str | None = None
     chain: tuple[str, ...] = ()
     disappears: bool = False
     probes: tuple[Probe, ...] = ()
@@ -125,6 +131,9 @@ class TriageResult(Record):
             yield f"The error grows most at {self.origin!r}, made by {self.tensor(self.origin).op}."
         if self.first_nonfinite is not None:
             yield f"First NaN or infinity: {self.first_nonfinite!r}. Above it: {' <- '.join(self.chain)}."
+        if self.reference_nan is not None:
+            maker = self.tensor(self.reference_nan)
+            yield f"The reference itself has NaN, first in {maker.name!r}, made by {maker.op} {maker.node!r}. Mend the model, or its data."
         inside = [probe.name for probe in self.probes if not probe.output_differs]
         if inside:
             yield f"Observing any of these takes the error away: {', '.join(inside)}."

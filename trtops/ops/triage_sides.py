@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -118,8 +119,8 @@ class Sides:
         if window:
             yield window
 
-    def compare(self, observed: Sequence[str]) -> tuple[ComparisonReport, dict[str, float]]:
-        """Run both sides with these tensors as outputs beside the model's own; also the reference's magnitudes."""
+    def compare(self, observed: Sequence[str]) -> tuple[ComparisonReport, dict[str, Size]]:
+        """Run both sides with these tensors as outputs beside the model's own; also how large the reference's are."""
         self.passes += 1
         names = list(dict.fromkeys([*self.own, *observed]))
         outputs = self.model.graph.output
@@ -132,8 +133,8 @@ class Sides:
             del outputs[:]
             outputs.extend(kept)
         self.right = [{name: arrays[name] for name in self.own} for arrays in golden]
-        magnitudes = {name: max(_magnitude(arrays[name]) for arrays in golden) for name in golden[0]}
-        return compare_outputs(actual, golden, self.tolerances), magnitudes
+        sizes = {name: Size.of([arrays[name] for arrays in golden]) for name in golden[0]}
+        return compare_outputs(actual, golden, self.tolerances), sizes
 
     def run_unobserved(self) -> list[dict[str, Any]]:
         """The model's own outputs of the side under test, with nothing observed."""
@@ -170,6 +171,37 @@ def _declared(model: onnx.ModelProto, feed: Feed) -> dict[str, onnx.ValueInfoPro
             value.CopyFrom(helper.make_tensor_value_info(value.name, element, np.asarray(feed[value.name]).shape))
     shapes.infer_shapes(bare)
     return shapes.values(bare.graph)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a tensor is in the reference, over all feeds.
+
+    Attributes:
+        magnitude: Largest absolute value that is finite; 0 for text and for none.
+        norm: Euclidean norm; NaN or infinite if a value is.
+    """
+
+    magnitude: float = 0.0
+    norm: float = 0.0
+
+    @classmethod
+    def of(cls, arrays: Sequence[Any]) -> Size:
+        """The size of one tensor in each feed."""
+        return cls(max(map(_magnitude, arrays)), math.sqrt(sum(map(_square, arrays))))
+
+
+def _square(array: Any) -> float:
+    """The sum of an array's squares; 0 for text."""
+    flat = np.asarray(array).reshape(-1)
+    if flat.dtype.kind not in "fiub":
+        return 0.0
+    if flat.dtype == np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            quick = float(np.dot(flat, flat))
+        if 0 < quick < math.inf:
+            return quick
+    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
 
 
 def _magnitude(array: Any) -> float:

@@ -8,6 +8,9 @@ between Cast nodes of its own, which ONNX Runtime keeps, so that each result is 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -29,10 +32,12 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
         InvalidModelError: If its types contradict each other.
     """
     shapes.infer_shapes(model)
-    _emulate(model.graph, {}, {})
+    _emulate(model.graph, {}, {}, itertools.count())
 
 
-def _emulate(graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str]) -> None:
+def _emulate(
+    graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
+) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
     low_weights = [tensor for tensor in graph.initializer if tensor.data_type in _LOW]
     widened = {**outer_weights, **{tensor.name: f"{tensor.name}/float32" for tensor in low_weights}}
@@ -42,7 +47,7 @@ def _emulate(graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights:
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
         for body in bodies:
-            _emulate(body, types, widened)
+            _emulate(body, types, widened, numbers)
         if bodies or node.op_type in _LEFT_ALONE:
             nodes.append(node)
             continue
@@ -53,7 +58,7 @@ def _emulate(graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights:
                 node.input[i] = widened[name]
                 continue
             if name not in casts:
-                casts[name] = f"{name}/float32"
+                casts[name] = f"{name}/float32/{next(numbers)}"  # a body may have one of its own
                 nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
             node.input[i] = casts[name]
         nodes.append(node)
