@@ -32,7 +32,7 @@ demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, judge and log 
 	@$(PY) -m flows.demo
 
 test: $(VENV)/.test check ## all tests that need no GPU, after `make check`
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup -q
+	$(PY) -m pytest -n $(JOBS) -q
 
 check: $(VENV)/.test ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .
@@ -45,7 +45,7 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff check --fix .
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
-	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --dist loadgroup
+	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4
 
 bench: $(VENV)/.test ## benchmarks on this machine, as ratios against the field's tool in one run
 	@for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; echo "== $$file"; $(PY) $$file || exit 1; done

@@ -152,9 +152,7 @@ def last_words(printed: str, logged: str) -> str:
     return lines[-1].strip()[:200] if lines else ""
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=pytest.mark.xdist_group(f"seeds-{line.seed}"), id=str(line)) for line in LINES]
-)
+@pytest.mark.parametrize("line", LINES, ids=str)
 def test_a_tensorrt_command_line_of_the_documents_runs_to_its_end(
     line: seed_lines.SeedLine, folders, command, monkeypatch, caplog, capsys
 ) -> None:

@@ -23,8 +23,6 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
-pytestmark = pytest.mark.xdist_group("prefect")
-
 CONFIG = CalibrateConfig(
     build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
     check=CheckConfig(latency_runs=0, plots="never"),

@@ -28,8 +28,6 @@ from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
-pytestmark = pytest.mark.xdist_group("prefect")
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -44,7 +44,6 @@ from trtops.tracking.store import default_tracker
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.xdist_group("prefect"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 

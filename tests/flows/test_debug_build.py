@@ -34,8 +34,6 @@ from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 
-pytestmark = pytest.mark.xdist_group("prefect")
-
 
 @pytest.fixture
 def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:

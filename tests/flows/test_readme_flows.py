@@ -22,8 +22,6 @@ from tests import models
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
-pytestmark = pytest.mark.xdist_group("prefect")
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
