@@ -102,6 +102,7 @@ class Logger:
         for path, severity in wanted.items():
             _python_logger(path).setLevel(severity)
         self._severity = wanted
+        self._show()
         for callback in self._callbacks:
             callback(wanted)
 

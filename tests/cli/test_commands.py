@@ -180,8 +180,35 @@ def test_a_generated_script_is_short_and_reads_like_one_written_by_hand(folder):
     assert run(line) == 0
     text = Path("script.py").read_text()
     assert len(text.splitlines()) < 40
-    assert "CreateConfig(" in text and "fp16=True" in text and ".add('image', min=(4, 3, 8, 8)" in text
+    assert "CreateConfig(" in text and "fp16=True" in text and '.add("image", min=(4, 3, 8, 8)' in text
     compile(text, "script.py", "exec")
+
+
+def test_a_generated_script_has_short_lines_says_nothing_twice_and_is_printed_where_asked(folder, capsys):
+    capsys.readouterr()
+    line = (
+        "run conv_net.onnx --trt --onnxrt --fp16 --int8 --calibration-cache c.cache --trt-min-shapes image:[1,3,8,8] "
+        "--trt-opt-shapes image:[4,3,8,8] --trt-max-shapes image:[8,3,8,8] --val-range image:[-1,1] --gen-script -"
+    )
+
+    assert run(line) == 0
+    text = capsys.readouterr().out
+    assert text.count("DataLoader(") == 1 and text.count("'") == text.count("'image:[") * 2
+    assert max(map(len, text.splitlines())) <= 110
+    compile(text, "script.py", "exec")
+
+
+def test_a_generated_script_says_what_the_command_says_and_writes_what_it_writes(folder):
+    assert run("run conv_net.onnx --onnxrt --save-outputs a.json --seed 1") == 0
+    assert run("run conv_net.onnx --onnxrt --load-outputs a.json --gen script.py") == 0
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 if "PASSED" in done.stderr else done.returncode == 1 and "FAILED" in done.stderr
+
+    assert run("run conv_net.onnx --save-onnx low.onnx --fp-to-fp16 --gen script.py") == 0
+    assert "import sys" not in Path("script.py").read_text() and not Path("low.onnx").exists()
+    subprocess.run([sys.executable, "script.py"], capture_output=True, check=True)
+    assert Path("low.onnx").exists()
+    assert run("run conv_net.onnx --onnxrt --experiment e --gen script.py") == 2
 
 
 def test_a_run_without_runners_or_outputs_is_wrong_usage(folder, capsys):

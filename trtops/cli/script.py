@@ -6,9 +6,13 @@ One description serves both, so that the script of ``--gen-script`` does what th
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_WIDTH = 110
+"""Longest line of a script."""
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -152,8 +156,7 @@ class Source:
     imports: dict[str, set[str]] = field(default_factory=dict)
     uses_trt: bool = False
     lines: list[str] = field(default_factory=list)
-    _named: dict[int, str] = field(default_factory=dict)
-    _held: list[Call] = field(default_factory=list)
+    _named: list[tuple[Call, str]] = field(default_factory=list)
 
     def use(self, module: str, name: str) -> str:
         """Import a name, and return it."""
@@ -175,7 +178,9 @@ class Source:
         if isinstance(value, Name):
             return self._name(value)
         if isinstance(value, Function):
-            return f"{self.use('trtops.backend.common', 'InvokeFromScript')}({value.path!r}, {value.name!r})"
+            return (
+                f"{self.use('trtops.backend.common', 'InvokeFromScript')}({quoted(value.path)}, {quoted(value.name)})"
+            )
         if isinstance(value, list):
             return f"[{', '.join(map(self.expression, value))}]"
         if isinstance(value, tuple):
@@ -184,6 +189,8 @@ class Source:
         if isinstance(value, Mapping):
             pairs = (f"{self.expression(key)}: {self.expression(item)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
+        if isinstance(value, str):
+            return quoted(value)
         return (
             f'float("{value}")' if isinstance(value, float) and value in (float("inf"), -float("inf")) else repr(value)
         )
@@ -198,18 +205,19 @@ class Source:
         return self.use(name.module, name.path)
 
     def _call(self, call: Call) -> str:
-        if id(call) in self._named:
-            return self._named[id(call)]
+        for held, variable in self._named:
+            # What makes something when it is called may be used twice; what a function gave may be used up.
+            if held is call or (held == call and call.name[:1].isupper()):
+                return variable
         text = f"{self.use(call.module, call.name)}({self._arguments(call.args, call.kwargs)})"
         for method, args, kwargs in call.then:
             text += f".{method}({self._arguments(args, kwargs)})"
         if not call.variable:
             return text
-        taken = set(self._named.values())
+        taken = {variable for _, variable in self._named}
         variable = next(v for v in _numbered(call.variable) if v not in taken)
-        self._held.append(call)
-        self._named[id(call)] = variable
-        self.add(_folded(f"{variable} = {text}"))
+        self._named.append((call, variable))
+        self.add(folded(f"{variable} = {text}"))
         return variable
 
     def _arguments(self, args: Iterable[Any], kwargs: Pairs) -> str:
@@ -217,7 +225,8 @@ class Source:
 
     def _import(self, module: str) -> str:
         names = ", ".join(sorted(self.imports[module]))
-        return f"from {module} import {names}" if names else f"import {module}"
+        line = f"from {module} import {names}" if names else f"import {module}"
+        return line if len(line) <= _WIDTH else folded(f"from {module} import ({names})")
 
     def text(self, about: str) -> str:
         """The whole script."""
@@ -231,6 +240,12 @@ class Source:
         return "\n".join([*head, *self.lines]) + "\n"
 
 
+def quoted(text: str) -> str:
+    """A string as Python writes it, in double quotes where it has none."""
+    shown = repr(text)
+    return shown if '"' in shown else f'"{shown[1:-1]}"'
+
+
 def _numbered(name: str) -> Iterator[str]:
     yield name
     number = 2
@@ -239,24 +254,26 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _folded(line: str, width: int = 110) -> str:
-    """A long assignment of a call, with its arguments one per line."""
-    if len(line) <= width or not line.endswith(")") or ")." in line:
-        return line
-    head, _, rest = line.partition("(")
-    arguments, depth, start = [], 0, 0
-    quoted = ""
-    for place, character in enumerate(rest[:-1]):
+def folded(line: str, indent: str = "", width: int = _WIDTH) -> str:
+    """A long line that ends with a call or a list, with what is in its brackets one per line."""
+    if len(indent) + len(line) <= width or line[-1] not in ")]":
+        return indent + line
+    opened: list[tuple[int, list[int]]] = []  # where each bracket is, and the commas right inside
+    quoted = last = ""
+    for place, character in enumerate(line[:-1]):
         if quoted:
-            quoted = "" if character == quoted else quoted
+            quoted = "" if character == quoted and last != "\\" else quoted
         elif character in "'\"":
             quoted = character
         elif character in "([{":
-            depth += 1
+            opened.append((place, []))
         elif character in ")]}":
-            depth -= 1
-        elif character == "," and not depth:
-            arguments.append(rest[start:place].strip())
-            start = place + 1
-    arguments.append(rest[start:-1].strip())
-    return "\n".join([f"{head}(", *(f"    {argument}," for argument in arguments), ")"])
+            opened.pop()
+        elif character == "," and opened:
+            opened[-1][1].append(place)
+        last = character
+    start, commas = opened[0]
+    ends = [start, *commas, len(line) - 1]
+    inside = (line[begin + 1 : end].strip() for begin, end in itertools.pairwise(ends))
+    parts = [folded(part, f"{indent}    ", width - 1) for part in inside if part]
+    return "\n".join([f"{indent}{line[: start + 1]}", *(f"{part}," for part in parts), f"{indent}{line[-1]}"])

@@ -65,7 +65,6 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    from trtops.ops.check import default_tolerances
     from trtops.ops.triage import TriageConfig
 
     given = {
@@ -73,7 +72,7 @@ def plan(args: Asked) -> Plan:
         "max_probes": args.max_probes,
     }  # fmt: skip
     config = TriageConfig(
-        tolerances=configs.tolerances(args) or (default_tolerances(args.emulate) if args.emulate else None),
+        tolerances=configs.tolerances(args),
         data=configs.data_source(args),
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -93,10 +92,10 @@ def execute(plan: Plan) -> int:
     """Look, and tell."""
     from trtops.backend.common import save_bytes
     from trtops.cli.logs import say, say_json
-    from trtops.ops.triage import draw, emulated, triage
+    from trtops.ops.triage import Emulated, draw, triage
     from trtops.tracking.base import tracked
 
-    actual: Any = emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
+    actual: Any = Emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
     if plan.experiment is None:
         result = triage(plan.model, actual, plan.config)
     else:

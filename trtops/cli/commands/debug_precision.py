@@ -186,7 +186,7 @@ def execute(plan: Plan) -> int:
             result = precision(model, plan.config, run=NO_RUN, **options)
         else:
             tracker = configs.opened(plan.store)
-            run = stack.enter_context(tracked(tracker, plan.experiment, "precision", kind="triage"))
+            run = stack.enter_context(tracked(tracker, plan.experiment, "precision", kind="precision"))
             result = precision(model, plan.config, run=run, **options)
             run.finish("bad" if result.verdict == "bad" else "good")
     if plan.layers is not None:
@@ -227,13 +227,13 @@ def _gives(plan: Plan, golden: str) -> bool:
 
 def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
     from trtops.backend.common import save_bytes
-    from trtops.ops.triage import TriageConfig, emulated, triage
+    from trtops.ops.triage import Emulated, TriageConfig, triage
 
     config = plan.config
     looked = TriageConfig(
         tolerances=config.tolerances, data=config.data, iterations=config.iterations, seed=config.seed
     )
-    result = triage(model, emulated(config.to, config.exclude), looked, feeds=feeds)
+    result = triage(model, Emulated(config.to, config.exclude), looked, feeds=feeds)
     save_bytes(result.to_json().encode(), str(plan.layers))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call
+from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
 
 if TYPE_CHECKING:
     from trtops.ops.run import RunConfig
@@ -98,7 +98,7 @@ JUDGING = Group(
             names=("--gen", "--gen-script"),
             shown="FILE",
             to="gen_script",
-            help="write a Python script that does the same, and run nothing",
+            help="write a Python script that does the same, and run nothing; - prints it",
         ),
     ),
 )
@@ -166,6 +166,8 @@ def plan(args: Asked) -> Plan:
     runners = tuple(_runner(args, kind, word) for kind, word in args.runners or ())
     if not runners and not args.load_outputs and not args.save_onnx:
         raise UsageError("there is nothing to run. Add runners, such as --onnxrt --trt, or outputs by --load-outputs")
+    if args.gen_script and args.experiment:
+        raise UsageError("--gen-script writes what is run, not what is remembered; leave out --experiment")
     compared = len(runners) > 1 or bool(args.load_outputs)
     config = RunConfig(
         warm_up=args.warm_up or 0,
@@ -243,10 +245,7 @@ def _postprocess(args: Asked) -> Iterator[Any]:
 def execute(plan: Plan) -> int:
     """Write the script, or run."""
     if plan.gen_script is not None:
-        from trtops.backend.common import save_bytes
-
-        save_bytes(script(plan).encode(), plan.gen_script)
-        return 0
+        return _write(script(plan), plan.gen_script)
     from trtops.cli.logs import say
     from trtops.ops.run import run_models
 
@@ -274,6 +273,17 @@ def execute(plan: Plan) -> int:
     return 0 if result.verdict == "good" else 1
 
 
+def _write(text: str, path: str) -> int:
+    from trtops.backend.common import save_bytes
+    from trtops.cli.logs import say
+
+    if path == "-":
+        say(text.rstrip())
+    else:
+        save_bytes(text.encode(), path)
+    return 0
+
+
 def _for_child(runner: Call) -> Call:
     """The runner with its loader to be made in the child: TensorRT's own objects need not cross over."""
     return Call(runner.module, runner.name, (Deferred(runner.args[0]),), runner.kwargs)
@@ -299,37 +309,59 @@ def remembered(plan: Plan) -> Iterator[Run]:
 
 def script(plan: Plan) -> str:
     """A Python script that does what the plan does."""
+    import textwrap
+
     source = Source()
-    runners = source.expression(list(plan.runners))
-    source.add(f"runners = {runners}")
-    config, config_lines = plan.config, []
-    loader = "" if plan.data_loader is None else f", data_loader={source.expression(plan.data_loader)}"
-    compare = source.expression(list(plan.compare))
-    postprocess = [source.expression(each) for each in plan.postprocess]
-    comparator = source.use(loading.COMPARATOR, "Comparator")
-    saved = {
+    logger = source.use("trtops.logger", "G_LOGGER")
+    lines = [f"{logger}.severity = {logger}.INFO", *_saving(plan, source)]
+    if plan.runners or plan.config.load_outputs:
+        source.use_module("sys")
+        lines += [*_running(plan, source), *_judging(plan, source), "sys.exit(0 if passed else 1)"]
+    source.add('\n\nif __name__ == "__main__":')
+    for line in lines:
+        source.add(folded(line, "    "))
+    command = textwrap.fill(plan.command, 110, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
+    return source.text(f"Does what this does:\n\n{command}\n".replace("\\", "\\\\").replace('"""', "'''"))
+
+
+def _saving(plan: Plan, source: Source) -> Iterator[str]:
+    """Lines that write the model where nothing is run."""
+    if plan.onnx is not None:
+        yield f"{source.expression(plan.onnx)}()"
+
+
+def _running(plan: Plan, source: Source) -> Iterator[str]:
+    """Lines that run the runners, and read saved outputs."""
+    config = plan.config
+    options = {
+        "data_loader": plan.data_loader,
         "warm_up": config.warm_up or None,
         "use_subprocess": config.use_subprocess or None,
         "save_inputs_path": config.save_inputs,
         "save_input_blob_path": config.save_input_blob,
         "save_outputs_path": config.save_outputs,
     }
-    options = "".join(f", {name}={value!r}" for name, value in saved.items() if value is not None)
-    config_lines += [f"results = {comparator}.run(runners{loader}{options})", "passed = True"]
+    source.add(folded(f"runners = {source.expression(list(plan.runners))}"))
+    given = ", ".join(f"{name}={source.expression(value)}" for name, value in options.items() if value is not None)
+    comparator = source.use(loading.COMPARATOR, "Comparator")
+    yield f"results = {comparator}.run(runners{', ' * bool(given)}{given})"
     if config.validate:
-        config_lines.append(f"passed = {comparator}.validate(results, check_inf=True, fail_fast={config.fail_fast})")
+        yield f"passed = {comparator}.validate(results, check_inf=True, fail_fast={config.fail_fast})"
+    else:
+        yield "passed = True"
     for path in config.load_outputs:
-        config_lines.append(f"results.extend({source.use(loading.COMPARATOR, 'RunResults')}.load({path!r}).items())")
-    config_lines += [f"{comparator}.postprocess(results, {each})" for each in postprocess]
+        yield f"results.extend({source.use(loading.COMPARATOR, 'RunResults')}.load({quoted(path)}).items())"
+
+
+def _judging(plan: Plan, source: Source) -> Iterator[str]:
+    """Lines that compare what the runners say."""
+    for each in plan.postprocess:
+        yield f"Comparator.postprocess(results, {source.expression(each)})"
+    config = plan.config
     if len(plan.runners) + len(config.load_outputs) > 1:
         more = "".join(f", {n}=True" for n in ("fail_fast", "check_average") if getattr(config, n))
-        config_lines.append(f"accuracy = {comparator}.compare_accuracy(results, compare_func={compare}{more})")
-        config_lines.append("passed = passed and bool(accuracy)")
+        compare = source.expression(list(plan.compare))
+        yield f"accuracy = Comparator.compare_accuracy(results, compare_func={compare}{more})"
+        yield "passed = passed and bool(accuracy)"
         if config.save_accuracy:
-            config_lines.append(f"accuracy.save({config.save_accuracy!r})")
-    source.use_module("sys")
-    config_lines.append("sys.exit(0 if passed else 1)")
-    source.add('\n\nif __name__ == "__main__":')
-    for line in config_lines:
-        source.add(f"    {line}")
-    return source.text(f"Does what this does: {plan.command}".replace("\\", "\\\\").replace('"""', "'''"))
+            yield f"accuracy.save({quoted(config.save_accuracy)})"
