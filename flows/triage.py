@@ -15,7 +15,7 @@ from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.slots import gpu_slot, gpus_of
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.triage import TriageConfig, TriageResult, emulated
+from trtops.ops.triage import Emulated, TriageConfig, TriageResult
 from trtops.ops.triage import triage as triage_op
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking import schema
@@ -36,8 +36,7 @@ def compare_tensors(
     ):
         logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
         if side == "emulated":
-            actual = emulated("bf16" if precision == "bf16" else "fp16")
-            result = triage_op(model, actual, config, run=logged)
+            result = triage_op(model, Emulated("bf16" if precision == "bf16" else "fp16"), config, run=logged)
         else:
             options = TensorRTOptions() if side == "tensorrt" else OnnxRuntimeOptions()
             result = triage_op(model, BuildConfig(precision=precision, options=options), config, run=logged)

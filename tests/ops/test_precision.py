@@ -182,3 +182,23 @@ def test_emulation_overflows_where_fp16_does() -> None:
     session = ort.InferenceSession(low.SerializeToString(), providers=["CPUExecutionProvider"])
     [array] = session.run(None, {"x": np.array([300, 2], np.float32)})
     assert array.tolist() == [np.inf, 2.0]
+
+
+def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
+    text = """(float[4] x) => (float[4] y) {
+        [scale] a = Mul(x, k)
+        [first] b = custom.Norm(x)
+        [second] c = custom.Norm(a)
+        [add] y = Add(b, c)
+    }
+    <domain: "custom", opset_import: ["" : 17]>
+    Norm (v) => (n) { [square] s = Mul(v, v) [root] r = Sqrt(s) [divide] n = Div(v, r) }"""
+    model = models.model(text, {"k": np.float32(1000)})
+    feed = {"x": np.ones(4, np.float32)}
+
+    result = precision(model, fast(), feeds=[feed])
+
+    assert result.verdict == "mixed" and len(result.keep) == 2
+    assert {name.split("__")[0] for name in result.keep} == {"square", "root"}
+    assert len({name.split("__")[1] for name in result.keep}) == 1
+    assert set(result.keep) <= {node.name for node in result.model.graph.node}

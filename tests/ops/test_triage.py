@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.comparator.report import Tolerances
 from trtops.ops.check_submodel import onnxruntime_runner
-from trtops.ops.triage import MakeRunner, TriageConfig, TriageResult, draw, emulated, triage
+from trtops.ops.triage import Emulated, MakeRunner, TriageConfig, TriageResult, draw, triage
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
@@ -93,7 +95,7 @@ def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
         "(float[4] x) => (float[4] y) { [a] big = Mul(x, k) [b] square = Mul(big, big) [c] root = Sqrt(square) [d] y = Div(root, k) }",
         {"k": np.float32(1000)},
     )
-    result = triage(model, emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
 
     assert result.first_nonfinite == "square"
     assert result.chain == ("square", "big")
@@ -110,7 +112,7 @@ def test_where_infinity_comes_in_is_the_origin_and_not_what_is_behind_it() -> No
     )
     feed = {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)}
 
-    result = triage(model, emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[feed])
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[feed])
 
     assert (result.origin, result.first_nonfinite) == ("b", "b")
 
@@ -150,7 +152,13 @@ def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated()
     )
     feed = {"x": np.ones(4, np.float32), "flag": np.array(True)}
 
-    assert triage(model, emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+    assert triage(model, Emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_what_is_expected_of_the_precision_that_is_emulated_is_the_default(to: Literal["fp16", "bf16"]) -> None:
+    model = models.model("(float[64] x) => (float[64] y) { y = Exp(x) }")
+    assert triage(model, Emulated(to)).verdict == "good"
 
 
 def test_growth_tells_where_rounding_is_blown_up() -> None:
@@ -158,7 +166,7 @@ def test_growth_tells_where_rounding_is_blown_up() -> None:
         "(float[256] x) => (float[256] y) { a = Add(x, k) b = Sub(a, k) y = Mul(b, two) }",
         {"k": np.float32(100), "two": np.float32(2)},
     )
-    result = triage(model, emulated("fp16"), TriageConfig(tolerances=TIGHT))
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT))
     growth = result.tensor("b").growth
     assert growth is not None and growth > 50
     assert result.origin == "b"

@@ -25,7 +25,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.backend.onnx import emulate, walk
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import KEPT_TYPES, Rewritten, lower_precision, node_name
+from trtops.backend.onnx.precision import KEPT_TYPES, Rewritten, lower_precision, node_name, without_functions
 from trtops.backend.onnx.save import save_model
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.metadata import TensorMetadata
@@ -132,7 +132,8 @@ class PrecisionResult(Record):
     Attributes:
         verdict: ``good`` if all nodes may be lowered; ``mixed`` if some must be kept; ``bad`` if even keeping all that can
             be lowered does not meet the tolerances.
-        keep: Names of the nodes to keep in FP32, in the model's order.
+        keep: Names of the nodes to keep in FP32, in the model's order; of the nodes in functions, as they are called in
+            :attr:`model`, where functions are written out.
         exclude: The same, shorter: a type or pattern where that means the same nodes. What
             :func:`trtops.backend.onnx.precision.lower_precision` takes.
         minimal: Whether no single node of ``keep`` can be lowered, as was checked.
@@ -300,7 +301,7 @@ class _Trial:
         judge: Callable[[Candidate], bool] | None,
         progress: Callable[[PrecisionStep], None] | None,
     ) -> _Trial:
-        original = model.proto()
+        original = without_functions(model.proto())
         rewritten = lower_precision(original, config.to, exclude=config.exclude, keep_types=config.keep_types)
         lowered = set(rewritten.lowered)
         by_name = {node_name(node): node.op_type for node in walk.nodes(original) if node_name(node) in lowered}

@@ -26,19 +26,19 @@ from trtops.ops.check import default_tolerances
 from trtops.ops.feeds import open_feeds
 from trtops.ops.models import open_model
 from trtops.ops.triage_result import Probe, TensorError, TriageResult, draw, log_result
-from trtops.ops.triage_sides import Built, MakeRunner, Sides, Size, emulated, reference
+from trtops.ops.triage_sides import Built, Emulated, MakeRunner, Sides, Size, reference
 from trtops.record import Record
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, Precision
 from trtops.tracking.base import NO_RUN, Run
 
 __all__ = [
+    "Emulated",
     "MakeRunner",
     "Probe",
     "TensorError",
     "TriageConfig",
     "TriageResult",
     "draw",
-    "emulated",
     "reference",
     "triage",
 ]
@@ -90,7 +90,7 @@ def triage(
 
     Args:
         model: The model, or its path; not changed.
-        actual: The side under test: how to build an engine, or what makes a runner (:func:`emulated`).
+        actual: The side under test: how to build an engine, or what makes a runner (:class:`Emulated`).
         config: How to look.
         golden: The side that is taken for right.
         feeds: Inputs, in place of the config's source.
@@ -108,13 +108,18 @@ def triage(
     source = config.data if feeds is None else feeds
     given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
     side = Built(actual) if isinstance(actual, BuildConfig) else None
-    tolerances = config.tolerances or default_tolerances(
-        actual.precision if isinstance(actual, BuildConfig) else "fp32"
-    )
+    tolerances = config.tolerances or default_tolerances(_precision(actual))
     sides = Sides(opened.proto(), side or actual, golden, given, tolerances)  # type: ignore[arg-type]
     result = _look(sides, config, side, started)
     log_result(run, {"model": opened.name, **config.to_dict()}, result)
     return result
+
+
+def _precision(actual: BuildConfig | MakeRunner) -> Precision:
+    """The precision under test, as far as a side tells it."""
+    if isinstance(actual, BuildConfig):
+        return actual.precision
+    return actual.to if isinstance(actual, Emulated) else "fp32"
 
 
 def _look(sides: Sides, config: TriageConfig, built: Built | None, started: float) -> TriageResult:

@@ -26,23 +26,26 @@ MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 _UNKNOWN_BYTES = 1 << 20
 
 
-def emulated(to: LowPrecision, exclude: Sequence[str] = ()) -> MakeRunner:
+@dataclass(frozen=True)
+class Emulated:
     """A side that computes in 16 bit, rounded on the CPU as a GPU rounds; see :mod:`trtops.backend.onnx.emulate`.
 
-    Args:
+    Attributes:
         to: The precision.
         exclude: Nodes that stay in FP32.
     """
 
-    def make(model: onnx.ModelProto) -> BaseRunner:
+    to: LowPrecision
+    exclude: Sequence[str] = ()
+
+    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
+        """A runner of the model in that precision."""
         from trtops.backend.onnx.emulate import emulate_low_precision
         from trtops.ops.check_submodel import onnxruntime_runner
 
-        low = lower_precision(model, to, exclude=exclude).model
+        low = lower_precision(model, self.to, exclude=self.exclude).model
         emulate_low_precision(low)
         return onnxruntime_runner(low)
-
-    return make
 
 
 def reference(model: onnx.ModelProto) -> BaseRunner:

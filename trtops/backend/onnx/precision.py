@@ -107,7 +107,8 @@ def lower_precision(
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
         exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
-            without a name goes by its first output's.
+            without a name goes by its first output's. Functions of the model are written out before, so names are
+            those of :func:`without_functions`.
         keep_types: Operator types to keep in FP32 beside those.
 
     Raises:
@@ -121,8 +122,7 @@ def lower_precision(
             f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
             "onnx.version_converter, or take fp16."
         )
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+    model = without_functions(model)
     shapes.infer_shapes(model)
     rewrite = _Rewrite(model, to, _excluded(model, exclude), frozenset(keep_types))
     rewrite.model(model, keep_io=keep_io)
@@ -134,6 +134,11 @@ def lower_precision(
         clamped=tuple(dict.fromkeys(rewrite.clamped)),
         flushed=rewrite.flushed,
     )
+
+
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model in which each call of a function is that function's nodes, under names of their own; itself if it has none."""
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
 def node_name(node: onnx.NodeProto) -> str:

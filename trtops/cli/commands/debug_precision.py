@@ -29,6 +29,7 @@ GROUPS = (
         (
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the model in mixed precision"),
             Flag(names=("--exclude-list",), shown="FILE", help="where to write the names of the nodes to keep"),
+            Flag(names=("--picture",), shown="FILE", help="where to draw accuracy against latency, as PNG"),
             Flag(names=("--mode",), choices=("minimal", "bisect", "linear"), help="keep as few nodes as possible, or all from one end of the model"),
             Flag(names=("--dir", "--direction"), to="direction", choices=("forward", "reverse"), help="the end that bisect and linear keep"),
             Flag(names=("-p", "--precision"), to="precision", choices=("float32", "float16"), help="what kept layers of engines compute in: float32, or float16 beside --int8 and --fp8"),
@@ -67,6 +68,7 @@ class Plan:
         sorting: What to do about the files that are there then.
         golden: Outputs that the model must give.
         layers: Where to write the error of every tensor.
+        picture: Where to draw accuracy against latency.
         experiment: Where to remember it.
         store: Where the memory is.
     """
@@ -80,6 +82,7 @@ class Plan:
     sorting: RepeatConfig | None
     golden: str | None
     layers: str | None
+    picture: str | None
     experiment: str | None
     store: str | None
 
@@ -112,6 +115,7 @@ def plan(args: Asked) -> Plan:
         sorting=_sorting(args, artifact) if check else None,
         golden=args.golden_outputs,
         layers=args.save_layer_outputs,
+        picture=args.picture,
         experiment=args.experiment,
         store=args.store if args.experiment else None,
     )
@@ -191,6 +195,11 @@ def execute(plan: Plan) -> int:
             run.finish("bad" if result.verdict == "bad" else "good")
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
+    if plan.picture is not None:
+        from trtops.backend.common import save_bytes
+        from trtops.ops.precision import draw
+
+        save_bytes(draw(result.points, plan.config.to), plan.picture)
     return _show(result, judged=plan.check is not None)
 
 
