@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 
+from trtops import errors
+
 
 def _setting(name: str, default: str) -> str:
     return os.environ.get(f"TRTOPS_{name}", os.environ.get(f"POLYGRAPHY_{name}", default))
 
 
-ARRAY_SWAP_THRESHOLD_MB: int = int(_setting("ARRAY_SWAP_THRESHOLD_MB", "-1"))
+def _whole_number(name: str, default: str) -> int:
+    text = _setting(name, default)
+    try:
+        return int(text)
+    except ValueError:
+        raise errors.ConfigError(f"TRTOPS_{name} is {text!r}; expected a whole number.") from None
+
+
+ARRAY_SWAP_THRESHOLD_MB: int = _whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
 """Arrays in results that are larger than this many MiB are kept in a temporary file; negative keeps all in memory.
 
 Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or, for those used to it, ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.

@@ -324,3 +324,23 @@ def test_a_missing_file_is_named_first(tmp_path, monkeypatch, caplog):
 
     assert main(["check", "accuracy", "none.json"]) == 3
     assert caplog.messages == ["none.json: No such file or directory"]
+
+
+def test_variables_of_the_field_s_tool_that_have_no_effect_are_told_of(tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    monkeypatch.setenv("TRTOPS_AUTOINSTALL_DEPS", "1")
+    monkeypatch.setenv("TRTOPS_INSTALL_CMD", "0")
+
+    assert main(shlex.split("inspect model identity.onnx")) == 0
+    assert [m.split()[0] for m in caplog.messages if "has no effect" in m] == ["TRTOPS_AUTOINSTALL_DEPS"]
+
+
+def test_help_names_the_environment_variables_and_one_that_is_wrong_is_refused(tmp_path, capsys):
+    assert main(["-h"]) == 0
+    text = capsys.readouterr().out
+    assert "TRTOPS_HOME" in text and "NO_COLOR" in text
+
+    models.identity().write(tmp_path)
+    wrong = script_run("run identity.onnx --onnxrt", tmp_path, TRTOPS_ARRAY_SWAP_THRESHOLD_MB="many")
+    assert wrong.returncode in (2, 3) and b"is 'many'; expected a whole number" in wrong.stderr

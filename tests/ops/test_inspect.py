@@ -94,6 +94,16 @@ def test_saved_inputs_of_every_kind_are_shown(tmp_path: Path, suffix: str) -> No
     assert "dtype=int64, shape=(2, 3)" in inspect.inspect_data(path).text()
 
 
+def test_statistics_are_of_finite_elements_and_say_where_the_ends_are(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[1, np.nan, 4], [np.inf, -3, 2]], np.float32))
+
+    found = inspect.inspect_data(tmp_path / "a.npy")
+    (array,) = found.to_json()
+    assert (array["minimum_at"], array["maximum_at"], array["nan"], array["inf"]) == ([1, 1], [0, 2], 1, 1)
+    assert (array["mean"], array["median"], array["magnitude"]) == (1.0, 1.5, 2.5)
+    assert "min=-3 at (1, 1), max=4 at (0, 2)" in found.text() and "p90=3.4" in found.text()
+
+
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError):
         inspect.inspect_data(tmp_path / "nothing.json")

@@ -163,7 +163,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def _width() -> int:
     try:
-        return os.get_terminal_size().columns
+        return max(40, os.get_terminal_size().columns)
     except OSError:
         return 110
 
@@ -201,7 +201,7 @@ def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequen
     shown = "\n".join(f"  {line}" for example in examples for line in example.splitlines())
     parser = Parser(
         prog=prog,
-        description=textwrap.fill(about, 100),
+        description=textwrap.fill(about, min(100, _width())),
         epilog=f"{bold('examples:')}\n{shown}",
         formatter_class=_Help,
         allow_abbrev=False,

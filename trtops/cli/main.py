@@ -108,6 +108,9 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
             parser.error(str(exc))
         for sentence in without_effect(module.GROUPS, args, rest):
             log.warning("%s", sentence)
+        for name, why in registry.IDLE_VARIABLES.items():
+            if os.environ.get(name, "0") != "0":
+                log.warning("%s has no effect here: %s", name, why)
         try:
             return int(module.execute(plan))
         except (TrtopsError, OSError) as exc:
@@ -194,6 +197,9 @@ def folder_help(path: registry.Path) -> str:
     about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: built, judged, explained and remembered.")
     lines = [f"usage: {prog} <command> [options]", "", f"{about[0].upper()}{about[1:]}", "", bold("commands:")]
     lines += [f"  {word.ljust(width)}{line}" for word, line in words.items()]
+    if not path:
+        width = max(map(len, registry.VARIABLES)) + 2
+        lines += ["", bold("environment:"), *(f"  {n.ljust(width)}{line}" for n, line in registry.VARIABLES.items())]
     first = next(iter(words))
     example = "trtops run model.onnx --onnxrt --trt" if not path else f"{prog} {first} -h"
     return "\n".join([*lines, "", bold("example:"), f"  {example}", "", f"Help on one: {prog} {first} -h"])

@@ -95,6 +95,26 @@ NOT_CARRIED_OUT: dict[Path, str] = {
 """Commands of the field's tool that are known and not carried out, with what to do instead."""
 
 
+VARIABLES = {
+    "TRTOPS_HOME": "where runs are kept (default: ./mlruns)",
+    "MLFLOW_TRACKING_URI": "an MLflow server to keep them on instead",
+    "TRTOPS_USE_TENSORRT_RTX": "1: TensorRT is TensorRT-RTX",
+    "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
+    "NO_COLOR": "any value: no colours",
+}
+"""Environment variables, with what they do."""
+
+_NOTHING_INSTALLED = "nothing is installed by a command; it says what is missing, and the line that installs it"
+
+IDLE_VARIABLES = {
+    "TRTOPS_AUTOINSTALL_DEPS": _NOTHING_INSTALLED,
+    "TRTOPS_ASK_BEFORE_INSTALL": _NOTHING_INSTALLED,
+    "TRTOPS_INSTALL_CMD": _NOTHING_INSTALLED,
+    "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "they are part of the tests",
+}
+"""Environment variables of the field's tool of which nothing comes here, with why."""
+
+
 def below(folder: Path) -> dict[str, str]:
     """The words that may follow these, with a line about each."""
     size = len(folder)

@@ -173,8 +173,13 @@ class ArraySummary(Record):
         shape: Its shape.
         mean: Mean of its finite elements, and so on; None for text and for arrays without finite elements.
         std: Standard deviation.
+        median: Median.
+        magnitude: Mean of the absolute values.
+        percentiles: 90th, 95th and 99th percentile.
         minimum: Smallest.
+        minimum_at: Where the first such element is.
         maximum: Largest.
+        maximum_at: Where the first such element is.
         nan: NaNs.
         inf: Infinities.
     """
@@ -185,8 +190,13 @@ class ArraySummary(Record):
     shape: tuple[int, ...]
     mean: float | None = None
     std: float | None = None
+    median: float | None = None
+    magnitude: float | None = None
+    percentiles: tuple[float, ...] = ()
     minimum: float | None = None
+    minimum_at: tuple[int, ...] = ()
     maximum: float | None = None
+    maximum_at: tuple[int, ...] = ()
     nan: int = 0
     inf: int = 0
 
@@ -277,15 +287,6 @@ def summarize(where: str, name: str, array: Any) -> ArraySummary:
     if array.dtype.kind not in "fiub" and "float" not in array.dtype.name:
         return ArraySummary(where=where, name=name, dtype=str(array.dtype), shape=array.shape)
     numbers = array.astype(np.float64, copy=False)
-    finite = numbers[np.isfinite(numbers)]
-    found: dict[str, float] = {}
-    if finite.size:
-        found = {
-            "mean": float(finite.mean()),
-            "std": float(finite.std()),
-            "minimum": float(finite.min()),
-            "maximum": float(finite.max()),
-        }
     return ArraySummary(
         where=where,
         name=name,
@@ -293,8 +294,31 @@ def summarize(where: str, name: str, array: Any) -> ArraySummary:
         shape=array.shape,
         nan=int(np.isnan(numbers).sum()),
         inf=int(np.isinf(numbers).sum()),
-        **found,
+        **_statistics(numbers),
     )
+
+
+def _statistics(numbers: Any) -> dict[str, Any]:
+    """Statistics of the finite elements, by the names of :class:`ArraySummary`."""
+    import numpy as np
+
+    places = np.flatnonzero(np.isfinite(numbers))
+    if not places.size:
+        return {}
+    finite = numbers.reshape(-1)[places]
+    least, most = finite.argmin(), finite.argmax()
+    median, *percentiles = map(float, np.percentile(finite, (50, 90, 95, 99)))
+    return {
+        "mean": float(finite.mean()),
+        "std": float(finite.std()),
+        "median": median,
+        "magnitude": float(np.abs(finite).mean()),
+        "percentiles": tuple(percentiles),
+        "minimum": float(finite[least]),
+        "minimum_at": tuple(map(int, np.unravel_index(places[least], numbers.shape))),
+        "maximum": float(finite[most]),
+        "maximum_at": tuple(map(int, np.unravel_index(places[most], numbers.shape))),
+    }
 
 
 def _array_lines(
@@ -304,10 +328,12 @@ def _array_lines(
 
     lines = [f"    {name} [dtype={described.dtype}, shape={described.shape}]"]
     if described.mean is not None:
-        lines.append(
-            f"        mean={described.mean:.5g}, std={described.std:.5g}, min={described.minimum:.5g}, "
-            f"max={described.maximum:.5g}, NaN={described.nan}, inf={described.inf}"
-        )
+        levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), described.percentiles))
+        lines += [
+            f"        mean={described.mean:.5g}, std={described.std:.5g}, median={described.median:.5g}, "
+            f"min={described.minimum:.5g} at {described.minimum_at}, max={described.maximum:.5g} at {described.maximum_at}",
+            f"        magnitude={described.magnitude:.5g}, {levels}, NaN={described.nan}, inf={described.inf}",
+        ]
     if histogram and described.mean is not None:
         numbers = np.asarray(array, np.float64)
         counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10)

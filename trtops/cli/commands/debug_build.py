@@ -130,7 +130,9 @@ def execute(plan: Plan) -> int:
         plan.model, plan.campaign, tracker=tracker, resume=plan.resume, experiment=plan.experiment, progress=_tell
     )
     say(markdown(result.found).rstrip())
-    say(f"\n{result.good} good, {result.bad} bad, {result.errors} errors. Run {result.run_id} in {result.experiment}")
+    kept = plan.resume or plan.experiment or plan.store
+    where = f" Run {result.run_id} in {result.experiment}" if kept else ""
+    say(f"\n{result.good} good, {result.bad} bad, {result.errors} errors.{where}")
     return 0 if result.verdict == "good" else 1
 
 
