@@ -195,6 +195,8 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     proof = json.loads(text)
     assert code == 0 and proof["outcome"] == "confirmed" and proof["deny_run"] is None
     assert "taken out" in run(f"debug prove {campaign} --repeats 1 --suspect 0 --no-deny")[1]
+    mended = next(trial["run_id"] for trial in proof["trials"] if trial["swap"] == "out")
+    assert run(f"runs promote {mended}")[0] == 0  # it is judged as the campaign judged
     entry = json.loads(run(f"runs deny {proof['run_id']} --json")[1])["run_id"]
     assert entry in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason

@@ -42,7 +42,10 @@ def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None)
     Raises:
         ConfigError: If there is none.
     """
-    path = Path(given or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
+    named = given or info.tags.get(schema.Tag.MODEL_PATH)
+    if not named:
+        raise errors.ConfigError(f"Run {info.id} does not say where its model is. Say where it is.")
+    path = Path(named).absolute()
     if path.is_file():
         return path
     if given is None and info.status == "finished":

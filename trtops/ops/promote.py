@@ -6,7 +6,7 @@ And the way back: :func:`resolve` says which engine is accepted for a model here
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,16 +217,23 @@ def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None
             )
 
 
+def _lineage(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
+    """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
+    yield info
+    while info.parent is not None:
+        info = tracker.info(info.parent)
+        yield info
+
+
 def _begun_by(tracker: Tracker, info: RunInfo) -> RunInfo:
     """The run that knows where the model is: the build's own, or its campaign's."""
-    if schema.Tag.MODEL_PATH in info.tags or info.parent is None:
-        return info
-    return tracker.info(info.parent)
+    return next((each for each in _lineage(tracker, info) if schema.Tag.MODEL_PATH in each.tags), info)
 
 
 def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     """How a run's campaign judged its builds; the usual check for a build of its own."""
-    data = tracker.peek(info.parent, schema.Artifact.CAMPAIGN) if info.parent is not None else None
+    held = (tracker.peek(each.id, schema.Artifact.CAMPAIGN) for each in _lineage(tracker, info))
+    data = next((data for data in held if data is not None), None)
     return DebugBuildConfig().check if data is None else DebugBuildConfig.from_json(data).check
 
 

@@ -17,7 +17,7 @@ GROUPS = (
         (
             Flag(names=("run",), help="a good build's run, or a good iteration's"),
             Flag(names=("--model",), shown="FILE", help="the ONNX file, where it is not where the run found it"),
-            Flag(names=("--name",), help="the registered model (default: the run's experiment)"),
+            Flag(names=("--name",), help="the registered model (default: the model file's name)"),
             Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long the build may take"),
         ),
     ),
