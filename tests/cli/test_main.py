@@ -16,6 +16,7 @@ import pytest
 
 from tests import models
 from trtops.cli import registry
+from trtops.cli.logs import say_page
 from trtops.cli.main import main
 
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
@@ -97,6 +98,10 @@ def test_bash_completes_commands_and_options(tmp_path):
     assert completed("trtops", "insp") == ["inspect"]
     assert set(completed("trtops", "inspect", "d")) == {"data", "diff", "diff-tactics"}
     assert completed("trtops", "run", "m.onnx", "--load-o") == ["--load-outputs"]
+    (tmp_path / "prefixed.onnx").write_bytes(b"")
+    assert completed("trtops", "debug", "pr") == ["prove", "precision"]  # no command is a file
+    assert completed("trtops", "inspect", "model", "pr") == ["prefixed.onnx"]
+    assert completed("trtops", "debug", "reduce", "m.onnx", "--mode", "") == ["bisect", "linear"]
 
 
 ZSH = """
@@ -344,3 +349,13 @@ def test_help_names_the_environment_variables_and_one_that_is_wrong_is_refused(t
     models.identity().write(tmp_path)
     wrong = script_run("run identity.onnx --onnxrt", tmp_path, TRTOPS_ARRAY_SWAP_THRESHOLD_MB="many")
     assert wrong.returncode in (2, 3) and b"is 'many'; expected a whole number" in wrong.stderr
+
+
+def test_tables_of_pages_are_aligned_where_they_fit_a_terminal(capsys):
+    wide = "x" * 130
+    say_page(f"# t\n\n\n| a | longer |\n|---|---|\n| some words | 1 |\n\n| {wide} | b |\n| --- | --- |\n| c | d |\n")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "# t", "", "| a          | longer |", "| ---------- | ------ |", "| some words | 1      |", "",
+        f"| {wide} | b |", "| --- | --- |", "| c | d |",
+    ]  # fmt: skip

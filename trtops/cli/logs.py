@@ -73,6 +73,27 @@ def say_json(value: Any) -> None:
     say(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+def say_page(page: str) -> None:
+    """Print a page of Markdown as a terminal shows it best: columns of tables that fit are aligned."""
+    import itertools
+    import re
+
+    lines: list[str] = []
+    for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
+        block = list(group)
+        lines += _aligned(block) if is_table else block
+    say(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)))
+
+
+def _aligned(table: list[str], widest: int = 120) -> list[str]:
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    widths = [max(map(len, column)) for column in zip(head, *body)]
+    if any(len(row) != len(head) for row in body) or sum(widths) + 3 * len(widths) > widest:
+        return table
+    rows = [head, ["-" * width for width in widths], *body]
+    return [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths))} |" for row in rows]
+
+
 def report(title: str, result: Any, *, remembered: bool) -> str:
     """An op's result as a page; without the way to its run where that ends with this process."""
     from trtops.ops.report import markdown

@@ -81,10 +81,10 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Calibrate, and print."""
-    from trtops.cli.logs import report, say
+    from trtops.cli.logs import report, say_page
     from trtops.ops.calibrate import calibrate
 
     tracker = configs.memory(plan.experiment, plan.store)
     result = calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    say(report("calibrate", result, remembered=plan.experiment is not None))
+    say_page(report("calibrate", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

@@ -70,7 +70,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Compare, and print."""
-    from trtops.cli.logs import report, say, say_json
+    from trtops.cli.logs import report, say_json, say_page
     from trtops.ops.compare import RUN_PREFIX, compare
 
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
@@ -79,5 +79,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say(report("compare", result, remembered=plan.experiment is not None))
+        say_page(report("compare", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trtops.cli import registry
 from trtops.cli.flags import Asked, Flag, Group
 
@@ -30,8 +32,9 @@ def script(shell: str) -> str:
     ]
     cases += [f'        "{" ".join(path)}") words="{" ".join(options(path))}";;' for path in registry.COMMANDS]
     body = "\n".join(cases)
+    picks = "\n".join(f'        "{place}") picks="{words}";;' for place, words in _choices())
     text = f"""_trtops() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" path="" words="" i
+    local word="${{COMP_WORDS[COMP_CWORD]}}" path="" words="" picks="" i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$path ${{COMP_WORDS[i]}}" in
             {"|".join(f'" {" ".join(p)}"' for p in (*registry.FOLDERS, *registry.COMMANDS))}) path="$path ${{COMP_WORDS[i]}}";;
@@ -41,9 +44,14 @@ def script(shell: str) -> str:
     case "${{path# }}" in
 {body}
     esac
+    case "${{path# }} ${{COMP_WORDS[COMP_CWORD-1]}}" in
+{picks}
+    esac
     case "$word" in
         -*) COMPREPLY=($(compgen -W "$words" -- "$word"));;
-        *)  COMPREPLY=($(compgen -W "${{words//--[a-z0-9-]*/}}" -- "$word") $(compgen -f -- "$word"));;
+        *)  [[ -n $picks ]] && {{ COMPREPLY=($(compgen -W "$picks" -- "$word")); return; }}
+            [[ $words != *--* ]] && {{ COMPREPLY=($(compgen -W "$words" -- "$word")); return; }}
+            COMPREPLY=($(compgen -f -- "$word"));;
     esac
 }}
 complete -o filenames -F _trtops trtops"""
@@ -61,3 +69,13 @@ def options(path: registry.Path) -> list[str]:
 
     flags = (flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags if not flag.refuse)
     return list(dict.fromkeys(name for flag in flags for name in flag.names if name.startswith("--")))
+
+
+def _choices() -> Iterator[tuple[str, str]]:
+    """A command and an option that takes one of some words, and these words."""
+    from trtops.cli.main import load
+
+    for path in registry.COMMANDS:
+        for flag in (flag for group in load(path).GROUPS for flag in group.flags if flag.choices):
+            for name in flag.names if not flag.positional else (path[-1],):
+                yield " ".join((*path, name)), " ".join(map(str, flag.choices or ()))

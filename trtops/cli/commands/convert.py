@@ -147,7 +147,7 @@ def _kept(args: Asked) -> tuple[tuple[str, str], ...]:
 
 def execute(plan: Plan) -> int:
     """Make it."""
-    from trtops.cli.logs import report, say
+    from trtops.cli.logs import report, say, say_page
 
     if plan.make is not None:
         Maker()(plan.make)()
@@ -165,7 +165,7 @@ def execute(plan: Plan) -> int:
             save_bytes(build.engine.plan, plan.output)
         for name, path in plan.kept:
             _keep(build, name, path)
-    say(report("convert", result, remembered=plan.experiment is not None))
+    say_page(report("convert", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1
 
 

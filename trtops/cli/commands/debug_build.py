@@ -121,7 +121,7 @@ def execute(plan: Plan) -> int:
     """Build, judge, and tell."""
     if plan.build is not None:
         return _repeat(plan)
-    from trtops.cli.logs import say
+    from trtops.cli.logs import say, say_page
     from trtops.ops.debug_build import debug_build
     from trtops.tactics.report import markdown
 
@@ -129,7 +129,7 @@ def execute(plan: Plan) -> int:
     result = debug_build(
         plan.model, plan.campaign, tracker=tracker, resume=plan.resume, experiment=plan.experiment, progress=_tell
     )
-    say(markdown(result.found).rstrip())
+    say_page(markdown(result.found))
     kept = plan.resume or plan.experiment or plan.store
     where = f" Run {result.run_id} in {result.experiment}" if kept else ""
     say(f"\n{result.good} good, {result.bad} bad, {result.errors} errors.{where}")

@@ -62,7 +62,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Measure, and tell."""
-    from trtops.cli.logs import report, say, say_json
+    from trtops.cli.logs import report, say_json, say_page
     from trtops.ops.noise import noise
 
     result = noise(
@@ -74,5 +74,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say(report("noise", result, remembered=True))
+        say_page(report("noise", result, remembered=True))
     return 0

@@ -67,7 +67,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Swap, and tell."""
-    from trtops.cli.logs import report, say, say_json
+    from trtops.cli.logs import report, say_json, say_page
     from trtops.ops.prove import prove
 
     result = prove(
@@ -79,5 +79,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say(report("prove", result, remembered=True))
+        say_page(report("prove", result, remembered=True))
     return 0 if result.outcome == "confirmed" else 1

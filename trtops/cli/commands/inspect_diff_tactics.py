@@ -76,7 +76,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Compare, and print."""
-    from trtops.cli.logs import say, say_json
+    from trtops.cli.logs import say, say_json, say_page
     from trtops.ops.diff_tactics import diff_tactics
     from trtops.tactics.report import markdown
 
@@ -86,7 +86,7 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
         return 0
-    say(markdown(result.found).rstrip())
+    say_page(markdown(result.found))
     for path, why in result.skipped:
         say(f"Passed over {path}: {why}")
     return 0

@@ -70,7 +70,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Measure, and print."""
-    from trtops.cli.logs import report, say
+    from trtops.cli.logs import report, say_page
     from trtops.ops.report import verdict_of
     from trtops.ops.sensitivity import sensitivity
 
@@ -78,5 +78,5 @@ def execute(plan: Plan) -> int:
         configs.opened(plan.store) if plan.cache.startswith("run:") else configs.memory(plan.experiment, plan.store)
     )
     result = sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
-    say(report("sensitivity", result, remembered=plan.experiment is not None))
+    say_page(report("sensitivity", result, remembered=plan.experiment is not None))
     return 0 if verdict_of(result) == "good" else 1
