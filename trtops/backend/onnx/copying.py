@@ -54,6 +54,11 @@ def put_small(limit_bytes: int) -> PutTensor:
     return put
 
 
+def add_copy(messages: Any, message: Any) -> None:
+    """Append a copy to a repeated field. The field's own ``append`` writes all of it out, and no more than 2 GiB."""
+    messages.add().CopyFrom(message)
+
+
 def message_bytes(message: Any) -> int:
     """The bytes of a message once serialized, which protobuf does to tell; 2 GiB for one that it cannot serialize."""
     try:

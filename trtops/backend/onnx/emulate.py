@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.copying import add_copy
 
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -71,4 +72,4 @@ def _emulate(
     graph.node.extend(copies)
     for tensor in low_weights:
         array = numpy_helper.to_array(tensor).astype("float32")
-        graph.initializer.append(numpy_helper.from_array(array, widened[tensor.name]))
+        add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.copying import add_copy
 from trtops.backend.onnx.edit import expand
 from trtops.metadata import DataType
 
@@ -361,12 +362,12 @@ class _Rewrite:
         for tensor in weights:
             assert tensor.weight is not None
             if tensor.full_used or tensor.low is None:
-                graph.initializer.append(tensor.weight)
+                add_copy(graph.initializer, tensor.weight)
             if tensor.low is not None:
                 name = tensor.low if tensor.full_used else tensor.weight.name
                 if name != tensor.low:
                     self.renamed[tensor.low] = name
-                graph.initializer.append(self._lower_weight(tensor, name))
+                add_copy(graph.initializer, self._lower_weight(tensor, name))
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
@@ -423,7 +424,8 @@ def _take_weights(
     weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
     others = [tensor for tensor in graph.initializer if tensor.data_type != TensorProto.FLOAT]
     del graph.initializer[:]
-    graph.initializer.extend(others)
+    for tensor in others:
+        add_copy(graph.initializer, tensor)
     remaining = []
     for node in nodes:
         constant = _constant(node)

@@ -23,6 +23,7 @@ from onnx import numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.copying import add_copy
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import tensor_spec
@@ -417,9 +418,9 @@ def constant_array(node: onnx.NodeProto) -> onnx.TensorProto | Array | None:
 
 def _add_constant(graph: onnx.GraphProto, constant: _Constant) -> None:
     if isinstance(constant, onnx.TensorProto):
-        graph.initializer.append(constant)
+        add_copy(graph.initializer, constant)
     elif isinstance(constant, onnx.SparseTensorProto):
-        graph.sparse_initializer.append(constant)
+        add_copy(graph.sparse_initializer, constant)
     else:
         graph.node.insert(0, constant)
 
