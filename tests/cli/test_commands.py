@@ -108,6 +108,14 @@ def test_each_error_statistic_named_is_judged(folder, capsys):
     )
 
 
+def test_means_that_there_would_be_none_of_are_refused_before_anything_is_run(folder, capsys):
+    line = "run conv_net.onnx --onnxrt --onnxrt --iterations 2 --check-average --save-outputs none.json"
+    for more in ("", "--check-error-stat elemwise", "--fail-fast --check-error-stat mean"):
+        assert run(f"{line} {more}") == 2
+    assert not Path("none.json").exists()
+    assert run(f"{line} --check-error-stat mean") == run(f"{line} --compare l2 cosine_similarity") == 0
+
+
 def test_top_k_is_compared_in_place_of_scores(folder):
     assert run("run conv_net.onnx --onnxrt --save-outputs a.json") == 0
     results = RunResults.load("a.json")

@@ -101,6 +101,7 @@ WITH: dict[str, list[str]] = {
     "--calib-base-cls": ["--int8"],
     "--quantile": ["--int8"],
     "--regression-cutoff": ["--int8"],
+    "--check-average": ["--check-error-stat", "mean"],
     "--index-tolerance": ["--compare", "indices"],
     "--l2-threshold": ["--compare", "l2"],
     "--cosine-similarity-threshold": ["--compare", "cosine_similarity"],

@@ -169,6 +169,8 @@ def plan(args: Asked) -> Plan:
     if args.gen_script and args.experiment:
         raise UsageError("--gen-script writes what is run, not what is remembered; leave out --experiment")
     compared = len(runners) > 1 or bool(args.load_outputs)
+    if compared and args.check_average:
+        _check_averageable(args)
     config = RunConfig(
         warm_up=args.warm_up or 0,
         use_subprocess=bool(args.use_subprocess),
@@ -194,6 +196,18 @@ def plan(args: Asked) -> Plan:
         model=args.model_file or "",
         command=shlex.join(args.words),
     )
+
+
+def _check_averageable(args: Asked) -> None:
+    """Say before anything is run that there would be nothing to average."""
+    if args.peek("fail_fast"):
+        raise UsageError("--check-average and --fail-fast exclude each other: means need all iterations")
+    stats = {word for _, word in args.peek("check_error_stat") or (("", "elemwise"),)}
+    simple = "simple" in (args.peek("compare") or ["simple"]) and not args.peek("compare_func_script")
+    if simple and "elemwise" in stats:
+        raise UsageError(
+            "--check-average needs one number of each iteration; add --check-error-stat max, mean, median or quantile"
+        )
 
 
 def _runner(args: Asked, kind: str, word: str | None) -> Call:
