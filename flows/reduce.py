@@ -67,7 +67,8 @@ def reduce(
         precision: Its precision.
         tolerances: When its outputs are good enough; by default what is expected of the precision.
         width: How many candidates to check at a time.
-        output: Where to save the reduced model.
+        output: Where to save the reduced model. Answers are kept beside it until the end: give that file as the config's
+            journal, and a flow that was killed goes on.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:

@@ -347,6 +347,45 @@ def test_a_finished_reduction_is_read_from_its_journal_without_asking_anything(t
     assert names(second) == names(first)
 
 
+class Interrupted(Planted):
+    """A check during which somebody presses Ctrl-C, once it has answered so often."""
+
+    after: int | None = None
+
+    def __call__(self, part: SubModel) -> bool:
+        if len(self.asked) == self.after:
+            raise KeyboardInterrupt
+        return super().__call__(part)
+
+
+def test_answers_are_kept_beside_the_output_until_a_reduction_ends(tmp_path: Path):
+    case, journal = branchy(), tmp_path / "small_journal.jsonl"
+    config = ReduceConfig(output=str(tmp_path / "small.onnx"))
+    for _ in range(2):  # the second begins anew
+        check = Interrupted({"n4", "n18"})
+        check.after = 5
+        with pytest.raises(KeyboardInterrupt):
+            reduce(case.proto, check, config, feeds=[case.feed])
+        assert journal.read_text().count('"verdict"') == 5
+
+    going_on = ReduceConfig(output=config.output, journal=str(journal))
+    assert reduce(case.proto, Interrupted({"n4", "n18"}), going_on, feeds=[case.feed]).resumed == 5
+    assert journal.exists()
+
+    assert reduce(case.proto, Interrupted({"n4", "n18"}), config, feeds=[case.feed]).resumed == 0
+    assert not journal.exists()
+
+
+def test_a_file_that_is_no_journal_is_not_written_over(tmp_path: Path):
+    case, diary = branchy(), tmp_path / "small_journal.jsonl"
+    diary.write_text("a diary\n")
+
+    with pytest.raises(errors.FormatError, match="no journal of a reduction"):
+        reduce(case.proto, Planted({"n4"}), ReduceConfig(output=str(tmp_path / "small.onnx")), feeds=[case.feed])
+
+    assert diary.read_text() == "a diary\n"
+
+
 def test_a_line_cut_short_in_the_journal_is_asked_again_and_nothing_else(tmp_path: Path):
     case, journal = branchy(), tmp_path / "journal.jsonl"
     config = ReduceConfig(journal=str(journal))

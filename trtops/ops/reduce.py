@@ -14,6 +14,7 @@ a journal, and no question is put twice.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ from trtops.ops.reduce_replay import save_replay
 from trtops.ops.saving import SaveConfig
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,8 @@ class ReduceConfig(Record):
             Further culprits get ``_2`` and so on behind the name.
         save_as: Where the weights of these models go; beside others than the first, in files of their names.
         min_good: Where to save the passing sub-model that is closest in size to the culprit.
-        journal: Where answers are kept, so that a reduction that was killed can go on.
+        journal: Where answers are kept, so that a reduction that was killed can go on. Unless given they are kept beside
+            ``output``, as ``<name>_journal.jsonl``, until the reduction ends: name that file here to go on.
         after_crash: What a sub-model counts as whose check did not end because the process died: ask again, or take it
             for failing or passing.
         load_replay: A debug replay of the field's tool: the smallest sub-model that failed there is tried first.
@@ -230,6 +234,8 @@ def reduce(
         given = _feeds(model, config, feeds)
         journal = _open_journal(model, check, config, given)
         stack.callback(journal.close)
+        if journal.path is not None and config.journal is None:
+            logger.info("Answers are kept in %s until the end; give it as journal to go on after a kill.", journal.path)
         values = _values(model, cutter, config, given, stack)
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
@@ -248,6 +254,8 @@ def reduce(
         )
         if config.save_replay is not None:
             save_replay(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
+        if config.journal is None:
+            journal.remove()
     _log(run, model, check, config, result, journal)
     return result
 
@@ -290,12 +298,21 @@ def _feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> 
 
 
 def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
-    if config.journal is None:
+    path = config.journal
+    if path is None and config.output is not None:
+        path = str(_beside(Path(config.output), "journal.jsonl"))
+    if path is None:
         return Journal()
     data: str = config.inputs
     if given:
         data += f" {config.seed} {Feeds('', lambda: [_without_objects(feed) for feed in given]).digest()}"
-    return Journal(Path(config.journal), holds_for={"model": model.info.sha256, "check": describe(check), "data": data})
+    holds_for = {"model": model.info.sha256, "check": describe(check), "data": data}
+    return Journal(Path(path), holds_for=holds_for, begin_anew=config.journal is None)
+
+
+def _beside(output: Path, what: str) -> Path:
+    """A file that goes with a reduced model: ``<name>_inputs.json``."""
+    return output.with_name(f"{output.stem}_{what}")
 
 
 def _without_objects(feed: Feed) -> Feed:
@@ -321,7 +338,7 @@ def _save_culprit(hunt: Hunt, parts: Parts, number: int, config: ReduceConfig) -
         path = _numbered(Path(config.output), number)
         cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
         if config.inputs != "declared":
-            inputs_path = path.with_name(f"{path.stem}_inputs.json")
+            inputs_path = _beside(path, "inputs.json")
             _save_inputs(cut, inputs_path)
     return Culprit(
         nodes=tuple(_culprit_node(hunt.cutter.model.graph.node[i], i) for i in cut.nodes),

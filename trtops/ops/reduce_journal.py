@@ -80,21 +80,26 @@ class Journal:
 
     Attributes:
         steps: All answers, in order, those of earlier runs first.
+        path: The file, if there is one.
         resumed: How many of them are from earlier runs.
         unanswered: Node sets that an earlier run was checking when it ended.
     """
 
-    def __init__(self, path: Path | None = None, *, holds_for: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, *, holds_for: dict[str, str] | None = None, begin_anew: bool = False
+    ) -> None:
         """Open a journal, and read it if it is there.
 
         Args:
             path: The file; None keeps no file.
             holds_for: What the answers depend on; must be what an existing journal was begun with.
+            begin_anew: Whether the answers of an existing journal are forgotten, whatever they hold for.
 
         Raises:
             ConfigError: If the journal belongs to another model, check or data, or is in use.
             FormatError: If the file is something else than a journal, or of a newer version.
         """
+        self.path = path
         self.steps: list[Step] = []
         self.unanswered: set[frozenset[int]] = set()
         self._lock = threading.Lock()
@@ -104,7 +109,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
             _lock(self._file, path)
-            size = self._read(path, header) if path.stat().st_size else 0
+            size = self._read(path, header, begin_anew) if path.stat().st_size else 0
             self._file.truncate(size)
             self._file.seek(size)
             if not size:
@@ -140,20 +145,28 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
+    def remove(self) -> None:
+        """Let go of the file, and remove it."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        self.close()
+
     def _write(self, line: dict[str, Any]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         os.fsync(self._file.fileno())
 
-    def _read(self, path: Path, header: dict[str, Any]) -> int:
-        """Take in the whole lines of a file, and return how many bytes they are."""
+    def _read(self, path: Path, header: dict[str, Any], begin_anew: bool) -> int:
+        """Take in the whole lines of a file, and return how many bytes they are that stay."""
         data = path.read_bytes()
         size = data.rfind(b"\n") + 1
         lines = [_line(path, number, text) for number, text in enumerate(data[:size].splitlines(), start=1)]
         if not lines and not json.dumps(header, ensure_ascii=False).encode().startswith(data):
             raise errors.FormatError(f"{path} is no journal of a reduction; expected one, or no file.")
         if lines:
-            _check_header(path, lines[0], header)
+            _check_header(path, lines[0], {} if begin_anew else header)
+        if begin_anew:
+            return 0
         for line in lines[1:]:
             if "begin" in line:
                 self.unanswered.add(from_ranges(str(line["begin"])))

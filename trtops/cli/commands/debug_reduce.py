@@ -36,7 +36,7 @@ GROUPS = (
             Flag(names=("--no-reduce-outputs",), takes="switch", help="cut nothing off at the end"),
             Flag(names=("--mode",), choices=("bisect", "linear"), help="how to search"),
             Flag(names=("--find-all",), takes="switch", help="find every culprit, not the first alone"),
-            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search goes on"),
+            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search goes on (default: beside the output, begun anew and kept until the end)"),
             Flag(names=("--inputs-are",), choices=("real", "random", "declared"), help="what flows into parts: real values, random ones, or none (declared types only)"),
             Flag(names=("--max-checks",), convert=int, shown="N", help="stop after so many checks"),
             Flag(names=("--width",), convert=int, shown="N", help="check so many parts at a time"),
