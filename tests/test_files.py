@@ -65,3 +65,8 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
 
     assert caught.value.filename == str(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_an_error_of_a_folder_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No such file or directory: '/proc/none'$"), open_atomically("/proc/none"):
+        pass

@@ -36,6 +36,6 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         part.replace(target)
     except BaseException as exc:
         part.unlink(missing_ok=True)
-        if isinstance(exc, OSError) and exc.errno is not None and exc.filename in (None, str(part)):
+        if isinstance(exc, OSError) and exc.errno is not None and str(exc.filename) in ("None", str(part)):
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise

@@ -33,11 +33,11 @@ def logging_as(args: Asked) -> Iterator[logging.Logger]:
     G_LOGGER.timestamp = "timestamp" in (args.log_format or ())
     G_LOGGER.line_info = "line-info" in (args.log_format or ())
     G_LOGGER.colors = "no-colors" not in (args.log_format or ())
-    G_LOGGER.log_file = args.log_file
-    _silent = args.silent or False
     data_log, once = logging.getLogger("trtops.comparator.data_loader"), _Once()
     data_log.addFilter(once)
     try:
+        G_LOGGER.log_file = args.log_file
+        _silent = args.silent or False
         with G_LOGGER.verbosity(severity(args)):
             yield logging.getLogger("trtops.cli")
     finally:

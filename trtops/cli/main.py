@@ -6,6 +6,7 @@ message explains. 130: interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import io
@@ -101,7 +102,12 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
     from trtops.cli.logs import logging_as
     from trtops.errors import ConfigError, TrtopsError
 
-    with logging_as(args) as log, _ended_by_signals():
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(logging_as(args))
+        except OSError as exc:
+            parser.error(f"--log-file {_told(exc)}")
+        stack.enter_context(_ended_by_signals())
         try:
             plan = module.plan(args)
         except (UsageError, ConfigError) as exc:
