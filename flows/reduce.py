@@ -48,6 +48,10 @@ def reduce(
     config: Annotated[ReduceConfig | None, config_flag] = None,
     *,
     command: str | None = None,
+    fail_codes: tuple[int, ...] = (),
+    ignore_fail_codes: tuple[int, ...] = (),
+    fail_regex: tuple[str, ...] = (),
+    timeout_seconds: float | None = None,
     backend: Literal["onnxruntime", "tensorrt"] = "onnxruntime",
     precision: Precision = "fp32",
     tolerances: Tolerances | None = None,
@@ -63,6 +67,10 @@ def reduce(
         config: Everything that can be chosen; what is given beside it takes its place.
         command: A command that fails for models that show the failure, with ``{model}`` where the path belongs. Without
             one, engines of a back end are compared with the model itself.
+        fail_codes: Exit codes of the command that are the failure meant; any but 0 unless given.
+        ignore_fail_codes: Exit codes that are not.
+        fail_regex: Regular expressions of which one must be found in what the command prints, for the failure meant.
+        timeout_seconds: How long one run of the command may take.
         backend: The back end under test.
         precision: Its precision.
         tolerances: When its outputs are good enough; by default what is expected of the precision.
@@ -78,7 +86,13 @@ def reduce(
     config = replace(config, data=data or config.data, output=output or config.output, width=width or config.width)
     check: Check
     if command is not None:
-        check = CommandCheck(command=tuple(shlex.split(command)))
+        check = CommandCheck(
+            command=tuple(shlex.split(command)),
+            fail_codes=fail_codes,
+            ignore_fail_codes=ignore_fail_codes,
+            fail_regex=fail_regex,
+            timeout_seconds=timeout_seconds,
+        )
     else:
         options = TensorRTOptions() if backend == "tensorrt" else OnnxRuntimeOptions()
         runner = EngineRunner(BuildConfig(precision=precision, options=options))

@@ -61,3 +61,16 @@ def test_reduce_checks_several_candidates_at_a_time(overflowing: Path, tmp_path:
     assert [node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node] == ["Sqrt"]
     [info] = default_tracker().find(tags={"trtops.kind": "reduce"})
     assert info.verdict == "bad"
+
+
+def test_reduce_hunts_the_failure_that_is_meant_and_no_other(overflowing: Path, tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text(
+        "import onnx, sys\nops = {n.op_type for n in onnx.load(sys.argv[1]).graph.node}\n"
+        "print('wrong root' if 'Sqrt' in ops else 'cannot run')\nsys.exit(3 if 'Div' in ops or 'Sqrt' in ops else 0)"
+    )
+    command = f"{sys.executable} {script} {{model}}"
+
+    result = reduce(overflowing, command=command, fail_codes=(3,), fail_regex=("wrong root",))
+
+    assert [[node.op for node in culprit.nodes] for culprit in result.culprits] == [["Sqrt"]]
