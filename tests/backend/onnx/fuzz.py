@@ -18,12 +18,16 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx import bare
+from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.loader import onnx_from_path
-from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.model import Model, read_proto
+from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
 from trtops.ops import surgeon
+from trtops.ops.capability import CapabilityConfig, capability
 from trtops.ops.lint import lint
+from trtops.ops.reduce import ReduceConfig, reduce
 
 NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
 OPS = (
@@ -283,6 +287,12 @@ def try_tools(seed: int) -> list[str]:
             surgeon.SanitizeConfig(fold_constants=True, sort=True, cleanup=True, upper_bounds={"": 100}),
         ),
         "extract": lambda path: _extracted(path, Random(seed)),
+        "insert": _inserted,
+        "prune": lambda path: surgeon.prune(path, path.parent / "out" / "pruned.onnx"),
+        "strip": _stripped,
+        "fp16": lambda path: emulate_low_precision(convert_to_fp16(read_proto(path))),
+        "reduce": _reduced,
+        "capability": lambda path: capability(path, CapabilityConfig(backend="onnxruntime")),
         "summary": _shown,
     }
     with tempfile.TemporaryDirectory() as name:
@@ -300,6 +310,22 @@ def try_tools(seed: int) -> list[str]:
         if hashlib.sha256(path.read_bytes()).digest() != before:
             wrong.append(f"seed {seed}: the input file was changed")
     return wrong
+
+
+def _inserted(path: Path) -> None:
+    made = [name for node in read_proto(path).graph.node for name in node.output if name]
+    config = surgeon.InsertConfig(op="Neg", inputs=tuple(made[:1]), outputs=tuple(made[:1]))
+    surgeon.insert(path, path.parent / "out" / "inserted.onnx", config)
+
+
+def _stripped(path: Path) -> None:
+    structure = path.parent / "out" / "structure.onnx"
+    surgeon.strip_weights(path, structure)
+    surgeon.reconstruct_weights(structure, path.parent / "out" / "random.onnx")
+
+
+def _reduced(path: Path) -> None:
+    reduce(path, lambda part: len(part.proto.graph.node) < 2, ReduceConfig(inputs="declared", max_checks=6))
 
 
 def try_batch(seeds: range) -> list[str]:

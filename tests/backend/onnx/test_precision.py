@@ -324,3 +324,25 @@ def test_any_choice_of_nodes_to_keep_gives_a_valid_model(
     assert sorted([*lowered.lowered, *lowered.kept]) == sorted(f"n{i}" for i in range(len(steps)))
     wanted = DataType.FLOAT32 if keep_io else DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
     assert {spec.dtype for spec in Model.from_proto(lowered.model).info.outputs} == {wanted}
+
+
+def test_models_that_contradict_themselves_are_refused_by_name() -> None:
+    twice = models.model("(float[4] x) => (float[4] y) { y = Mul(x, w) }", {"w": np.ones(4, np.float32)})
+    twice.graph.node[0].output[0] = "w"
+    short = models.conv_net().proto
+    short.graph.initializer[0].dims[0] += 1
+    elsewhere = models.conv_net().proto
+    elsewhere.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    call = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2] x) => (float[2] y) { y = own.once(x, x) }
+        <domain: "own", opset_import: ["" : 17]> once (v) => (r) { r = Neg(v) }"""
+    )
+
+    for proto, message in (
+        (twice, "defined twice"),
+        (short, "expected"),
+        (elsewhere, "in another file"),
+        (call, "functions cannot be written out"),
+    ):
+        with pytest.raises(errors.ModelError, match=message):
+            convert_to_fp16(proto)

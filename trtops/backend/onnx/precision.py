@@ -21,9 +21,10 @@ import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.copying import add_copy
 from trtops.backend.onnx.edit import expand
+from trtops.backend.onnx.model import check_structure
 from trtops.metadata import DataType
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,13 @@ def convert_to_fp16(
     exclude: Iterable[str] = (),
     keep_types: Collection[str] = KEPT_TYPES,
 ) -> onnx.ModelProto:
-    """A model that computes in FP16 where its operators can; see :func:`lower_precision`, which also reports."""
+    """A model that computes in FP16 where its operators can; see :func:`lower_precision`, which also reports.
+
+    Raises:
+        ConfigError: As :func:`lower_precision` raises it.
+        ModelError: If the model contradicts itself, or its weights are not loaded.
+    """
+    check_structure(proto)
     return _reported(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
@@ -80,7 +87,8 @@ def convert_to_bf16(
     exclude: Iterable[str] = (),
     keep_types: Collection[str] = KEPT_TYPES,
 ) -> onnx.ModelProto:
-    """A model that computes in BF16 where its operators can; see :func:`lower_precision`, which also reports."""
+    """A model that computes in BF16 where its operators can; as :func:`convert_to_fp16`."""
+    check_structure(proto)
     return _reported(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
@@ -104,7 +112,8 @@ def lower_precision(
     """Rewrite a model so that its FP32 nodes compute in 16 bit.
 
     Args:
-        proto: The model, with all weights inside; not changed. FP64 stays FP64.
+        proto: The model, with all weights inside; it passes :func:`trtops.backend.onnx.model.check_structure`, and is not
+            changed. FP64 stays FP64.
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
         exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
@@ -115,6 +124,7 @@ def lower_precision(
     Raises:
         ConfigError: If ``exclude`` fits no node, or the operator set is too old for BF16.
         InvalidModelError: If the model's types contradict each other.
+        ExternalDataError: If a weight is not loaded.
     """
     model = onnx.ModelProto()
     model.CopyFrom(proto)
@@ -138,8 +148,17 @@ def lower_precision(
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in which each call of a function is that function's nodes, under names of their own; itself if it has none."""
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    """A model in which each call of a function is that function's nodes, under names of their own; itself if it has none.
+
+    Raises:
+        InvalidModelError: If a call does not fit its function.
+    """
+    if not model.functions:
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError) as exc:  # C++ exceptions
+        raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
 
 
 def node_name(node: onnx.NodeProto) -> str:
@@ -177,12 +196,18 @@ class _Tensor:
     def magnitudes(self) -> tuple[float, bool]:
         """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
-        array = numpy_helper.to_array(self.weight)
+        array = _array(self.weight)
         size = np.abs(array[np.isfinite(array)])
         if not size.size:
             return 0.0, False
         infinite = size >= _STANDS_FOR_INFINITY
         return float(np.max(size, initial=0, where=~infinite)), bool(infinite.any())
+
+
+def _array(weight: TensorProto) -> np.ndarray[Any, Any]:
+    if external.is_external(weight):
+        raise errors.ExternalDataError(f"Weight {weight.name!r} has its data in another file; load it first.")
+    return numpy_helper.to_array(weight)
 
 
 _Scope: TypeAlias = "ChainMap[str, _Tensor]"
@@ -405,7 +430,9 @@ class _Rewrite:
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
-    """The type variable of a formal parameter, of which the last may stand for all behind it."""
+    """The type variable of a formal parameter, of which the last may stand for all behind it; empty if there is none."""
+    if not parameters:
+        return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
 
 

@@ -11,6 +11,7 @@ Knows the ONNX format; where values come from is the business of whoever impleme
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -410,7 +411,8 @@ def constant_array(node: onnx.NodeProto) -> onnx.TensorProto | Array | None:
             kind = attribute.name.removeprefix("value_").rstrip("s")
             if kind == "string":
                 return np.array(value, dtype=object)
-            return np.array(value, dtype=np.float32 if kind == "float" else np.int64)
+            with contextlib.suppress(TypeError, ValueError):  # an attribute of another type than its name says
+                return np.array(value, dtype=np.float32 if kind == "float" else np.int64)
         if attribute.name == "sparse_value":
             return None
     raise errors.InvalidModelError(f"{walk.label(node)} holds no value; expected one of the value attributes.")
