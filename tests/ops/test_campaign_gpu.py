@@ -198,7 +198,7 @@ def proofs_of(run_id: str, suspects: tuple, tracker: MlflowTracker) -> list[Prov
 def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # type: ignore[no-untyped-def]
     good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
     promoted = promote(good.id, tracker=tracker)
-    found = resolve(model, tracker=tracker, backend="tensorrt", name="campaign")
+    found = resolve(model, tracker=tracker, backend="tensorrt")
     say(f"promoted as {promoted.name}/{promoted.version}, alias {promoted.alias}, coverage {promoted.coverage:.0%}")
     assert found.run_id == promoted.run_id, found.why
     return found.engine(tracker).environment

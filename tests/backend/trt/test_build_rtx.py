@@ -407,3 +407,10 @@ def test_loaders_are_values(network):
     assert pickle.loads(pickle.dumps(config)) == config
     assert pickle.loads(pickle.dumps(loader)) == loader
     assert "fp16=True" in repr(config)
+
+
+def test_loading_for_a_device_gives_the_same_library_in_a_new_process_without_one():
+    code = "from trtops.backend.trt import library as l; print(l.load_for_device() is l.load() is l.load_for_device())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "True"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.base import ValueOrCallable
 from trtops.backend.common import open_atomically
+from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.func import make_iterable, value_of
 

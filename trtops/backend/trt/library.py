@@ -47,6 +47,27 @@ def load() -> Any:
     return _load(uses_rtx())
 
 
+def load_for_device() -> Any:
+    """What :func:`load` returns, for who needs the GPU next: CUDA starts while TensorRT is loaded, which takes as long.
+
+    Raises:
+        BackendUnavailableError: As :func:`load` does. That there is no GPU is for :func:`require_device` to say.
+    """
+    if _load.cache_info().currsize:
+        return load()
+    from trtops.backend.trt import memory
+
+    # The bindings are imported before: two threads that import wait for each other.
+    starting = threading.Thread(target=memory.device_count) if memory.has_bindings() else None
+    if starting is not None:
+        starting.start()
+    try:
+        return load()
+    finally:
+        if starting is not None:
+            starting.join()
+
+
 def line() -> ReleaseLine:
     """The release line of :func:`load`'s module, probed once."""
     return _line(uses_rtx())
@@ -223,7 +244,7 @@ def make_runtime() -> Any:
     Raises:
         BackendUnavailableError: If there is no usable GPU; TensorRT 8.6 would take the process down.
     """
-    trt = load()
+    trt = load_for_device()
     require_device(building=False)
     return trt.Runtime(get_trt_logger())
 

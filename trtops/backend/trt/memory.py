@@ -47,20 +47,33 @@ def call(function: str, *args: Any) -> Any:
     Raises:
         InferenceError: If CUDA reports an error; the message has its name and text.
     """
-    cuda = cudart()
-    status, *values = getattr(cuda, function)(*args)
-    if int(status) != 0:
-        name = cuda.cudaGetErrorName(status)[1]
-        text = cuda.cudaGetErrorString(status)[1]
-        cuda.cudaGetLastError()  # CUDA keeps it, and TensorRT would take it for one of its own next launch
-        raise errors.InferenceError(f"CUDA: {function} failed with {_text(name)} ({_text(text)}).")
-    if not values:
+    result = getattr(cudart(), function)(*args)
+    if result[0] != 0:
+        raise _failure(function, result[0])
+    if len(result) == 1:
         return None
-    return values[0] if len(values) == 1 else tuple(values)
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def _failure(function: str, status: Any) -> errors.InferenceError:
+    cuda = cudart()
+    name = cuda.cudaGetErrorName(status)[1]
+    text = cuda.cudaGetErrorString(status)[1]
+    cuda.cudaGetLastError()  # CUDA keeps it, and TensorRT would take it for one of its own next launch
+    return errors.InferenceError(f"CUDA: {function} failed with {_text(name)} ({_text(text)}).")
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def has_bindings() -> bool:
+    """Whether the CUDA runtime's bindings can be imported."""
+    try:
+        cudart()
+    except errors.BackendUnavailableError:
+        return False
+    return True
 
 
 def device_count() -> int:

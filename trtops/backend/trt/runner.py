@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
 from trtops.backend.trt import callbacks, library, memory
 from trtops.backend.trt.formats import FormattedArray
 from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
@@ -122,7 +122,7 @@ class TrtRunner(BaseRunner):
 
     def activate_impl(self) -> None:
         """Load the engine, make the context, the stream and the buffers."""
-        trt = library.load()
+        trt = library.load_for_device()
         made = value_of(self._source)
         if isinstance(made, trt.IExecutionContext):
             self.context, self.engine = made, made.engine

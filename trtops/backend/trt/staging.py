@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtops.backend.trt import memory
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 CHUNK = 2 << 20
 """Bytes that are sent at a time, once it runs; smaller arrays are copied and sent as a whole."""
@@ -46,6 +48,8 @@ class Stager:
         Raises:
             InferenceError: If CUDA refuses a copy.
         """
+        from concurrent.futures import ThreadPoolExecutor, wait
+
         source = array.reshape(-1).view(np.uint8)
         staged = pinned.reshape(-1).view(np.uint8)
         pieces = list(_pieces(source.size))
