@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops.cli import loading
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from trtops.ops.check import CheckConfig
     from trtops.ops.check_command import CommandCheck
     from trtops.spec import BuildConfig, OptimizationProfile
+    from trtops.tracking.base import Run
     from trtops.tracking.registry import RegisteringTracker
 
 BACKEND = Group(
@@ -206,6 +209,20 @@ def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
 
         return MemoryTracker()
     return opened(store)
+
+
+@contextlib.contextmanager
+def remembered(experiment: str | None, store: str | None, model: str, what: str, *, kind: str) -> Iterator[Run]:
+    """The run that an op logs to, named and tagged as the flows do it; without an experiment one that keeps nothing."""
+    from trtops.tracking.base import NO_RUN, tracked
+    from trtops.tracking.schema import Tag
+
+    if experiment is None:
+        yield NO_RUN
+        return
+    with tracked(opened(store), experiment, f"{Path(model).stem} {what}"[:250], kind=kind) as run:
+        run.set_tags({Tag.MODEL_PATH: str(Path(model).absolute())})
+        yield run
 
 
 def opened(store: str | None) -> RegisteringTracker:

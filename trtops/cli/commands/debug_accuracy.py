@@ -93,15 +93,11 @@ def execute(plan: Plan) -> int:
     from trtops.backend.common import save_bytes
     from trtops.cli.logs import say, say_json
     from trtops.ops.triage import Emulated, draw, triage
-    from trtops.tracking.base import tracked
 
     actual: Any = Emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
-    if plan.experiment is None:
-        result = triage(plan.model, actual, plan.config)
-    else:
-        with tracked(configs.opened(plan.store), plan.experiment, "triage", kind="triage") as run:
-            result = triage(plan.model, actual, plan.config, run=run)
-            run.finish(result.verdict)
+    with configs.remembered(plan.experiment, plan.store, plan.model, f"triage {_side(plan)}", kind="triage") as run:
+        result = triage(plan.model, actual, plan.config, run=run)
+        run.finish(result.verdict)
     if plan.picture is not None:
         save_bytes(draw(result), plan.picture)
     if plan.json:
@@ -109,3 +105,9 @@ def execute(plan: Plan) -> int:
     else:
         say(result.text())
     return 0 if result.verdict == "good" else 1
+
+
+def _side(plan: Plan) -> str:
+    if plan.build is None:
+        return f"emulated {plan.emulate}"
+    return f"{plan.build.backend} {plan.build.precision}"

@@ -60,6 +60,7 @@ class Plan:
 
     Attributes:
         model: The model, or what makes it.
+        name: The model's path.
         config: The op's config.
         feeds: Makes inputs, in place of the config's source.
         writer: Makes what builds or writes candidates; None emulates them.
@@ -74,6 +75,7 @@ class Plan:
     """
 
     model: str | Call
+    name: str
     config: PrecisionConfig
     feeds: Call | None
     writer: Call | None
@@ -107,6 +109,7 @@ def plan(args: Asked) -> Plan:
         )
     return Plan(
         model=model,
+        name=args.model_file,
         config=_config(args, judged=check is not None, made_up=feeds is not None),
         feeds=feeds,
         writer=_writer(args, artifact, engines) if check or engines else None,
@@ -174,7 +177,6 @@ def _writer(args: Asked, artifact: str, engines: bool) -> Call:
 def execute(plan: Plan) -> int:
     """Search, and tell."""
     from trtops.ops.precision import precision
-    from trtops.tracking.base import NO_RUN, tracked
 
     if plan.engines:
         from trtops.ops.precision_check import require_layer_precisions
@@ -186,13 +188,11 @@ def execute(plan: Plan) -> int:
         return 1
     with contextlib.ExitStack() as stack:
         options = {"feeds": make(plan.feeds), "progress": _tell, **_judging(plan, make, stack)}
-        if plan.experiment is None:
-            result = precision(model, plan.config, run=NO_RUN, **options)
-        else:
-            tracker = configs.opened(plan.store)
-            run = stack.enter_context(tracked(tracker, plan.experiment, "precision", kind="precision"))
-            result = precision(model, plan.config, run=run, **options)
-            run.finish("bad" if result.verdict == "bad" else "good")
+        run = stack.enter_context(
+            configs.remembered(plan.experiment, plan.store, plan.name, "precision", kind="precision")
+        )
+        result = precision(model, plan.config, run=run, **options)
+        run.finish("bad" if result.verdict == "bad" else "good")
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
     if plan.picture is not None:

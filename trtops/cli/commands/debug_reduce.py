@@ -161,15 +161,9 @@ def execute(plan: Plan) -> int:
     options: dict[str, Any] = {"feeds": make(plan.feeds), "progress": lambda step: _after(plan, step)}
     _tell_iteration(plan, 0)
     try:
-        if plan.experiment is None:
-            result = reduce(make(plan.model), check, plan.config, **options)
-        else:
-            from trtops.tracking.base import tracked
-
-            name = f"reduce {Path(plan.name).name}"[:250]
-            with tracked(configs.opened(plan.store), plan.experiment, name, kind="reduce") as run:
-                result = reduce(make(plan.model), check, plan.config, run=run, **options)
-                run.finish(result.verdict)
+        with configs.remembered(plan.experiment, plan.store, plan.name, "reduce", kind="reduce") as run:
+            result = reduce(make(plan.model), check, plan.config, run=run, **options)
+            run.finish(result.verdict)
     finally:
         if plan.info is not None:
             Path(plan.info).unlink(missing_ok=True)
