@@ -31,6 +31,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         InvalidModelError: If ONNX finds such a contradiction.
     """
     bare = copying.copy_model(model, _put_plausible)
+    _put_dense_for_sparse(bare)
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True, strict_mode=strict)
     except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
@@ -41,6 +42,16 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         except errors.InferenceError as exc:
             log.info("%s. Going on with the shapes that ONNX itself infers.", exc)
     _take_shapes(inferred, model)
+
+
+def _put_dense_for_sparse(model: onnx.ModelProto) -> None:
+    """Stand weights of the same types and shapes, without values, in for sparse ones, which ONNX takes for scalars."""
+    for graph in walk.graphs(model.graph):
+        for sparse in graph.sparse_initializer:
+            dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
+            dense.data_location = onnx.TensorProto.EXTERNAL
+            dense.external_data.add(key="location", value="left-out")
+        del graph.sparse_initializer[:]
 
 
 _put_small = copying.put_small(_VALUES_BYTES)
