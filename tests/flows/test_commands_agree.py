@@ -28,8 +28,8 @@ PATHS = {"output", "save_replay", "check"}
 CASES: dict[str, tuple[str, Callable[[], object]]] = {
     "build": ("convert conv_net.onnx --convert-to ort --rebuild", lambda: convert("conv_net.onnx", rebuild=True)),
     "reduce": (
-        "debug reduce conv_net.onnx -o a.onnx --check false",
-        lambda: reduce(Path("conv_net.onnx"), command="false", output="b.onnx"),
+        "debug reduce conv_net.onnx -o a.onnx --check false {model}",
+        lambda: reduce(Path("conv_net.onnx"), command="false {model}", output="b.onnx"),
     ),
     "precision": (
         "debug precision conv_net.onnx -o a.onnx",
