@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,14 @@ def test_insert_refuses_a_circle_and_unknown_tensors() -> None:
         surgeon.insert(proto, None, InsertConfig(op="Exp", inputs=("y",), outputs=("a",)))
     with pytest.raises(errors.ConfigError, match="no tensor 'nowhere'"):
         surgeon.insert(proto, None, InsertConfig(op="Exp", inputs=("nowhere",), outputs=("y",)))
+
+
+def test_insert_names_the_tensors_there_are_in_the_same_order_every_time() -> None:
+    proto = models.conv_net().proto
+    with pytest.raises(errors.ConfigError) as caught:
+        surgeon.insert(proto, None, InsertConfig(op="Neg", inputs=("r0",), outputs=("zzz",)))
+    known = re.findall("'([^']*)'", str(caught.value))[1:]
+    assert known == sorted(known) and len(known) > 5
 
 
 def test_insert_imports_the_domain_of_a_plugin() -> None:

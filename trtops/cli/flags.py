@@ -293,7 +293,7 @@ def _escaped(flag: Flag) -> str:
         text = f"not carried out: {flag.refuse}"
     elif flag.idle:
         text = f"{text} (no effect: {flag.idle})"
-    elif flag.default not in (None, False, ()) and flag.takes not in ("switch", "count"):
+    elif flag.default not in (None, False, (), "") and flag.takes not in ("switch", "count"):
         text = f"{text} (default: {flag.default})"
     return text.replace("%", "%%")
 

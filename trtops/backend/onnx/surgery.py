@@ -47,7 +47,7 @@ def insert_node(
     known |= {tensor for node in graph.node for tensor in node.output if tensor}
     for tensor in (*inputs, *outputs):
         if tensor not in known:
-            raise errors.ConfigError(f"The model has no tensor {tensor!r}. {errors.near(tensor, known)}")
+            raise errors.ConfigError(f"The model has no tensor {tensor!r}. {errors.near(tensor, sorted(known))}")
     reads, makes = list(inputs), list(outputs)
     for i, tensor in enumerate(outputs):
         if tensor in inputs:
