@@ -112,7 +112,7 @@ def test_objects_of_a_script_can_be_pickled(script: Path) -> None:
 def test_what_a_script_does_not_define_is_refused_with_a_hint(script: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"does not define 'load_dat'\. Did you mean 'load_data'"):
         invoke_from_script(script, "load_dat")
-    with pytest.raises(errors.ConfigError, match="missing.py does not exist"):
+    with pytest.raises(errors.ConfigError, match=r"missing\.py does not exist"):
         invoke_from_script(tmp_path / "missing.py", "f")
 
 
