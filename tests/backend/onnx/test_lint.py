@@ -75,15 +75,14 @@ def test_roots_behind_a_root_are_found_where_no_shape_is_known() -> None:
 
 
 def test_roots_behind_a_root_that_show_only_in_a_run_are_found_where_shapes_are_known() -> None:
-    weights = {"w": np.ones((4, 3, 3, 3), np.float32), "short": np.ones(3, np.float32)}
     proto = models.model(
         """(float[n,5,8,8] x) => (float[n,4,4,4] z, float[n,4,4,4] c) {
             [bad0] a = Conv(x, w)
             [relu] b = Relu(a)
             [bad1] c = Conv(b, w)
-            [bad2] z = Conv(a, v, short)
+            [bad2] z = Conv(a, v)
         }""",
-        weights | {"v": np.ones((4, 4, 3, 3), np.float32)},
+        {"w": np.ones((4, 3, 3, 3), np.float32), "v": np.ones((4, 7, 3, 3), np.float32)},
     )
 
     report = lint(proto)

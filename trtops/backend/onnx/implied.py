@@ -11,68 +11,64 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trtops import errors
-from trtops.backend.onnx import walk, with_onnxruntime
-from trtops.backend.onnx.messages import ModelProto, TensorProto
+from trtops.backend.onnx import with_onnxruntime
+from trtops.backend.onnx.messages import TensorProto
 
 if TYPE_CHECKING:
     import onnx
 
-_RANKS = (4, 3, 2, 5, 1, 0, 6, 7, 8)
-"""Ranks that tensors have; the usual first, since two that fit end the search."""
+# Of ONNX's own operators, what the first input has the rank of: an input that is a weight mostly, an attribute with a
+# number for each of its dimensions but so many, or a number.
+_AS_INPUT = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3}
+_AS_ATTRIBUTE = {
+    "AveragePool": ("kernel_shape", 2),
+    "LpPool": ("kernel_shape", 2),
+    "MaxPool": ("kernel_shape", 2),
+    "MaxUnpool": ("kernel_shape", 2),
+    "Transpose": ("perm", 0),
+}
+_FIXED = {"DepthToSpace": 4, "GRU": 3, "Gemm": 2, "LSTM": 3, "RNN": 3, "SpaceToDepth": 4}
 
 
 def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
     """Load a model of one node, and see what it implies.
 
-    A node that reads one tensor of unknown rank is tried with every rank: if none fits, the node fails whatever it reads;
-    if one does, that is the tensor's.
+    If the node's first input has no known rank, it gets the only one that the node can read, where its operator says that.
+    Other ranks are not tried: ONNX Runtime 1.23 aborts the process for some.
 
     Args:
-        model: One node; inputs have at least types, outputs need not have any.
+        model: One node; inputs have at least types, outputs need not have any. Changed in place.
 
     Returns:
-        The model, with types and shapes of its outputs as far as they are implied; a copy.
+        The model, with types and shapes as far as they are implied; a copy.
 
     Raises:
-        InferenceError: If ONNX Runtime does not load the node, with no rank at all.
+        InferenceError: If ONNX Runtime does not load the node, whatever the tensor of unknown rank is.
     """
-    with_onnxruntime.load(model)
-    unknown = [i for i, value in enumerate(model.graph.input) if _is_without_rank(value)]
     [node] = model.graph.node
-    only_fit = None
-    if len(unknown) == 1 and not any(True for _ in walk.subgraphs(node)):
-        only_fit = _with_only_rank(model, unknown[0])
-    return _inferred(only_fit or model)
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.type.HasField("tensor_type")}
+    first = inputs.get(node.input[0]) if node.input else None
+    if first is not None and not first.HasField("shape"):
+        rank = _only_rank(node, {name: len(kind.shape.dim) for name, kind in inputs.items() if kind.HasField("shape")})
+        if rank is not None:
+            first.shape.SetInParent()
+            for _ in range(rank):
+                first.shape.dim.add()
+    with_onnxruntime.load(model)
+    return _inferred(model)
 
 
-def _is_without_rank(value: onnx.ValueInfoProto) -> bool:
-    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
-
-
-def _with_only_rank(model: onnx.ModelProto, index: int) -> onnx.ModelProto | None:
-    """A copy in which an input has the one rank that fits; None if several do."""
-    fit = None
-    reasons: dict[str, int] = {}
-    for rank in _RANKS:
-        tried = ModelProto()
-        tried.CopyFrom(model)
-        shape = tried.graph.input[index].type.tensor_type.shape
-        shape.SetInParent()
-        for _ in range(rank):
-            shape.dim.add()
-        try:
-            with_onnxruntime.load(tried)
-        except errors.InferenceError as exc:
-            reasons.setdefault(str(exc.__cause__), rank)
-            continue
-        if fit is not None:
-            return None
-        fit = tried
-    if fit is None:
-        each = "; ".join(f"as rank {rank}: {reason}" for reason, rank in reasons.items())
-        raise errors.InferenceError(f"{model.graph.input[index].name!r} fits with no rank: {each}")
-    return fit
+def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
+    """The only rank that a node's first input can have, by its operator and the ranks of other inputs; None if it is open."""
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in _AS_INPUT:
+        place = _AS_INPUT[node.op_type]
+        return ranks.get(node.input[place]) if place < len(node.input) else None
+    if node.op_type in _AS_ATTRIBUTE:
+        wanted, beside = _AS_ATTRIBUTE[node.op_type]
+        return next((len(a.ints) + beside for a in node.attribute if a.name == wanted and a.ints), None)
+    return _FIXED.get(node.op_type)
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
