@@ -145,7 +145,12 @@ class TensorRTOptions(Record):
         return _without_unused(replace(self, also=tuple(sorted(set(self.also))), tactic_sources=sources).to_dict())
 
 
-_LATER: dict[str, JSONValue] = {"tactic_seed": None, "layer_precisions": [], "use_dla": False, "allow_gpu_fallback": False}
+_LATER: dict[str, JSONValue] = {
+    "tactic_seed": None,
+    "layer_precisions": [],
+    "use_dla": False,
+    "allow_gpu_fallback": False,
+}
 
 
 def _without_unused(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
