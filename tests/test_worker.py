@@ -149,6 +149,15 @@ def leave_a_child_behind():
 leave_a_child_behind.__module__ = "tests.test_worker"
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, also in a process that a shell started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_call_does_not_answer_the_next_one(worker):
     worker.run(os.getpid)
     main = threading.main_thread().ident
