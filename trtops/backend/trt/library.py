@@ -48,24 +48,20 @@ def load() -> Any:
 
 
 def load_for_device() -> Any:
-    """What :func:`load` returns, for who needs the GPU next: CUDA starts while TensorRT is loaded, which takes as long.
+    """What :func:`load` returns, for who needs the GPU next: CUDA starts beside it, and goes on starting afterwards.
+
+    Whoever then asks CUDA for anything waits for it. On an H200 that takes a tenth of a second, in which TensorRT can be
+    imported and a plan be read.
 
     Raises:
         BackendUnavailableError: As :func:`load` does. That there is no GPU is for :func:`require_device` to say.
     """
-    if _load.cache_info().currsize:
-        return load()
-    from trtops.backend.trt import memory
+    if not _load.cache_info().currsize:
+        from trtops.backend.trt import memory
 
-    # The bindings are imported before: two threads that import wait for each other.
-    starting = threading.Thread(target=memory.device_count) if memory.has_bindings() else None
-    if starting is not None:
-        starting.start()
-    try:
-        return load()
-    finally:
-        if starting is not None:
-            starting.join()
+        if memory.has_bindings():  # imported here: two threads that import wait for each other
+            threading.Thread(target=memory.device_count, name="trtops-cuda").start()
+    return load()
 
 
 def line() -> ReleaseLine:
