@@ -160,23 +160,15 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
 
 # What each side runs in a process of its own. Small, since what it imports beside the tool counts for both.
 TOOLS = {
-    "sanitize": """
-from trtops.ops.surgeon import SanitizeConfig, sanitize
-sanitize(sys.argv[1], sys.argv[2], SanitizeConfig(fold_constants=True))
+    "ours": """
+from trtops.cli.main import main
+assert main(sys.argv[1:]) in (0, 1)
 """,
     "layers": """
 from trtops.comparator.report import Tolerances
 from trtops.ops.check_submodel import onnxruntime_runner
 from trtops.ops.triage import TriageConfig, triage
 assert len(triage(sys.argv[1], onnxruntime_runner, TriageConfig(tolerances=Tolerances())).tensors) > 400
-""",
-    "lint": """
-from trtops.ops.lint import lint
-assert lint(sys.argv[1]).entries or sys.argv[2] == "sound"
-""",
-    "inspect": """
-from trtops.ops.inspect import inspect_model
-print(inspect_model(sys.argv[1], show=("layers",)).text())
 """,
     "floor": """
 import onnx
@@ -250,7 +242,7 @@ def sanitize(folder: Path, name: str, model: onnx.ModelProto) -> dict[str, objec
         folder,
         f"sanitize {name}",
         0.4,
-        ["sanitize", str(path), str(mine)],
+        ["ours", "surgeon", "sanitize", "--fold-constants", str(path), "-o", str(mine)],
         ["surgeon", "sanitize", "--fold-constants", str(path), "-o", str(other)],
     )
     left = {"nodes": len(model.graph.node), "ours_left": _nodes(mine), "theirs_left": _nodes(other)}
@@ -271,20 +263,15 @@ def cases(folder: Path, chosen: str) -> Iterator[dict[str, object]]:
     if "lint".startswith(chosen):
         model = resnet()
         path = str(save(model, folder / "resnet.onnx"))
-        yield measure(folder, "lint ResNet-50", 0.15, ["lint", path, "sound"], ["check", "lint", path], imports=False)
+        command = ["check", "lint", path]
+        yield measure(folder, "lint ResNet-50", 0.15, ["ours", *command], command, imports=False)
         path = str(save(with_faults(model), folder / "faulty.onnx"))
-        yield measure(
-            folder,
-            "lint ResNet-50 with two faults",
-            0.15,
-            ["lint", path, "faulty"],
-            ["check", "lint", path],
-            imports=False,
-        )
+        command = ["check", "lint", path]
+        yield measure(folder, "lint ResNet-50 with two faults", 0.15, ["ours", *command], command, imports=False)
     if "inspect".startswith(chosen):
         path = str(save(transformer(7000), folder / "large.onnx"))
         command = ["inspect", "model", path, "--show", "layers"]
-        yield measure(folder, "inspect 7000 nodes", 0.7, ["inspect", path], command)
+        yield measure(folder, "inspect 7000 nodes", 0.7, ["ours", *command], command)
     if "layers".startswith(chosen):
         path = str(save(densenet(), folder / "densenet.onnx"))
         command = ["run", path, "--onnxrt", "--onnxrt", "--onnx-outputs", "mark", "all"]

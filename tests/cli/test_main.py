@@ -76,6 +76,20 @@ def test_a_run_with_onnx_runtime_imports_no_memory_and_no_tensorrt(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
 
 
+def test_lint_starts_no_threads_for_matrices_and_loads_no_campaign(tmp_path):
+    path = models.conv_net().write(tmp_path)
+    code = (
+        "import os, sys\nfrom trtops.cli.main import main\n"
+        f"code = main(['check', 'lint', {str(path)!r}])\n"
+        "print(code, 'OPENBLAS_NUM_THREADS' in os.environ, 'trtops.ops.debug_build' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+
+    assert done.stdout.splitlines()[-1] == "0 False False"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_completion_script_knows_commands_and_options(shell, capsys):
     assert main(["completion", shell]) == 0

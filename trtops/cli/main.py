@@ -108,6 +108,8 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
         except OSError as exc:
             parser.error(f"--log-file {_told(exc)}")
         stack.enter_context(_ended_by_signals())
+        if getattr(module, "MULTIPLIES_NOTHING", False):
+            _import_numpy()
         try:
             plan = module.plan(args)
         except (UsageError, ConfigError) as exc:
@@ -130,6 +132,22 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
                 return 3
             log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
             return 3
+
+
+def _import_numpy() -> None:
+    """Import numpy without the threads of its linear algebra, one a core, which start with it.
+
+    They cost more CPU time than linting a small model does, and commands that multiply no matrices have no use for them.
+    The environment is left as it was, for the processes that a command may start.
+    """
+    variable = "OPENBLAS_NUM_THREADS"
+    if "numpy" in sys.modules or variable in os.environ:
+        return
+    os.environ[variable] = "1"
+    try:
+        importlib.import_module("numpy")
+    finally:
+        del os.environ[variable]
 
 
 def _told(exc: Exception) -> str:

@@ -100,7 +100,7 @@ class CapabilityReport(Record):
 
     def text(self) -> str:
         """The report for people."""
-        from trtops.ops.report import table
+        from trtops.ops.tables import table
 
         if self.supported:
             return f"{self.backend} takes all {self.nodes} nodes."

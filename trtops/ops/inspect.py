@@ -353,7 +353,7 @@ def inspect_tactics(path: str | Path) -> Inspection:
         ConfigError: If there is no such file.
         FormatError: If it is no tactic record.
     """
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
     from trtops.tactics.replays import read_record
 
     record = read_record(path)
@@ -378,7 +378,7 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
         TrackingError: If the run is not there, or holds none.
     """
     from trtops.ops.calibrate import load_cache
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
 
     cache = load_cache(source, tracker)
 
@@ -412,7 +412,7 @@ def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:
     """
     from trtops.backend.onnx.loader import onnx_from_path
     from trtops.backend.onnx.sparsity import check_sparsity
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
 
     found = check_sparsity(onnx_from_path(model) if isinstance(model, (str, Path)) else model)
 
@@ -459,7 +459,7 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     }
 
     def text() -> str:
-        from trtops.ops.report import size as for_people
+        from trtops.ops.tables import size as for_people
 
         lines = [f"{info.name} in {info.experiment}: {info.status}{f', {info.verdict}' if info.verdict else ''}"]
         lines += [f"Run {info.id}", *([info.url] if info.url else [])]

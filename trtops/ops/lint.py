@@ -109,7 +109,7 @@ def _feed(proto: onnx.ModelProto, config: LintConfig) -> Feed | None:
 
 def text(report: LintReport) -> str:
     """A report for people: the findings as a table, and how many nodes passed."""
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
 
     counts = f"{len(report.passing)} nodes pass, {len(report.failing)} fail, {len(report.unchecked)} were not checked."
     if not report.entries:

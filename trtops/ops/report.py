@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from trtops.ops import report_campaign
@@ -12,23 +12,11 @@ from trtops.ops.compare import CompareResult
 from trtops.ops.convert import ConvertResult
 from trtops.ops.report_campaign import CampaignReportable
 from trtops.ops.sensitivity import SensitivityResult
+from trtops.ops.tables import size, table
 from trtops.tracking.base import Verdict
 
 Reportable: TypeAlias = ConvertResult | CompareResult | CalibrateResult | SensitivityResult | CampaignReportable
 """What ops return and :func:`markdown` shows."""
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns aligned with spaces: text to the left, the rest to the right."""
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    left = [i == 0 or not any(line[i][:1].isdigit() for line in lines[1:]) for i in range(len(header))]
-
-    def put(line: Sequence[str]) -> str:
-        cells = (cell.ljust(w) if to_left else cell.rjust(w) for cell, w, to_left in zip(line, widths, left))
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([put(lines[0]), "  ".join("-" * w for w in widths), *(put(line) for line in lines[1:])])
 
 
 def builds_table(results: Sequence[ConvertResult]) -> str:
@@ -129,13 +117,3 @@ def _judgement_lines(title: str, result: ConvertResult | CompareResult) -> list[
         )
         lines += ["", f"{result.precision.upper()} engine, {size(result.engine_bytes)}, {made}."]
     return [*lines, "", *describe(result.judgement)]
-
-
-def size(count: int) -> str:
-    """Bytes for people, in binary units."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"

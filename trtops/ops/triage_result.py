@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from trtops import errors
 from trtops.comparator.report import Verdict
-from trtops.ops.report import table
+from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
 from trtops.tracking.tables import log_table

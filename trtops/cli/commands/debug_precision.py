@@ -263,7 +263,7 @@ def _tell_output(step: Any) -> None:
 
 def _show(result: Any, *, judged: bool) -> int:
     from trtops.cli.logs import say
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
 
     told = {
         "good": f"All {result.nodes} nodes may be lowered.",

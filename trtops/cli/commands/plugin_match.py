@@ -103,7 +103,7 @@ def execute(plan: Plan) -> int:
     """Look, write and print."""
     from trtops.cli.logs import say
     from trtops.ops.plugins import match_plugins, write_matches
-    from trtops.ops.report import table
+    from trtops.ops.tables import table
 
     matches = match_plugins(loaded(plan.model), plan.folder, include=plan.include, exclude=plan.exclude)
     say(table(("plugin", "node", "places"), ((m.name, m.op, str(len(m.places))) for m in matches)))

@@ -47,8 +47,8 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Show them."""
     from trtops.cli.logs import say, say_json
-    from trtops.ops.report import table
     from trtops.ops.runs import side_by_side
+    from trtops.ops.tables import table
 
     lines = [line for line in side_by_side(plan.runs, configs.opened(plan.store)) if plan.all or not line.same]
     if plan.json:

@@ -72,8 +72,8 @@ def execute(plan: Plan) -> int:
     import time
 
     from trtops.cli.logs import say, say_json
-    from trtops.ops.report import table
     from trtops.ops.runs import list_runs
+    from trtops.ops.tables import table
 
     rows = list_runs(configs.opened(plan.store), **dict(plan.which))  # type: ignore[arg-type]
     if plan.json:

@@ -22,6 +22,7 @@ GROUPS = (
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
 )  # fmt: skip
+MULTIPLIES_NOTHING = True
 EXAMPLES = ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",)
 
 

@@ -14,6 +14,7 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
+MULTIPLIES_NOTHING = True
 EXAMPLES = ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",)
 
 
