@@ -108,7 +108,7 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
         except OSError as exc:
             parser.error(f"--log-file {_told(exc)}")
         stack.enter_context(_ended_by_signals())
-        if getattr(module, "MULTIPLIES_NOTHING", False):
+        if getattr(module, "NEEDS_NO_BLAS", False):
             _import_numpy()
         try:
             plan = module.plan(args)
@@ -137,7 +137,7 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
 def _import_numpy() -> None:
     """Import numpy without the threads of its linear algebra, one a core, which start with it.
 
-    They cost more CPU time than linting a small model does, and commands that multiply no matrices have no use for them.
+    They cost more CPU time than linting a small model does. Commands that say ``NEEDS_NO_BLAS`` multiply no matrices.
     The environment is left as it was, for the processes that a command may start.
     """
     variable = "OPENBLAS_NUM_THREADS"

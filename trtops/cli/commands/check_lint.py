@@ -32,7 +32,7 @@ GROUPS = (
         ),
     ),
 )
-MULTIPLIES_NOTHING = True
+NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops check lint model.onnx", "trtops check lint model.onnx --input-shapes x:[4,3,8,8] -o report.json")
 
 

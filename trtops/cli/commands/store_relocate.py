@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from trtops.cli import store
 from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
     Group(
         "store",
         (
-            Flag(
-                names=("--root", "--store"),
-                shown="FOLDER",
-                help="the store's folder (default: TRTOPS_HOME or ./mlruns)",
-            ),
+            store.ROOT,
             Flag(names=("--from",), to="former", shown="FOLDER", help="where it was, if it does not say so itself"),
         ),
     ),
@@ -22,12 +19,7 @@ EXAMPLES = ("trtops store relocate --root mlruns",)
 
 def plan(args: Asked) -> tuple[str, ...]:
     """The words that :func:`trtops.tracking.store.main` takes."""
-    given = {"--root": args.root, "--from": getattr(args, "former", None), "--port": getattr(args, "port", None)}
-    return ("relocate", *(word for name, value in given.items() if value is not None for word in (name, str(value))))
+    return store.words("relocate", root=args.root, **{"from": args.former})
 
 
-def execute(plan: tuple[str, ...]) -> int:
-    """Do it."""
-    from trtops.tracking.store import main
-
-    return main(plan)
+execute = store.execute

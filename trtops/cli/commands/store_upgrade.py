@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli import store
+from trtops.cli.flags import Asked, Group
 
-GROUPS = (
-    Group(
-        "store",
-        (
-            Flag(
-                names=("--root", "--store"),
-                shown="FOLDER",
-                help="the store's folder (default: TRTOPS_HOME or ./mlruns)",
-            ),
-        ),
-    ),
-)
+GROUPS = (Group("store", (store.ROOT,)),)
 EXAMPLES = ("trtops store upgrade --root mlruns",)
 
 
 def plan(args: Asked) -> tuple[str, ...]:
     """The words that :func:`trtops.tracking.store.main` takes."""
-    given = {"--root": args.root, "--from": getattr(args, "former", None), "--port": getattr(args, "port", None)}
-    return ("upgrade", *(word for name, value in given.items() if value is not None for word in (name, str(value))))
+    return store.words("upgrade", root=args.root)
 
 
-def execute(plan: tuple[str, ...]) -> int:
-    """Do it."""
-    from trtops.tracking.store import main
-
-    return main(plan)
+execute = store.execute

@@ -22,7 +22,7 @@ GROUPS = (
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
 )  # fmt: skip
-MULTIPLIES_NOTHING = True
+NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",)
 
 

@@ -37,7 +37,7 @@ GROUPS = (
     ),
     groups.ONNX_LOAD,
 )
-MULTIPLIES_NOTHING = True
+NEEDS_NO_BLAS = True
 EXAMPLES = (
     "trtops surgeon prune model.onnx -o sparse.onnx",
     "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",

@@ -14,7 +14,7 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
-MULTIPLIES_NOTHING = True
+NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",)
 
 

@@ -14,7 +14,7 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
-MULTIPLIES_NOTHING = True
+NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon weight-strip model.onnx -o structure.onnx",)
 
 
