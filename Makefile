@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-gpu ui deploy constraints clean
+.PHONY: help demo test check format bench bench-gpu test-gpu test-gpus ui deploy constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -46,6 +46,9 @@ format: $(VENV)/.test ## let ruff put the code in order
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4
+
+test-gpus: ## the tests that need two GPUs, likewise
+	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m multi_gpu
 
 bench: $(VENV)/.test ## benchmarks on this machine, as ratios against the field's tool in one run
 	@for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; echo "== $$file"; $(PY) $$file || exit 1; done

@@ -15,7 +15,7 @@ from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.convert import BACKENDS
 from flows.progress import progress
-from flows.slots import gpu_slot, gpus_of
+from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.calibration.histogram import Algorithm
 from trtops.ops.calibrate import CalibrateConfig, CalibrateResult
@@ -25,7 +25,7 @@ from trtops.ops.calibrate import calibrate as calibrate_op
 @trtops_task(name="calibrate-model")
 def calibrate_model(model: str, config: CalibrateConfig, experiment: str | None) -> CalibrateResult:
     """One call of the calibrate op, logged to the default store, on a GPU of its own if it needs one."""
-    with gpu_slot(gpus_of(config.build.backend)), progress("Calibrating", "samples") as bar:
+    with current_slot(config.build.backend), progress("Calibrating", "samples") as bar:
         return calibrate_op(
             model,
             config,

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
-from flows.slots import gpu_slot, gpus_of
+from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.convert import ConvertConfig, ConvertResult
 from trtops.ops.convert import convert as convert_op
@@ -25,7 +25,7 @@ BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}
 @trtops_task(name="convert-model")
 def convert_model(model: str, config: ConvertConfig, experiment: str | None) -> ConvertResult:
     """One call of the convert op, logged to the default store, on a GPU of its own if it needs one."""
-    with gpu_slot(gpus_of(config.build.backend)):
+    with current_slot(config.build.backend):
         return convert_op(model, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
 
 

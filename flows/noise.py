@@ -12,9 +12,8 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import gpu_slot
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.benches import devices_of
 from trtops.ops.noise import NoiseConfig, NoiseResult, Statistic
 from trtops.ops.noise import noise as noise_op
 from trtops.ops.open_campaign import open_campaign
@@ -24,9 +23,14 @@ from trtops.ops.open_campaign import open_campaign
 def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
     """One call of the noise op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
-    devices = devices_of(open_campaign(memory, campaign).config)
-    with gpu_slot(devices), progress("Measuring", "engines") as bar:
-        return noise_op(campaign, config, tracker=memory, tags=flow_tags(), progress=bar.update)
+    opened = open_campaign(memory, campaign).config
+    with (
+        bench_slot(opened.build.backend, config.devices or opened.devices) as devices,
+        progress("Measuring", "engines") as bar,
+    ):
+        return noise_op(
+            campaign, replace(config, devices=devices), tracker=memory, tags=flow_tags(), progress=bar.update
+        )
 
 
 @trtops_flow(name="noise")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import gpu_slot, gpus_of
+from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.precision import PrecisionConfig, PrecisionResult, PrecisionStep, emulated_runner
 from trtops.ops.precision import precision as precision_op
@@ -30,7 +30,7 @@ def search_nodes(model: str, side: Side, config: PrecisionConfig, experiment: st
     """One call of the precision op, logged to the default store, on a GPU of its own if it needs one."""
     done = 0
     with (
-        gpu_slot(gpus_of("tensorrt") if side == "tensorrt" else ()),
+        current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"),
         progress("Trying", "sets of nodes") as bar,
         tracked(tracker(), experiment, f"{Path(model).stem} precision", kind="precision", tags=flow_tags()) as logged,
     ):

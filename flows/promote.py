@@ -6,19 +6,26 @@ From Python: ``from flows.promote import promote; promote("<run>")``. From the s
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.promote import PromoteConfig, PromoteResult
 from trtops.ops.promote import promote as promote_op
+from trtops.tracking import schema
 
 
 @trtops_task(name="promote-build")
 def promote_build(good_run: str, config: PromoteConfig) -> PromoteResult:
-    """One call of the promote op, logged to the default store and registered there."""
-    return promote_op(good_run, config, tracker=tracker(), tags=flow_tags())
+    """One call of the promote op, logged to the default store and registered there, on a GPU of its own if it needs one."""
+    memory = tracker()
+    built_by = memory.info(good_run).tags.get(schema.Tag.BACKEND)
+    backend = "onnxruntime" if built_by == "onnxruntime" else "tensorrt"
+    with bench_slot(backend, config.devices) as devices:
+        return promote_op(good_run, replace(config, devices=devices), tracker=memory, tags=flow_tags())
 
 
 @trtops_flow(name="promote")

@@ -12,9 +12,8 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import gpu_slot
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.benches import devices_of
 from trtops.ops.open_campaign import open_campaign
 from trtops.ops.prove import ProveConfig, ProveResult
 from trtops.ops.prove import prove as prove_op
@@ -24,9 +23,14 @@ from trtops.ops.prove import prove as prove_op
 def prove_suspect(campaign: str, config: ProveConfig) -> ProveResult:
     """One call of the prove op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
-    devices = devices_of(open_campaign(memory, campaign).config)
-    with gpu_slot(devices), progress("Proving", "builds") as bar:
-        return prove_op(campaign, config, tracker=memory, tags=flow_tags(), progress=bar.update)
+    opened = open_campaign(memory, campaign).config
+    with (
+        bench_slot(opened.build.backend, config.devices or opened.devices) as devices,
+        progress("Proving", "builds") as bar,
+    ):
+        return prove_op(
+            campaign, replace(config, devices=devices), tracker=memory, tags=flow_tags(), progress=bar.update
+        )
 
 
 @trtops_flow(name="prove")

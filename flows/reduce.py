@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
-from flows.slots import gpu_slot, gpus_of
+from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.comparator.report import Tolerances
 from trtops.ops.check import default_tolerances
@@ -100,7 +100,7 @@ def reduce(
     experiment = experiment or Path(model).stem
     evaluate = check_together if config.width > 1 else None
     with (
-        gpu_slot(gpus_of("tensorrt") if command is None and backend == "tensorrt" else ()),
+        current_slot(backend if command is None else "onnxruntime"),
         tracked(tracker(), experiment, f"{Path(model).stem} reduce", kind="reduce", tags=flow_tags()) as logged,
     ):
         logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})

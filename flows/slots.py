@@ -1,45 +1,88 @@
-"""One build per GPU at a time, whoever asks for it: a concurrency limit of the Prefect server, made when it is missing."""
+"""One build per GPU at a time, whoever asks for it: a concurrency limit of the Prefect server for each, made when missing."""
 
 from __future__ import annotations
 
-import platform
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
+import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
+from trtops.ops.benches import gpus_of
+
+_POLL_SECONDS = 1.0
+_TAKEN = 423  # HTTP's "Locked", by which the server says that all slots are taken
 
 
 @contextmanager
-def gpu_slot(devices: Sequence[str]) -> Iterator[None]:
-    """Hold one of this machine's GPUs, as the server counts them, for the time of a block; nothing without GPUs.
+def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
+    """Hold one of some GPUs, as the server counts them, for the time of a block; yields its name, None without GPUs.
 
-    The limit is as large as the number of devices, and strict: a slot that cannot be had is waited for, and a limit that
-    somebody deleted in the meantime is an error. A slot whose holder died is free again after Prefect's lease of 300 s.
+    Each GPU has a limit of its own, so that whoever may use one of them counts with whoever may use four. A limit that is
+    missing is made with one slot; one that is there is left as it is. Waits for a GPU to come free. A slot whose holder
+    died is free again after Prefect's lease of 300 s.
+
+    Args:
+        gpus: The names that the driver gives them (:attr:`trtops.backend.trt.Gpu.uuid_sha256`).
     """
-    if not devices:
-        yield
+    if not gpus:
+        yield None
         return
-    name = limit_name(platform.node())
-    with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):  # made by another at this moment
-        client.upsert_global_concurrency_limit_by_name(name, len(devices))
-    with concurrency(name, strict=True):
-        yield
+    with ExitStack() as stack:
+        yield _first_free(gpus, stack)
 
 
-def gpus_of(backend: str) -> tuple[str, ...]:
-    """The GPUs that a back end builds on, by a name that the driver gives them; none for the processor."""
+@contextmanager
+def current_slot(backend: str) -> Iterator[str | None]:
+    """Hold the GPU that a back end uses in this process; nothing where it needs none."""
     try:
-        uuid = engine_backend(backend).device_state().get("uuid_sha256")
+        gpu = engine_backend(backend).device_state().get("uuid_sha256")
     except BackendError:
-        return ()  # the op will say what is missing, and mark its run
-    return () if uuid is None else (uuid,)
+        gpu = None  # the op will say what is missing, and mark its run
+    with gpu_slot(() if gpu is None else (gpu,)) as held:
+        yield held
 
 
-def limit_name(host: str) -> str:
-    """The name of a machine's concurrency limit."""
-    return f"trtops-gpus-{host}"
+@contextmanager
+def bench_slot(backend: str, devices: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+    """Hold one of the GPUs that :func:`trtops.ops.benches.bench` may build on; yields it as ``devices`` for the op."""
+    gpus = gpus_of(backend, devices)
+    with gpu_slot(tuple(gpus)) as held:
+        yield tuple(devices) if held is None else (gpus[held],)
+
+
+def limit_name(gpu: str) -> str:
+    """The name of a GPU's concurrency limit."""
+    return f"trtops-gpu-{gpu}"
+
+
+def _first_free(gpus: Sequence[str], stack: ExitStack) -> str:
+    while True:
+        for gpu in gpus:
+            name = limit_name(gpu)
+            _make(name)
+            try:
+                stack.enter_context(concurrency(name, strict=True, max_retries=0))
+            except ConcurrencySlotAcquisitionError as exc:
+                answer = exc.__cause__
+                if not (isinstance(answer, httpx.HTTPStatusError) and answer.response.status_code == _TAKEN):
+                    raise
+            else:
+                return gpu
+        time.sleep(_POLL_SECONDS)
+
+
+def _make(name: str) -> None:
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # made by another at this moment
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))

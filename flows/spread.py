@@ -10,10 +10,9 @@ from typing import Any
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.slots import gpu_slot
+from flows.slots import bench_slot
 from flows.tasks import tracker, trtops_task
 from trtops import errors
-from trtops.ops.benches import devices_of
 from trtops.ops.campaign import Campaign
 from trtops.ops.debug_build import Submit
 from trtops.ops.iteration import IterationResult, iterate
@@ -22,8 +21,9 @@ from trtops.ops.iteration import IterationResult, iterate
 @trtops_task(name="iteration")
 def make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one."""
-    with gpu_slot(devices_of(campaign.config)):
-        return iterate(campaign, number, tracker=tracker())
+    config = campaign.config
+    with bench_slot(config.build.backend, config.devices) as devices:
+        return iterate(campaign.on(devices), number, tracker=tracker())
 
 
 @contextmanager

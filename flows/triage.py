@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
-from flows.slots import gpu_slot, gpus_of
+from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.triage import Emulated, TriageConfig, TriageResult
 from trtops.ops.triage import triage as triage_op
@@ -31,7 +31,7 @@ def compare_tensors(
     """One call of the triage op, logged to the default store, on a GPU of its own if it needs one."""
     name = f"{Path(model).stem} triage {side} {precision}"
     with (
-        gpu_slot(gpus_of("tensorrt") if side == "tensorrt" else ()),
+        current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"),
         tracked(tracker(), experiment, name, kind="triage", tags=flow_tags()) as logged,
     ):
         logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})

@@ -13,18 +13,21 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, unless ``TRTOPS_REQUIRE_GPU=1`` says that there has to be one."""
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu or os.environ.get("TRTOPS_REQUIRE_GPU") == "1" or _has_gpu():
+    """Skip what needs GPUs where there are too few, unless ``TRTOPS_REQUIRE_GPU=1`` says that there have to be."""
+    if os.environ.get("TRTOPS_REQUIRE_GPU") == "1":
         return
-    for item in gpu:
-        item.add_marker(pytest.mark.skip(reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error"))
+    for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and _gpus() < needed:
+            for item in marked:
+                why = f"needs TensorRT and {needed} GPU(s); TRTOPS_REQUIRE_GPU=1 makes this an error"
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
-def _has_gpu() -> bool:
+def _gpus() -> int:
     from trtops.backend.trt import memory
 
-    return importlib.util.find_spec("tensorrt") is not None and memory.device_count() > 0
+    return memory.device_count() if importlib.util.find_spec("tensorrt") is not None else 0
 
 
 @pytest.hookimpl(optionalhook=True)

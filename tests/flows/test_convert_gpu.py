@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import re
 import shutil
 import threading
@@ -28,6 +27,7 @@ from flows.slots import limit_name
 from flows.triage import triage
 from tests import models
 from trtops import errors
+from trtops.backend.trt import current_gpu
 from trtops.calibration import CalibrationCache
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
@@ -114,8 +114,6 @@ def test_tensorrt_gets_what_onnx_runtime_gets_from_one_call(store: Path, tmp_pat
 
 
 def test_a_runs_tags_name_the_gpu_and_not_its_uuid(store: Path, model: Path) -> None:
-    from trtops.backend.trt import current_gpu
-
     tags = default_tracker().info(convert(model, QUICK).run_id).tags
 
     gpu = current_gpu()
@@ -192,7 +190,7 @@ def test_a_build_in_a_child_gives_the_same_kind_of_engine(store: Path, model: Pa
 
 
 def test_the_gpus_concurrency_limit_is_made_when_it_is_missing(store: Path, model: Path) -> None:
-    name = limit_name(platform.node())
+    name = limit_name(current_gpu().uuid_sha256)
     convert(model, QUICK)
     with get_client(sync_client=True) as client:
         client.delete_global_concurrency_limit_by_name(name)

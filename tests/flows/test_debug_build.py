@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import itertools
 import os
@@ -14,6 +15,7 @@ import cyclopts
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
 from flows.debug_build import debug_build
 from flows.diff_tactics import diff_tactics
@@ -186,7 +188,7 @@ def test_a_gpu_slot_is_held_by_one_at_a_time_as_the_server_counts() -> None:
     @flow
     def two() -> None:
         def hold(name: str) -> None:
-            with gpu_slot(("0",)):
+            with gpu_slot(("gpu-a",)):
                 seen.append(f"{name} begins")
                 time.sleep(0.3)
                 seen.append(f"{name} ends")
@@ -202,9 +204,44 @@ def test_a_gpu_slot_is_held_by_one_at_a_time_as_the_server_counts() -> None:
     assert len(seen) == 4
     assert [line.split()[1] for line in seen] == ["begins", "ends", "begins", "ends"]
     with get_client(sync_client=True) as client:
-        import platform
+        limit = client.read_global_concurrency_limit_by_name(limit_name("gpu-a"))
+        assert (limit.limit, limit.active_slots) == (1, 0)
 
-        assert client.read_global_concurrency_limit_by_name(limit_name(platform.node())).limit == 1
+
+def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_whoever_needs_this_one() -> None:
+    took: list[str | None] = []
+
+    def third() -> None:
+        with gpu_slot(("gpu-b", "gpu-c")) as gpu:
+            took.append(gpu)
+
+    @flow
+    def three() -> None:
+        with gpu_slot(("gpu-c",)):
+            with gpu_slot(("gpu-b", "gpu-c")) as gpu:
+                took.append(gpu)
+                waiting = threading.Thread(target=contextvars.copy_context().run, args=(third,))
+                waiting.start()
+                time.sleep(1.5)
+                assert took == ["gpu-b"]
+            waiting.join(30)
+
+    three()
+
+    assert took == ["gpu-b", "gpu-b"]
+    with gpu_slot(()) as none:
+        assert none is None
+
+
+def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:
+    name = limit_name("gpu-d")
+    with get_client(sync_client=True) as client:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=2))
+
+        with gpu_slot(("gpu-d",)), gpu_slot(("gpu-d",)):
+            limit = client.read_global_concurrency_limit_by_name(name)
+
+    assert (limit.limit, limit.active_slots) == (2, 2)
 
 
 def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_own() -> None:
@@ -226,7 +263,7 @@ def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_o
         assert waited == []
     thread.join(10)
     assert waited and waited[0] >= 0.4
-    assert devices_of(DebugBuildConfig()) == ()
+    assert devices_of("onnxruntime", ("0",)) == () and devices_of("tensorrt", ("1", "2")) == ("1", "2")
     close_benches()
 
 

@@ -10,23 +10,63 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
+from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.ops.campaign import DebugBuildConfig
 from trtops.ops.locks import held
 
 _POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 120.0  # for a child that is asked which GPU it has, its start included
 _idle: dict[str, list[Worker]] = {}
+_gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which stay as they are while a process lives
 _guard = threading.Lock()
 
 
-def devices_of(config: DebugBuildConfig) -> tuple[str, ...]:
-    """The devices that a campaign builds on, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor."""
-    if config.build.backend == "onnxruntime":
+def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
+    """The devices that builds may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty for the processor.
+
+    Args:
+        backend: The back end.
+        devices: Those that were asked for; by default those of ``CUDA_VISIBLE_DEVICES``, or the first.
+    """
+    if backend == "onnxruntime":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return config.devices or tuple(filter(None, visible.split(","))) or ("0",)
+    return tuple(devices) or tuple(filter(None, visible.split(","))) or ("0",)
+
+
+def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
+    """The GPUs behind the devices that builds may use; empty for the processor, and where no GPU answers.
+
+    What a number of ``CUDA_VISIBLE_DEVICES`` means is known to CUDA alone, and only where the variable holds it: the child
+    that is to build there is asked, once for each device.
+
+    Returns:
+        By the digest of a GPU's UUID, the device that it is.
+    """
+    found: dict[str, str] = {}
+    for device in devices_of(backend, devices):
+        gpu = _gpu_of(backend, device)
+        if gpu is not None:
+            found.setdefault(gpu, device)
+    return found
+
+
+def _gpu_of(backend: str, device: str) -> str | None:
+    with _guard:
+        known = _gpus.get(device)
+    if known is None:
+        with _child(backend, device, _ANSWER_SECONDS) as child:
+            try:
+                known = child.device_state().get("uuid_sha256")
+            except errors.BackendError:
+                return None  # the build will say what is missing
+    if known is not None:
+        with _guard:
+            _gpus[device] = known
+    return known
 
 
 @contextlib.contextmanager
@@ -36,28 +76,31 @@ def bench(config: DebugBuildConfig) -> Iterator[IsolatedBackend]:
     Waits for a device to come free. The child stays warm for the next caller; :func:`close_benches` ends those that
     nobody uses.
     """
-    devices = devices_of(config)
+    backend, timeout = config.build.backend, config.timeout_seconds
+    devices = devices_of(backend, config.devices)
     if not devices:
-        with _child(config, "", {}) as backend:
-            yield backend
+        with _child(backend, "", timeout) as child:
+            yield child
         return
+    # One lock for a GPU, whatever it was called: "0" here may be "GPU-5f1c..." to somebody else.
+    names = {device: _gpu_of(backend, device) or device for device in devices}
     while True:
-        for device in devices:
-            with held(f"device {device}") as mine:
+        for device, name in names.items():
+            with held(f"device {name}") as mine:
                 if mine:
-                    with _child(config, device, {"CUDA_VISIBLE_DEVICES": device}) as backend:
-                        yield backend
+                    with _child(backend, device, timeout) as child:
+                        yield child
                     return
         time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
-def _child(config: DebugBuildConfig, device: str, environment: Mapping[str, str]) -> Iterator[IsolatedBackend]:
+def _child(backend: str, device: str, timeout: float | None = None) -> Iterator[IsolatedBackend]:
     with _guard:
         idle = _idle.setdefault(device, [])
-        worker = idle.pop() if idle else Worker(environment)
+        worker = idle.pop() if idle else Worker({"CUDA_VISIBLE_DEVICES": device} if device else {})
     try:
-        yield IsolatedBackend(config.build.backend, timeout=config.timeout_seconds, worker=worker)
+        yield IsolatedBackend(backend, timeout=timeout, worker=worker)
     finally:
         with _guard:
             _idle.setdefault(device, []).append(worker)

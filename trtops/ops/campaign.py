@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -165,3 +166,7 @@ class Campaign(Record):
     config: DebugBuildConfig
     golden_sha256: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
+
+    def on(self, devices: Sequence[str]) -> Campaign:
+        """The same campaign on other devices; on its own if none are named."""
+        return replace(self, config=replace(self.config, devices=tuple(devices))) if devices else self

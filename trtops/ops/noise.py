@@ -32,12 +32,14 @@ class NoiseConfig(Record):
         runs: How often each is.
         statistic: Which error against the golden outputs, of the worst output: ``max_abs``, ``mean_abs`` or ``l2``.
         confidence: Of the test whether builds differ.
+        devices: GPUs to run on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
     """
 
     builds: int = 8
     runs: int = 8
     statistic: Statistic = "max_abs"
     confidence: float = 0.95
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(Statistic):
@@ -91,7 +93,7 @@ def noise(
         TrtopsError: If an engine cannot be run.
     """
     config = NoiseConfig() if config is None else config
-    campaign = open_campaign(tracker, campaign_run)
+    campaign = open_campaign(tracker, campaign_run).on(config.devices)
     if campaign.golden_sha256 is None:
         raise errors.ConfigError(f"Campaign {campaign_run} kept no golden outputs: its builds were judged otherwise.")
     table = campaigns.load_table(tracker, campaign_run)

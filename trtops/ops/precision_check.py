@@ -11,6 +11,7 @@ from typing import Any
 from trtops import errors
 from trtops.ops.check_command import CommandCheck
 from trtops.ops.precision import Candidate
+from trtops.ops.precision_engines import restricted
 from trtops.ops.repeat import RepeatConfig, RepeatStep, finish, iterate
 
 
@@ -59,26 +60,17 @@ class EngineWriter:
         from trtops.backend.common import save_bytes
         from trtops.backend.trt import engine_bytes_from_network
 
+        network = restricted(self.network, candidate, self.kept_in)
         save_bytes(
-            engine_bytes_from_network(
-                self.restricted(candidate), config=self.config, save_timing_cache=self.save_timing_cache
-            ),
-            self.path,
+            engine_bytes_from_network(network, config=self.config, save_timing_cache=self.save_timing_cache), self.path
         )
-
-    def restricted(self, candidate: Candidate) -> Callable[[], Any]:
-        """The network with the candidate's layer precisions."""
-        from trtops.backend.trt import SetLayerPrecisions
-
-        layers = {name: self.kept_in for name in sorted(candidate.keep)}
-        return SetLayerPrecisions(self.network, layers) if layers else self.network
 
     def runner(self, candidate: Candidate) -> Any:
         """A runner of the candidate's engine, for :func:`trtops.ops.precision.precision`."""
         from trtops.backend.trt import EngineFromNetwork, TrtRunner
 
-        engine = EngineFromNetwork(self.restricted(candidate), self.config, save_timing_cache=self.save_timing_cache)
-        return TrtRunner(engine)
+        network = restricted(self.network, candidate, self.kept_in)
+        return TrtRunner(EngineFromNetwork(network, self.config, save_timing_cache=self.save_timing_cache))
 
 
 @dataclass(frozen=True, kw_only=True)

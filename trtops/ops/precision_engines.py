@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trtops.backend.base import BaseRunner
 from trtops.ops.precision import Candidate
@@ -33,13 +35,7 @@ class TensorRTEngines:
             BackendUnavailableError: If there is no TensorRT.
         """
         from trtops.backend.onnx.save import serialize
-        from trtops.backend.trt import (
-            CreateConfig,
-            EngineFromNetwork,
-            NetworkFromOnnxBytes,
-            SetLayerPrecisions,
-            TrtRunner,
-        )
+        from trtops.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxBytes, TrtRunner
         from trtops.backend.trt.library import line
         from trtops.backend.trt.lines import Feature
 
@@ -53,9 +49,22 @@ class TensorRTEngines:
                 builder_optimization_level=self._level,
                 load_timing_cache=cache,
             )
-            kept = {name: "float32" for name in sorted(candidate.keep)}
-            network = SetLayerPrecisions(NetworkFromOnnxBytes(serialize(candidate.original)), kept)
-            return TrtRunner(EngineFromNetwork(network, config, save_timing_cache=cache))
-        config = CreateConfig(builder_optimization_level=self._level, load_timing_cache=cache)
-        typed = NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
-        return TrtRunner(EngineFromNetwork(typed, config, save_timing_cache=cache))
+            network = restricted(NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
+        else:
+            config = CreateConfig(builder_optimization_level=self._level, load_timing_cache=cache)
+            network = NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
+        return TrtRunner(EngineFromNetwork(network, config, save_timing_cache=cache))
+
+
+def restricted(network: Callable[[], Any], candidate: Candidate, kept_in: str = "float32") -> Callable[[], Any]:
+    """A network whose layers compute in a candidate's precisions, as far as layer precisions say so.
+
+    Args:
+        network: Makes the network: builder, network, parser.
+        candidate: Names the nodes to keep.
+        kept_in: What the kept nodes compute in: ``float32`` or ``float16``.
+    """
+    from trtops.backend.trt import SetLayerPrecisions
+
+    layers = {name: kept_in for name in sorted(candidate.keep)}
+    return SetLayerPrecisions(network, layers) if layers else network

@@ -36,12 +36,14 @@ class PromoteConfig(Record):
         check: How the new engine is judged; as the campaign judged its builds unless given.
         name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: How long the build, and a first inference with it, may take.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
     """
 
     model: str | None = None
     check: CheckConfig | None = None
     name: str | None = None
     timeout_seconds: float | None = 1800.0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,10 @@ def _promote(
     check = config.check or _check_of(tracker, stored.info)
     options = replace(source.spec.config.options, tactic_seed=None)
     place = DebugBuildConfig(
-        build=replace(source.spec.config, options=options), check=check, timeout_seconds=config.timeout_seconds
+        build=replace(source.spec.config, options=options),
+        check=check,
+        timeout_seconds=config.timeout_seconds,
+        devices=config.devices,
     )
     with bench(place) as backend:
         caches = Caches(replay=source.tactics, calibration=source.calibration_cache)

@@ -44,11 +44,13 @@ class ProveConfig(Record):
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
         deny: Put the suspect on the deny-list if it is confirmed.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
     """
 
     suspect: int | None = None
     repeats: int = 3
     deny: bool = True
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -129,7 +131,7 @@ def prove(
         TrtopsError: Whatever keeps all builds from being made or judged.
     """
     config = ProveConfig() if config is None else config
-    campaign = replace(open_campaign(tracker, campaign_run), tags=tuple((tags or {}).items()))
+    campaign = replace(open_campaign(tracker, campaign_run).on(config.devices), tags=tuple((tags or {}).items()))
     case = _Case.of(campaign, config, tracker)
     name = f"proof of {case.suspect.describe()}"[:250]
     try:

@@ -1,0 +1,83 @@
+"""Campaigns that build on two GPUs at a time, on real TensorRT, with a real Prefect server and a real MLflow store."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prefect.client.orchestration import get_client
+
+from flows.convert import convert
+from flows.debug_build import debug_build
+from flows.slots import limit_name
+from tests import models
+from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
+from trtops.backend.trt import current_gpu
+from trtops.comparator.report import Tolerances
+from trtops.ops.benches import close_benches, gpus_of
+from trtops.ops.campaign import DebugBuildConfig, Vary
+from trtops.ops.convert import ConvertResult
+from trtops.tracking.base import RunInfo
+from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker
+
+pytestmark = [pytest.mark.multi_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+UUID = Tag.DEVICE_STATE + "uuid_sha256"
+
+
+def test_a_gpu_is_the_same_by_whatever_name_it_is_asked_for() -> None:
+    by_number = gpus_of("tensorrt", ("0", "1"))
+    close_benches()
+
+    assert sorted(by_number.values()) == ["0", "1"]
+    assert by_number[current_gpu().uuid_sha256] == "0"
+    asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    uuids = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    by_uuid = gpus_of("tensorrt", uuids)
+    assert set(by_uuid) == set(by_number) and set(by_uuid.values()) == set(uuids)
+    assert gpus_of("tensorrt", ("1", "0", uuids[0])) == by_number
+    close_benches()
+
+
+def test_a_campaign_builds_on_both_gpus_at_a_time_and_a_conversion_waits_for_its_own(
+    store: Path, tmp_path: Path
+) -> None:
+    model, other = convolutions(tmp_path, "convolutions"), convolutions(tmp_path, "other", seed=5)
+    np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
+    check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
+    config = DebugBuildConfig(
+        build=FP16, check=check, vary=Vary(tactics=True), timeout_seconds=120.0, parallel=3, devices=("0", "1")
+    )
+    converted: list[ConvertResult] = []
+    tracker = default_tracker()
+    with get_client(sync_client=True) as client:  # the server is started once, not by both at the same time
+        client.api_healthcheck()
+    beside = threading.Thread(target=lambda: converted.append(convert(other, QUICK)))
+
+    beside.start()
+    campaign = debug_build(model, config, until=8)
+    beside.join(120)
+
+    iterations = tracker.find("convolutions", parent=campaign.run_id, tags={Tag.KIND: "iteration"})
+    gpus = {info.tags[UUID] for info in iterations}
+    assert (campaign.iterations, campaign.errors) == (8, 0) and len(gpus) == 2
+    for gpu in gpus:
+        on_it = [info for info in iterations if info.tags[UUID] == gpu]
+        assert not any(_overlap(a, b) for a in on_it for b in on_it if a.id < b.id)
+    assert any(_overlap(a, b) for a in iterations for b in iterations if a.tags[UUID] != b.tags[UUID])
+    ours = tracker.info(converted[0].run_id)
+    assert ours.verdict == "good"
+    assert not any(_overlap(ours, info) for info in iterations if info.tags[UUID] == ours.tags[UUID])
+    with get_client(sync_client=True) as client:
+        limits = [client.read_global_concurrency_limit_by_name(limit_name(gpu)) for gpu in sorted(gpus)]
+    assert [(limit.limit, limit.active_slots) for limit in limits] == [(1, 0), (1, 0)]
+
+
+def _overlap(one: RunInfo, other: RunInfo) -> bool:
+    assert one.end_time is not None and other.end_time is not None
+    return one.start_time < other.end_time and other.start_time < one.end_time
