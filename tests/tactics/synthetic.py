@@ -29,6 +29,7 @@ def campaign(
     noise: float = 0.0,
     bad_rate: float = 0.3,
     settle: float = 0.4,
+    ordered: bool = True,
 ) -> Campaign:
     """Layers as a builder chooses them.
 
@@ -43,6 +44,7 @@ def campaign(
         noise: Share of verdicts that is turned round.
         bad_rate: Share of bad builds if nothing is guilty.
         settle: Share of layers that have one tactic only.
+        ordered: Whether the table says that builds are in their order of arrival.
     """
     rng = np.random.default_rng(seed)
     layers = layers or int(rng.integers(20, 201))
@@ -67,6 +69,7 @@ def campaign(
         layers=[f"layer-{i}" for i in range(layers)],
         choices=[Choice(tactic=f"tactic-{i}", op="Conv") for i in range(6)],
         codes=codes,
+        ordered=ordered,
     )
     return Campaign(table=table, culprits=tuple((f"layer-{layer}", f"tactic-{code}") for layer, code in culprits))
 

@@ -16,12 +16,13 @@ from trtops.tactics.table import VERDICTS, CampaignTable
 SEEDS = 100
 
 
-def outcomes(culprit: Culprit, builds: int) -> list[tuple[Campaign, TacticDiff]]:
+def outcomes(culprit: Culprit, builds: int, *, ordered: bool = True) -> list[tuple[Campaign, TacticDiff]]:
     """Every second campaign has all verdicts right, in every other one up to 5 % are wrong."""
     made = []
     for seed in range(SEEDS):
         noise = seed % 2 * (0.03 + 0.02 * (seed % 4 == 1))
-        played = campaign(seed, builds, culprit=culprit, noise=noise, bad_rate=(0.05, 0.2, 0.4, 0.7)[seed % 4])
+        bad_rate = (0.05, 0.2, 0.4, 0.7)[seed % 4]
+        played = campaign(seed, builds, culprit=culprit, noise=noise, bad_rate=bad_rate, ordered=ordered)
         made.append((played, diff(played.table)))
     return made
 
@@ -36,10 +37,11 @@ def convicts_an_innocent(played: Campaign, found: TacticDiff) -> bool:
     return any(not any((c.layer, c.choice) in played.culprits for c in suspect.choices) for suspect in found.convicted)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("builds", [16, 40])
 @pytest.mark.parametrize("culprit", ["one", "together"])
-def test_in_a_short_campaign_the_culprit_is_named_first_or_runs_are_said_to_be_missing(culprit, builds):
-    found = outcomes(culprit, builds)
+def test_in_a_short_campaign_the_culprit_is_named_first_or_runs_are_said_to_be_missing(culprit, builds, ordered):
+    found = outcomes(culprit, builds, ordered=ordered)
 
     missing = ("not enough runs", "no bad builds")
     assert sum(is_named_first(*pair) or pair[1].conclusion in missing for pair in found) >= 95
@@ -63,6 +65,13 @@ def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
     assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
     if builds >= 100:
         assert conclusions["no single tactic explains this"] >= 90
+
+
+@pytest.mark.parametrize("builds", [20, 100])
+def test_builds_without_an_order_are_accused_in_at_most_5_of_100_clean_tables(builds):
+    conclusions = Counter(found.conclusion for _, found in outcomes("none", builds, ordered=False))
+
+    assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
 
 
 def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100():

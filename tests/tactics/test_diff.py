@@ -11,7 +11,7 @@ from trtops.tactics.diff import builds_with, decided, diff, set_difference
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.report import markdown
-from trtops.tactics.table import CampaignTable
+from trtops.tactics.table import VERDICTS, CampaignTable, Choice
 
 GELU, FAST = "Gelu", "com.microsoft.FastGelu"
 
@@ -182,6 +182,55 @@ def test_tactics_of_one_name_are_told_apart_by_their_numbers():
         table.append(f"run-{i}", "bad" if i % 2 else "good", record)
 
     assert diff(table).convicted[0].choices[0].choice == "gemm (implementation 1, tactic 1)"
+
+
+def shuffled(table: CampaignTable, seed: int, *, ordered: bool) -> CampaignTable:
+    rows = np.random.default_rng(seed).permutation(len(table))
+    return CampaignTable.from_columns(
+        names=[table.names[row] for row in rows],
+        verdicts=[VERDICTS[table.verdicts[row]] for row in rows],
+        layers=table.layers,
+        choices=table.choices,
+        codes=table.codes[rows],
+        ordered=ordered,
+    )
+
+
+def test_builds_without_an_order_weigh_the_same_in_any_order():
+    table = campaign(7, 24, culprit="together", noise=0.05).table
+
+    found = diff(shuffled(table, 0, ordered=False))
+    assert not found.ordered
+    assert all(diff(shuffled(table, seed, ordered=False)) == found for seed in range(1, 6))
+    assert diff(shuffled(table, 0, ordered=True)).p_innocent != diff(shuffled(table, 1, ordered=True)).p_innocent
+
+
+@pytest.mark.parametrize("builds", [12, 40])
+def test_a_diff_of_builds_without_an_order_claims_one_look_and_decides_nothing(builds):
+    table = campaign(3, builds, layers=40, ordered=False).table
+    found = diff(table)
+
+    assert found.conclusion == ("convicted" if builds == 40 else "not enough runs")
+    assert ("look again only then" in found.summary) == (builds == 12)
+    assert "for one look" in markdown(found) and "however often" not in markdown(found)
+    assert not found.decided and not decided(table)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_choice_comes_before_two_settings_that_change_far_more_layers_and_need_each_other(seed):
+    on = np.random.default_rng(seed).random((30, 8)) < 0.5
+    fast = on[:, 0] & on[:, 1]
+    codes = np.hstack([*(on[:, [k]].repeat(60 if k < 2 else 8, axis=1) for k in range(8)), fast[:, None].repeat(4, 1)])
+    table = CampaignTable.from_columns(
+        names=[f"build-{i}" for i in range(30)],
+        verdicts=["bad" if x else "good" for x in fast],
+        layers=[f"layer-{i}" for i in range(codes.shape[1])],
+        choices=[Choice(tactic=GELU), Choice(tactic=FAST)],
+        codes=codes,
+        ordered=False,
+    )
+
+    assert {c.layer for c in diff(table).suspects[0].choices} == {f"layer-{codes.shape[1] - k}" for k in range(1, 5)}
 
 
 def test_a_layer_that_bad_builds_lack_is_a_suspect():

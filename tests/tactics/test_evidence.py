@@ -72,11 +72,12 @@ def test_the_likelihood_sums_to_one_over_all_verdicts():
     assert total == pytest.approx(1)
 
 
-def test_the_e_value_averages_to_at_most_one_when_verdicts_are_chance():
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_e_value_averages_to_at_most_one_when_verdicts_are_chance(ordered):
     """Exactly, over all verdicts of a small campaign: this is what bounds false accusations."""
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 3, (9, 5))
-    groups = evidence.groups_of(evidence.features_of(codes))
+    groups = evidence.groups_of(evidence.features_of(codes), ordered=ordered)
     for rate in (0.1, 0.3, 0.5, 0.8):
         mean = 0.0
         for verdicts in itertools.product((False, True), repeat=9):
@@ -102,6 +103,14 @@ def test_priors_of_later_builds_do_not_depend_on_them():
         shares.append(early)
         assert total <= 1 + 1e-12
     assert all(shares[2][key] == birth for key, birth in shares[0].items())
+
+
+def test_without_an_order_every_group_has_the_same_prior_however_many_layers_it_has():
+    codes = np.random.default_rng(5).integers(0, 2, (12, 6))[:, [0, 0, 0, 1, 2, 3]]
+    groups = evidence.groups_of(evidence.features_of(codes), ordered=False)
+
+    assert sorted(map(len, groups.members)) == [1] * 6 + [3] * 2
+    assert np.exp(groups.log_weight) == pytest.approx([1 / 8] * 8)
 
 
 @settings(max_examples=40, deadline=None)

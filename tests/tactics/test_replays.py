@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -64,6 +65,22 @@ def test_sorted_folders_become_a_campaign_and_other_artifacts_are_listed(tmp_pat
     (guilty,) = diff(loaded.table, by="algorithm").convicted
     assert [c.layer for c in guilty.choices] == ["fc"] and "tactic 1: DataType.HALF[8, 1]" in guilty.describe()
     assert loaded.table.choices[0].inputs[0].dtype == "DataType.FLOAT"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_files_are_called_changes_nothing_but_the_names_of_the_builds(tmp_path, seed):
+    write_campaign(tmp_path / "first", 16, seed)
+    names = random.Random(seed)
+    for path in (tmp_path / "first").rglob("replay.json"):
+        side = path.relative_to(tmp_path / "first").parts[0]
+        renamed = tmp_path / "second" / side / names.choice("ab") / f"{names.random()}.json"
+        renamed.parent.mkdir(parents=True, exist_ok=True)
+        renamed.write_bytes(path.read_bytes())
+    first, second = (load_replay_folder(tmp_path / name).table for name in ("first", "second"))
+
+    assert not first.ordered and first.layers == second.layers and first.names != second.names
+    for by in ("tactic", "algorithm"):
+        assert diff(first, by=by) == diff(second, by=by)
 
 
 def test_a_campaign_without_bad_builds_has_no_bad_folder(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tactics.synthetic import campaign
 from trtops import errors
+from trtops.tactics.merge import merge
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.table import CampaignTable
 
@@ -28,7 +29,7 @@ def record(settings: dict[str, str] | None = None, **tactics: str) -> TacticReco
 
 
 def same(a: CampaignTable, b: CampaignTable) -> bool:
-    attributes = ("names", "layers", "settings", "choices", "values")
+    attributes = ("names", "layers", "settings", "choices", "values", "ordered")
     arrays = ("codes", "setting_codes", "verdicts")
     return all(getattr(a, n) == getattr(b, n) for n in attributes) and all(
         np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays
@@ -85,11 +86,27 @@ def test_a_table_grows_the_same_whether_it_was_saved_in_between_or_not():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(0, 40))
-def test_every_table_survives_its_bytes(seed, builds):
-    table = campaign(seed, builds, culprit="none").table
+@given(st.integers(0, 10_000), st.integers(0, 40), st.booleans())
+def test_every_table_survives_its_bytes(seed, builds, ordered):
+    table = campaign(seed, builds, culprit="none", ordered=ordered).table
 
     assert same(CampaignTable.from_bytes(table.to_bytes()), table)
+
+
+def test_a_table_that_does_not_say_whether_it_is_ordered_is():
+    head = b'{"names":[],"layers":[],"settings":[],"choices":[],"values":[]}'
+
+    assert CampaignTable.from_bytes(packed(len(head).to_bytes(8, "little") + head)).ordered
+
+
+def test_a_merged_table_is_ordered_if_all_are_that_builds_came_from():
+    campaigns = campaign(1, 4).table
+    files = CampaignTable(ordered=False)
+    files.append("file", "good", record(a="x"))
+
+    assert merge([(campaigns, None), (CampaignTable(ordered=False), None)]).ordered
+    assert not merge([(campaigns, None), (files, None)]).ordered
+    assert merge([(campaigns, None), (files, ["another"])]).ordered
 
 
 def test_ten_thousand_builds_of_two_hundred_layers_take_less_than_a_byte_per_choice():

@@ -24,6 +24,9 @@ _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
 class DiffTacticsConfig(Record):
     """Where good and bad builds come from, and what is compared. One source, or several campaigns.
 
+    Builds of the store are weighed in the order in which they ended, so the diff may be made again as more of them come.
+    Files have no order: their diff holds for one look at a number of builds fixed beforehand.
+
     Attributes:
         runs: Campaigns, by the ids of their runs; and single builds or iterations, by theirs.
         experiment: All judged builds of an experiment, campaigns' among them.
@@ -147,11 +150,14 @@ def _kind(info: RunInfo) -> str:
 
 
 def _of_runs(infos: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
-    parts: list[tuple[CampaignTable, Sequence[str] | None]] = [
-        (campaigns.load_table(tracker, info.id), None) for info in infos if _kind(info) == _CAMPAIGN
-    ]
+    infos = sorted(infos, key=lambda info: info.start_time)
+    whole = [info for info in infos if _kind(info) == _CAMPAIGN]
     single, skipped = _of_builds((info for info in infos if _kind(info) != _CAMPAIGN), tracker)
-    return LoadedReplays(table=merge([*parts, (single, None)]), skipped=skipped)
+    table = merge([*((campaigns.load_table(tracker, info.id), None) for info in whole), (single, None)])
+    if len(infos) > 1:
+        children = [child for info in whole for child in tracker.find(info.experiment, parent=info.id)]
+        table = _by_arrival(table, [*children, *infos])
+    return LoadedReplays(table=table, skipped=skipped)
 
 
 def _of_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -> LoadedReplays:
@@ -168,7 +174,13 @@ def _of_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -
         else:
             parts.append((campaigns.load_table(tracker, parent), [info.id for info in infos]))
     single, skipped = _of_builds(singles, tracker)
-    return LoadedReplays(table=merge([*parts, (single, None)]), skipped=skipped)
+    return LoadedReplays(table=_by_arrival(merge([*parts, (single, None)]), found), skipped=skipped)
+
+
+def _by_arrival(table: CampaignTable, infos: Iterable[RunInfo]) -> CampaignTable:
+    """The builds in the order in which they ended: whoever looks again later finds all that was there, and more after it."""
+    ended = {info.id: info.end_time or 0.0 for info in infos}
+    return merge([(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))])
 
 
 def _of_builds(infos: Iterable[RunInfo], tracker: Tracker) -> tuple[CampaignTable, tuple[tuple[str, str], ...]]:

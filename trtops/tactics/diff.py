@@ -2,7 +2,9 @@
 
 Everything follows from the table; the methods, with their sources, are in :mod:`trtops.tactics.evidence`. A conviction
 rests on evidence that stays valid however often one looks, so a campaign may diff after every build and stop when
-:func:`decided` says so: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever accuse one.
+:func:`decided` says so: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever accuse one. Builds
+without an order of arrival, as from loose files, weigh the same in any order; there the 5 of 100 hold for one look at a
+number of builds fixed beforehand, and nothing is ever decided.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
     conclusion = _conclude(case, found, confidence)
     result = TacticDiff(
         by=by,
+        ordered=table.ordered,
         confidence=confidence,
         conclusion=conclusion,
         more_builds=_more_builds(case, found, conclusion, confidence),
@@ -79,12 +82,15 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
 
 
 def decided(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -> bool:
-    """Whether a campaign can stop: a culprit is convicted, or one would have been by now. May be asked at any time."""
+    """Whether a campaign can stop: a culprit is convicted, or one would have been by now. May be asked at any time.
+
+    Never true of builds without an order of arrival.
+    """
     return diff(table, confidence=confidence, by=by).decided
 
 
 def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, in order of arrival.
+    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, as the table has them.
 
     What a proof starts from: a bad build that has the suspect, to swap it out of, and a good one that has not.
 
@@ -141,7 +147,7 @@ class _Case:
             code=np.concatenate((layers.code, settings.code)),
             birth=np.concatenate((layers.birth, settings.birth)),
         )
-        self.groups: Groups = evidence.groups_of(self.features)
+        self.groups: Groups = evidence.groups_of(self.features, ordered=table.ordered)
 
     def choices(self, group: int) -> tuple[LayerChoice, ...]:
         """A group's layers; absences, which follow from the other choices, only if there is nothing else."""

@@ -11,7 +11,8 @@ Each hypothesis splits the builds into those that it expects to be bad and the o
 of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): a culprit
 mostly fails, the rest mostly passes, and neither has to always. That is what makes the search robust to wrong verdicts.
 The prior of a hypothesis pays for the search: one half for "no tactic is guilty", the other half shared by all single
-groups (1/2) and all pairs of both kinds (1/4 each).
+groups (1/2) and all pairs of both kinds (1/4 each). What share of it a group gets follows from the choices, and from no
+verdict (:func:`groups_of`).
 
 Two guards against accusing chance, both valid if verdicts have nothing to do with choices, whatever the rate of bad
 builds and however the choices depend on each other:
@@ -19,9 +20,9 @@ builds and however the choices depend on each other:
 * :attr:`Evidence.p_value`: exact hypergeometric (Fisher) tail of the best hypothesis, Bonferroni-corrected for all that
   were tried. For a number of builds fixed beforehand.
 * :attr:`Evidence.log_e_value`: a test martingale over its supremum under the null ("universal inference", Wasserman,
-  Ramdas and Balakrishnan, PNAS 2020). By Ville's inequality it exceeds ``1 / alpha`` at any time, however often one
-  looks, with a probability of at most ``alpha``. For that, the share of the prior that a group gets must not depend on
-  later builds: features that begin to vary with build ``i`` share ``1 / (i (i + 1))``, which sums to one for ever.
+  Ramdas and Balakrishnan, PNAS 2020). Of builds in their order of arrival it exceeds ``1 / alpha`` at any time, however
+  often one looks, with a probability of at most ``alpha`` (Ville's inequality). Of builds without an order it does so
+  for a number of builds fixed beforehand (Markov's inequality): each look at more of them runs that risk anew.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Features:
         present: Of shape ``(builds, features)``.
         column: The layer's (or setting's) position, of shape ``(features,)``.
         code: What it got; -1 for features that say "the build has no such layer".
-        birth: The build with which the column began to vary or the code was first seen, whichever is later.
+        birth: The build with which the column began to vary or the code was first seen, whichever is later. It means
+            something only if builds come in their order of arrival.
     """
 
     present: Bools
@@ -104,20 +106,33 @@ class Groups:
     log_weight: Floats
 
 
-def groups_of(features: Features) -> Groups:
-    """Group the features that are true of the very same builds."""
+def groups_of(features: Features, *, ordered: bool = True) -> Groups:
+    """Group the features that are true of the very same builds, and share the prior out.
+
+    Args:
+        features: The features.
+        ordered: Whether builds come in their order of arrival. Then a group's share must not depend on later builds:
+            features that begin to vary with build ``i`` share ``1 / (i (i + 1))``, which sums to one for ever. If not,
+            every group has the same share.
+    """
     packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
     found: dict[bytes, list[int]] = {}
     for feature, row in enumerate(packed):
         found.setdefault(row.tobytes(), []).append(feature)
+    members = tuple(map(tuple, found.values()))
+    shares = _by_birth(features, members) if ordered else np.ones(len(members)) / len(members)
+    return Groups(
+        present=features.present[:, [group[0] for group in members]],
+        members=members,
+        log_weight=np.log(shares),
+    )
+
+
+def _by_birth(features: Features, members: tuple[tuple[int, ...], ...]) -> Floats:
+    """Each group's share of the prior, where builds come in their order of arrival."""
     births, counts = np.unique(features.birth, return_counts=True)
     share = dict(zip(births.tolist(), (1.0 / (births * (births + 1.0) * counts)).tolist()))
-    weights = [math.fsum(share[int(features.birth[f])] for f in members) for members in found.values()]
-    return Groups(
-        present=features.present[:, [members[0] for members in found.values()]],
-        members=tuple(map(tuple, found.values())),
-        log_weight=np.log(np.array(weights, np.float64)),
-    )
+    return np.array([math.fsum(share[int(features.birth[f])] for f in group) for group in members], np.float64)
 
 
 @dataclass(frozen=True)
@@ -284,7 +299,7 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
 
     Args:
         groups: At least one.
-        bad: Verdicts, of shape ``(builds,)``; builds in order of arrival.
+        bad: Verdicts, of shape ``(builds,)``.
     """
     search = _Search(groups, bad)
     small = search.enumerated()

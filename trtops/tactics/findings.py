@@ -122,6 +122,8 @@ class TacticDiff(Record):
 
     Attributes:
         by: What was compared.
+        ordered: Whether the builds were in their order of arrival. If not, as with loose files, the evidence holds for one
+            look at a number of builds fixed beforehand.
         confidence: What a conviction needs.
         conclusion: The outcome in a few fixed words.
         summary: The outcome in sentences.
@@ -135,8 +137,8 @@ class TacticDiff(Record):
         explanation: The most probable set of culprits; None where nothing varies or all verdicts agree.
         p_value: Exact test of the best explanation, corrected for every set that was tried; valid if the number of
             builds was fixed beforehand.
-        e_value_log10: Logarithm of the evidence that holds however often one looked; a conviction needs
-            ``-log10(1 - confidence)``.
+        e_value_log10: Logarithm of the evidence, which of ordered builds holds however often one looked; a conviction
+            needs ``-log10(1 - confidence)``.
         p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
         thorough: Whether there are verdicts enough that even two choices that fail only together would be convicted.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
@@ -144,6 +146,7 @@ class TacticDiff(Record):
     """
 
     by: By
+    ordered: bool = True
     confidence: float
     conclusion: Conclusion
     summary: str = ""
@@ -179,7 +182,8 @@ class TacticDiff(Record):
         """Whether a campaign that asks after every build can stop.
 
         A conviction holds at any time. That no tactic explains the verdicts needs more than at a single look: an early
-        lull in the evidence must not end the search.
+        lull in the evidence must not end the search. Builds without an order cannot be asked about again and again, so
+        they never decide.
         """
         acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > ACQUITTED
-        return self.conclusion == "convicted" or (acquitted and self.thorough)
+        return self.ordered and (self.conclusion == "convicted" or (acquitted and self.thorough))

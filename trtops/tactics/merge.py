@@ -15,11 +15,15 @@ def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> Campai
     Args:
         parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build that an
             earlier part has already is not taken again.
+
+    Returns:
+        The builds, part by part: in their order of arrival, unless one of the tables that they were taken from has none.
     """
     names: list[str] = []
     verdicts: list[np.ndarray] = []
     layers, settings = _Union(), _Union()
     seen: set[str] = set()
+    ordered = True
     for table, wanted in parts:
         rows = [row for row, name in enumerate(table.names) if name not in seen]
         if wanted is not None:
@@ -27,6 +31,7 @@ def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> Campai
             rows = [place[name] for name in dict.fromkeys(wanted) if name in place and name not in seen]
         taken = [table.names[row] for row in rows]
         seen.update(taken)
+        ordered = ordered and (table.ordered or not taken)
         names += taken
         verdicts.append(table.verdicts[rows])
         layers.add(table.layers, table.choices, table.codes[rows])
@@ -40,6 +45,7 @@ def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> Campai
         settings=tuple(settings.columns),
         values=tuple(settings.values),  # type: ignore[arg-type]
         setting_codes=settings.matrix(),
+        ordered=ordered,
     )
 
 

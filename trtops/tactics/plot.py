@@ -28,7 +28,7 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     """Draw a campaign as a PNG.
 
     The first row shows the verdicts; below it comes one row per layer that varies, the most suspicious on top. Builds
-    are columns: good ones left, bad ones in the middle, crashed ones right, each in order of arrival. A layer's usual
+    are columns: good ones left, bad ones in the middle, crashed ones right, each in the table's order. A layer's usual
     choice is grey and its others have colours, the commonest first; colours of different rows are unrelated. Dots mark
     the choices that the explanation accuses, and their layers are named in red.
 

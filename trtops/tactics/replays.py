@@ -1,6 +1,8 @@
 """Good and bad tactic records from files: ours, and the replay files that the field's tool saves.
 
-The folders are those that its ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them.
+The folders are those that its ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them. Files
+do not tell the order in which builds came, so none is claimed. They are read in the order of their digests, good ones
+first: what they are called changes nothing but the names of the builds.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.record import sha256_file
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 from trtops.tactics.table import CampaignTable, Verdict
 
@@ -22,7 +25,7 @@ class LoadedReplays:
     """A table, and what was passed over on the way.
 
     Attributes:
-        table: Builds, named after their files.
+        table: Builds, named after their files; without an order of arrival.
         skipped: Files that hold no tactics, as ``(path, why)``.
     """
 
@@ -76,7 +79,7 @@ def read_record(path: str | Path) -> TacticRecord:
 
 
 def _load(places: Mapping[Verdict, Path]) -> LoadedReplays:
-    table, skipped = CampaignTable(), []
+    table, skipped = CampaignTable(ordered=False), []
     for verdict, place in places.items():
         for path in _files(place):
             try:
@@ -85,13 +88,23 @@ def _load(places: Mapping[Verdict, Path]) -> LoadedReplays:
                 if path == place:
                     raise
                 skipped.append((str(path), str(exc)))
-    return LoadedReplays(table=table, skipped=tuple(skipped))
+    return LoadedReplays(table=table, skipped=tuple(sorted(skipped)))
 
 
 def _files(place: Path) -> Sequence[Path]:
     if not place.exists():
         raise errors.ConfigError(f"{place}: no such file or folder; expected tactic records.")
-    return sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    if not place.is_dir():
+        return [place]
+    return sorted((path for path in place.rglob("*") if path.is_file()), key=lambda path: (_digest(path), path))
+
+
+def _digest(path: Path) -> str:
+    """The content's digest; nothing of a file that cannot be read, as reading it will say."""
+    try:
+        return sha256_file(path)
+    except OSError:
+        return ""
 
 
 def _record_from_replay(replay: Mapping[str, Any]) -> TacticRecord:

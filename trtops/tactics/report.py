@@ -91,15 +91,19 @@ def _unexplained(found: TacticDiff) -> str:
 def _more(found: TacticDiff) -> str:
     if found.more_builds is None:
         return "How many more builds it takes cannot be told; a proof by swap may be quicker."
-    return f"About {found.more_builds} more {'build' if found.more_builds == 1 else 'builds'} should decide."
+    about = f"About {found.more_builds} more {'build' if found.more_builds == 1 else 'builds'} should decide."
+    if found.ordered:
+        return about
+    return f"{about} The order of arrival is unknown, so look again only then: every look can take chance for guilt."
 
 
 def _numbers(found: TacticDiff) -> str:
+    holds = "however often one looked" if found.ordered else "for one look, since the builds have no order of arrival"
     rows = [
         f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed or hung",
         f"{len(found.varying_layers)} of {found.layers} layers vary",
         f"exact test of the best explanation, corrected for every set tried: p = {found.p_value:.2g}",
-        f"evidence that holds however often one looked: 10^{found.e_value_log10:.1f} to 1",
+        f"evidence that holds {holds}: 10^{found.e_value_log10:.1f} to 1",
         f"probability that no choice is guilty: {_chance(found.p_innocent)}",
     ]
     return _bullets(rows, len(rows))

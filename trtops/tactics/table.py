@@ -60,11 +60,15 @@ class Choice(Record):
 class CampaignTable:
     """Builds, what they chose, and how they were judged. Grows by :meth:`append`; not safe for concurrent writers.
 
+    The rows of a table are in the builds' order of arrival, unless it is made with ``ordered=False``, as for loose files:
+    then their order means nothing, and no statistics use it.
+
     Records of different back end releases or kinds of device may stand in one table: both are kept as settings (named
     ``backend_version`` and ``device``), so that a difference between them shows up as what decides the tactics.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
+        self._ordered = ordered
         self._names: dict[str, int] = {}
         self._verdicts = bytearray()
         self._layers = _Columns()
@@ -84,6 +88,7 @@ class CampaignTable:
         settings: Sequence[str] = (),
         values: Sequence[str] = (),
         setting_codes: npt.ArrayLike | None = None,
+        ordered: bool = True,
     ) -> Self:
         """A table from its columns.
 
@@ -96,11 +101,12 @@ class CampaignTable:
             settings: Unique names of choices for the whole engine.
             values: Their values; setting codes are positions in it.
             setting_codes: Integers of shape ``(builds, settings)``; -1 where a build lacks the setting. Copied.
+            ordered: Whether the builds are in their order of arrival.
 
         Raises:
             FormatError: If shapes do not fit, a code points nowhere, or a name occurs twice.
         """
-        table = cls()
+        table = cls(ordered=ordered)
         columns: dict[str, Sequence[Hashable]] = {
             "build": names,
             "layer": layers,
@@ -153,8 +159,13 @@ class CampaignTable:
         return len(self._names)
 
     @property
+    def ordered(self) -> bool:
+        """Whether the builds are in their order of arrival; if not, their order means nothing."""
+        return self._ordered
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Names of the builds, in order of arrival."""
+        """Names of the builds, row by row."""
         return tuple(self._names)
 
     @property
@@ -193,7 +204,7 @@ class CampaignTable:
         return self._settings.codes()
 
     def named(self, verdict: Verdict) -> tuple[str, ...]:
-        """Names of the builds with a verdict, in order of arrival."""
+        """Names of the builds with a verdict, in the order of their rows."""
         code = VERDICTS.index(verdict)
         return tuple(name for name, found in zip(self._names, self._verdicts) if found == code)
 
@@ -209,6 +220,7 @@ class CampaignTable:
             "settings": list(self.settings),
             "choices": [to_jsonable(choice) for choice in self._choices],
             "values": list(self._values),
+            "ordered": self._ordered,
         }
         text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
         # Column by column: a layer's choices resemble each other, and pack to a third of what rows do.
@@ -232,6 +244,7 @@ class CampaignTable:
             names, layers, settings = (tuple(map(str, head[key])) for key in ("names", "layers", "settings"))
             choices = [_choice(entry) for entry in head["choices"]]
             values = tuple(map(str, head["values"]))
+            ordered = bool(head.get("ordered", True))  # tables from before there were others do not say
             verdicts = np.frombuffer(body, np.uint8, len(names), end)
             end += len(names)
             codes, end = _read_codes(body, end, (len(names), len(layers)), len(choices))
@@ -250,6 +263,7 @@ class CampaignTable:
             settings=settings,
             values=values,
             setting_codes=setting_codes,
+            ordered=ordered,
         )
 
 
