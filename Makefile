@@ -45,7 +45,7 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff check --fix .
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
-	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4
+	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
 
 test-gpus: ## the tests that need two GPUs, likewise
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m multi_gpu

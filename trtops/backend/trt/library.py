@@ -48,20 +48,35 @@ def load() -> Any:
 
 
 def load_for_device() -> Any:
-    """What :func:`load` returns, for who needs the GPU next: CUDA starts beside it, and goes on starting afterwards.
+    """What :func:`load` returns, for who needs the GPU next: CUDA's context is made beside it, and goes on being made after.
 
-    Whoever then asks CUDA for anything waits for it. On an H200 that takes a tenth of a second, in which TensorRT can be
+    Whoever then asks CUDA for anything waits for it. On an H200 it takes a quarter of a second, in which TensorRT can be
     imported and a plan be read.
 
     Raises:
         BackendUnavailableError: As :func:`load` does. That there is no GPU is for :func:`require_device` to say.
     """
     if not _load.cache_info().currsize:
-        from trtops.backend.trt import memory
-
-        if memory.has_bindings():  # imported here: two threads that import wait for each other
-            threading.Thread(target=memory.device_count, name="trtops-cuda").start()
+        threading.Thread(target=_start_cuda, name="trtops-cuda").start()
     return load()
+
+
+def _start_cuda() -> None:
+    """Make the context that the CUDA runtime would make at its first use, unless CUDA is in use already.
+
+    Where nobody has used CUDA, everybody's current device is the first, and its primary context is the runtime's. By the
+    driver itself, whose calls let other threads go on; importing bindings here would make them wait.
+    """
+    not_initialized = 3  # CUDA_ERROR_NOT_INITIALIZED
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return  # no driver
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    if cuda.cuCtxGetCurrent(ctypes.byref(context)) != not_initialized:
+        return
+    if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def line() -> ReleaseLine:

@@ -67,15 +67,6 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def has_bindings() -> bool:
-    """Whether the CUDA runtime's bindings can be imported."""
-    try:
-        cudart()
-    except errors.BackendUnavailableError:
-        return False
-    return True
-
-
 def device_count() -> int:
     """GPUs that CUDA can use; 0 also where there is no driver, or no cuda-python."""
     try:
