@@ -60,7 +60,7 @@ def run(
 def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
     """Ids of runs by kind, newest first."""
     found: dict[str, list[str]] = {}
-    for row in json.loads(run("runs list --json")[1]):
+    for row in json.loads(run("runs list --json --limit 500")[1]):
         found.setdefault(row["kind"], []).append(row["id"])
     return found
 
@@ -83,6 +83,40 @@ def test_a_run_is_shown_with_everything_it_holds(run, ids):
     assert code == 0
     assert "manifest" not in text and "engine/engine.ort" in text and "build/seconds" in text
     assert run(f"inspect run run:{ids['build'][0]} --json")[0] == 0
+
+
+def short(run_id: str, ids: dict[str, list[str]]) -> str:
+    """The fewest digits, of at least four, that tell a run from all others."""
+    every = [each for kind in ids.values() for each in kind]
+    return next(run_id[:n] for n in range(4, 32) if [i for i in every if i.startswith(run_id[:n])] == [run_id])
+
+
+def test_runs_are_given_by_the_first_digits_of_their_ids(run, ids, caplog):
+    one, other = ids["build"][-2:]
+    campaign = ids["debug_build"][-1]
+
+    assert f"Run {one}" in run(f"runs show run:{short(one, ids)}")[1]
+    code, text = run(f"runs audit {short(one, ids)} {short(other, ids)} --json")
+    assert code == 0 and [each["id"] for each in json.loads(text)] == [one, other]
+    code, text = run(f"runs compare {short(one, ids)} run:{short(other, ids)}")
+    assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
+    code, text = run(f"runs judge {short(one, ids)} --atol 1 --rtol 1 --json")
+    assert code == 0 and json.loads(text)[0]["id"] == one
+    children = json.loads(run(f"runs list --parent {short(campaign, ids)} --json")[1])
+    assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
+    calibrated = run(f"inspect calibration run:{short(ids['calibrate'][0], ids)}")
+    assert calibrated[0] == 0 and "tensors by" in calibrated[1]
+
+
+def test_what_is_no_run_s_first_digits_says_what_would_be(run, ids, caplog):
+    for given, said in (("8d6", "at least its first 4"), ("8d6e3f...", "32 hexadecimal digits")):
+        assert run(f"runs show {given}")[0] == 3
+        assert said in caplog.text
+    unknown = next(
+        text for text in (f"{n:04x}" for n in range(4096)) if not any(text == i[:4] for k in ids.values() for i in k)
+    )
+    assert run(f"debug build --resume {unknown}")[0] == 3
+    assert f"has no run whose id begins with '{unknown}'" in caplog.text
 
 
 def test_two_runs_are_put_side_by_side_where_they_differ(run, ids):
@@ -143,8 +177,10 @@ def test_what_a_remembered_build_left_is_written_to_files_as_well(home, run, cap
 def test_a_run_is_compared_with_a_model(run, ids):
     build = ids["build"][-1]
 
-    code, _ = run(f"compare run:{build} conv_net.onnx --atol 1e-3 --rtol 1e-3 --experiment {EXPERIMENT}")
+    code, text = run(f"compare run:{short(build, ids)} conv_net.onnx --atol 1e-3 --rtol 1e-3 --experiment e --json")
     assert code == 0
+    shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
+    assert shown["params"]["actual"] == f"run:{build}" and build in shown["name"]
 
 
 def test_what_a_build_s_spec_does_not_hold_is_refused_where_it_would_be_forgotten(run, capsys):
@@ -154,9 +190,10 @@ def test_what_a_build_s_spec_does_not_hold_is_refused_where_it_would_be_forgotte
 
 
 def test_a_campaign_that_ended_is_told_again(run, ids):
-    code, text = run(f"debug build --resume {ids['debug_build'][0]}")
+    campaign = ids["debug_build"][-1]
+    code, text = run(f"debug build --resume {short(campaign, ids)}")
 
-    assert code == 0 and "2 good, 0 bad" in text
+    assert code == 0 and f"2 good, 0 bad, 0 errors. Run {campaign}" in text
 
 
 def test_a_store_is_kept_usable(run, home):
@@ -165,9 +202,12 @@ def test_a_store_is_kept_usable(run, home):
 
 
 def test_tactics_of_a_campaign_are_compared(run, ids):
-    code, text = run(f"inspect diff-tactics --runs {ids['debug_build'][0]}")
+    campaign = ids["debug_build"][-1]
+    code, text = run(f"inspect diff-tactics --runs {short(campaign, ids)} --experiment e --json")
 
-    assert code == 0 and "good" in text
+    assert code == 0 and json.loads(text)["builds"] == 2
+    shown = json.loads(run(f"runs show {json.loads(text)['run_id']} --json")[1])
+    assert campaign in shown["params"]["runs"] and shown["tags"]["mlflow.parentRunId"] == campaign
 
 
 def test_a_tactic_record_of_a_run_can_be_looked_into(run, ids, home):
@@ -180,8 +220,9 @@ def test_a_tactic_record_of_a_run_can_be_looked_into(run, ids, home):
 def test_the_error_of_a_campaign_is_split(run, ids):
     campaign = ids["debug_build"][-1]
 
-    code, text = run(f"debug noise {campaign} --builds 2 --runs 2 --json")
+    code, text = run(f"debug noise {short(campaign, ids)} --builds 2 --runs 2 --json")
     assert code == 0 and json.loads(text)["statistic"] == "max_abs"
+    assert json.loads(text)["run_id"] in run(f"runs list --parent {campaign} --kind noise")[1]
     assert "`l2` of one more run" in run(f"debug noise run:{campaign} --builds 2 --runs 2 --statistic l2")[1]
     assert run(f"debug noise {campaign} --builds 1")[0] == 2
 
@@ -191,15 +232,22 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     assert run(f"{line} --atol 1e-4 --rtol 1e-4")[0] == 1
     campaign = json.loads(run("runs list --experiment guilty --kind debug_build --json")[1])[0]["id"]
 
-    code, text = run(f"debug prove {campaign} --repeats 1 --no-deny --json")
+    code, text = run(f"debug prove {campaign[:12]} --repeats 1 --no-deny --json")
     proof = json.loads(text)
     assert code == 0 and proof["outcome"] == "confirmed" and proof["deny_run"] is None
     assert "taken out" in run(f"debug prove {campaign} --repeats 1 --suspect 0 --no-deny")[1]
     mended = next(trial["run_id"] for trial in proof["trials"] if trial["swap"] == "out")
-    assert run(f"runs promote {mended}")[0] == 0  # it is judged as the campaign judged
-    entry = json.loads(run(f"runs deny {proof['run_id']} --json")[1])["run_id"]
+    assert run(f"runs promote {mended[:12]}")[0] == 0  # it is judged as the campaign judged
+    entry = json.loads(run(f"runs deny {proof['run_id'][:12]} --json")[1])["run_id"]
     assert entry in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason
-    assert "Off the deny-list" in run(f"runs pardon {entry} --why mended")[1]
+    assert "Off the deny-list" in run(f"runs pardon {entry[:12]} --why mended")[1]
+    for kind, tag, whole in (
+        ("proof", "mlflow.parentRunId", campaign),
+        ("promote", "trtops.evidence", mended),
+        ("deny", "trtops.pardoned", entry),
+    ):
+        left = json.loads(run(f"runs list --experiment guilty --kind {kind} --json")[1])[0]["id"]
+        assert json.loads(run(f"runs show {left} --json")[1])["tags"][tag] == whole
     assert run(f"runs pardon {campaign} --why mended")[0] == 3
     assert run(f"debug prove {ids['debug_build'][-1]}")[0] == 3  # nothing is suspected

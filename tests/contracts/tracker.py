@@ -53,7 +53,7 @@ ODD_NAMES = [
 
 
 class TrackerContract:
-    """Behaviours; ``tracker`` is a tracker over an empty store, ``tamper`` changes or removes a stored artifact."""
+    """Behaviours; ``tracker`` is over an empty store, ``tamper`` changes a stored artifact, ``set_id`` a run's id."""
 
     @pytest.fixture
     def tracker(self) -> Tracker:
@@ -62,6 +62,11 @@ class TrackerContract:
     @pytest.fixture
     def tamper(self, tracker):
         """A function ``(run_id, path, data)`` that overwrites an artifact behind the tracker's back; None removes it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def set_id(self, tracker):
+        """A function ``(run_id, new_id)`` that gives a run another id behind the tracker's back."""
         raise NotImplementedError
 
     # One run, whole
@@ -415,6 +420,46 @@ class TrackerContract:
             for ask in (tracker.info, tracker.load, lambda run_id: tracker.close(run_id, "why")):
                 with pytest.raises(errors.RunNotFoundError):
                     ask(run_id)
+
+    def test_a_run_is_known_by_what_its_id_begins_with_in_whatever_experiment_it_is(self, tracker: Tracker, set_id):
+        near, far = "abcd" + "1" * 28, "abcd" + "2" * 28
+        for experiment, run_id in (("m", near), ("n", far)):
+            set_id(tracker.start(experiment, "r", kind="build").id, run_id)
+
+        for given in ("abcd1", "run:abcd1", "ABCD1", near[:31]):
+            assert tracker.whole_id(given) == near
+        assert tracker.whole_id("abcd2") == far
+        assert tracker.info(tracker.whole_id("abcd2")).experiment == "n"
+
+    def test_a_whole_id_is_given_back_without_a_look_at_the_store(self, tracker: Tracker):
+        assert tracker.whole_id("0" * 32) == tracker.whole_id("run:" + "0" * 32) == "0" * 32
+
+    def test_runs_whose_ids_begin_alike_are_listed_the_newest_first_and_ten_at_most(self, tracker: Tracker, set_id):
+        day = time.strftime("%Y-%m-%d")
+        ids = [f"abcd{n:02}" + "0" * 26 for n in range(12)]
+        for n, run_id in enumerate(ids):
+            time.sleep(0.003)
+            set_id(tracker.start("m" if n % 2 else "n", f"build {n}", kind="build").id, run_id)
+
+        with pytest.raises(errors.ConfigError, match=r"More than 10 runs .* 'abcd'; give more digits") as many:
+            tracker.whole_id("abcd")
+        lines = str(many.value).splitlines()[1:]
+        assert [line.split()[0] for line in lines] == [*reversed(ids[2:]), "..."]
+        assert lines[0].split()[1] >= day and lines[0].endswith("build 11")
+        with pytest.raises(errors.ConfigError, match=r"^2 runs have ids") as two:
+            tracker.whole_id("abcd1")
+        assert [line.split()[0] for line in str(two.value).splitlines()[1:]] == [ids[11], ids[10]]
+
+    def test_what_is_no_beginning_of_a_run_s_id_is_not_found(self, tracker: Tracker, set_id):
+        set_id(tracker.start("m", "r", kind="build").id, "abcd" + "3" * 28)
+
+        for given in ("abcd2", "bcd1", "1111"):
+            with pytest.raises(errors.RunNotFoundError, match=f"begins with '{given}'"):
+                tracker.whole_id(given)
+        odd = ("", "run:", "abc", "abcdefgh", "abcd%", "%%%%", "abc_", "____", "abcd' or 1=1", "../../etc", "a" * 33)
+        for given in odd:
+            with pytest.raises(errors.RunNotFoundError, match=r"expected the 32 hexadecimal digits .* first 4"):
+                tracker.whole_id(given)
 
     def test_runs_are_found_by_tags_parent_and_status_newest_first(self, tracker: Tracker):
         def start(name: str, experiment: str = "m", **kwargs) -> str:

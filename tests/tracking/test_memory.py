@@ -23,3 +23,10 @@ class TestMemoryTracker(TrackerContract):
                 artifacts[path] = data
 
         return change
+
+    @pytest.fixture
+    def set_id(self, tracker):
+        def change(run_id: str, new_id: str) -> None:
+            tracker._runs[new_id] = tracker._runs.pop(run_id)
+
+        return change

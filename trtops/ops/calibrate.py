@@ -26,6 +26,7 @@ from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict, tracked
+from trtops.tracking.ids import RUN_PREFIX
 from trtops.tracking.tables import log_table
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ log = logging.getLogger(__name__)
 
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
 OnProgress: TypeAlias = "Callable[[Progress], None]"
-
-RUN_PREFIX = "run:"
 
 _TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
@@ -400,7 +399,7 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
     if source.startswith(RUN_PREFIX):
         if tracker is None:
             raise errors.ConfigError(f"{source!r} names a run, and there is no store to look for it in.")
-        run = tracker.load(source.removeprefix(RUN_PREFIX))
+        run = tracker.load(tracker.whole_id(source))
         there = {entry.path for entry in run.manifest.artifacts}
         ours = schema.Artifact.CALIBRATION_JSON
         return CalibrationCache.from_bytes(run.read_bytes(ours if ours in there else schema.Artifact.CALIBRATION_CACHE))

@@ -19,8 +19,7 @@ from trtops.ops.feeds import Feeds, open_feeds
 from trtops.record import Record
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict, tracked
-
-RUN_PREFIX = "run:"
+from trtops.tracking.ids import RUN_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +84,12 @@ def compare(
         TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
     """
     config = CompareConfig() if config is None else config
-    experiment = experiment or _experiment_of(str(actual), tracker)
+    actual, golden = _whole(actual, tracker), _whole(golden, tracker)
+    experiment = experiment or _experiment_of(actual, tracker)
     name = f"{_short(actual)} vs {_short(golden)}"
     with tracked(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
-        run.log_params(
-            {"actual": str(actual), "golden": str(golden), **schema.flat_params({"check": config.check.to_dict()})}
-        )
-        judgement = _compare(str(actual), str(golden), config.check, tracker)
+        run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
+        judgement = _compare(actual, golden, config.check, tracker)
         log_judgement(run, judgement)
         return _finish(run, experiment, judgement)
 
@@ -124,7 +122,7 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
         ConfigError: If the text names nothing that can be compared.
     """
     if side.startswith(RUN_PREFIX):
-        info = tracker.info(side[len(RUN_PREFIX) :])
+        info = tracker.info(tracker.whole_id(side))
         engine = builds.load_engine(builds.holder_of_engine(tracker, info))
         return engine_backend(engine.backend).runner(engine)
     path = Path(side)
@@ -139,6 +137,12 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
         return reference_runner(Model.load(path))
     backend = engine_backend(backend_name)
     return backend.runner(Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment()))
+
+
+def _whole(side: str | Path, tracker: Tracker) -> str:
+    """A side as text, a run among them with its whole id."""
+    text = str(side)
+    return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
 
 
 def _finish(run: Run, experiment: str, judgement: Judgement) -> CompareResult:
@@ -160,6 +164,5 @@ def _experiment_of(side: str, tracker: Tracker) -> str:
     return Path(side).stem
 
 
-def _short(side: str | Path) -> str:
-    text = str(side)
-    return text if text.startswith(RUN_PREFIX) else Path(text).name
+def _short(side: str) -> str:
+    return side if side.startswith(RUN_PREFIX) else Path(side).name

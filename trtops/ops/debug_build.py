@@ -113,7 +113,7 @@ def debug_build(
         model: The ONNX file; may be left out when a campaign is gone on with.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The memory.
-        resume: A campaign's run to go on with. Its own config holds unless another is given, which may differ in when to
+        resume: A campaign's run to go on with, or what its id begins with. Its own config holds unless another is given, which may differ in when to
             stop and in what runs side by side, and in nothing that decides a build or its verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
@@ -130,8 +130,10 @@ def debug_build(
         LogError: If another process is at work on the campaign.
         TrtopsError: Whatever keeps all builds from being made or judged; what one build does is a verdict.
     """
-    if resume is not None and (ended := _ended(tracker, resume)) is not None:
-        return ended
+    if resume is not None:
+        resume = tracker.whole_id(resume)
+        if (ended := _ended(tracker, resume)) is not None:
+            return ended
     with _prepared(model, config, tracker, resume, experiment, tags, judge) as (campaign, run):
         try:
             state = _State.read(tracker, campaign, run)

@@ -31,7 +31,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
     """Put what a proof confirmed on the deny-list of its device and release.
 
     Args:
-        proof_run: The proof's run.
+        proof_run: The proof's run, or what its id begins with.
         tracker: The memory.
         tags: Further tags of the entry's run.
 
@@ -39,6 +39,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
         ConfigError: If the run is no proof, or it did not confirm its suspicion.
         IncompleteRunError: If it is not whole.
     """
+    proof_run = tracker.whole_id(proof_run)
     stored = tracker.load(proof_run)
     outcome = stored.info.tags.get(schema.Tag.PROOF)
     if outcome != "confirmed":
@@ -65,6 +66,7 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     Raises:
         ConfigError: If the run is no entry of the deny-list.
     """
+    deny_run = tracker.whole_id(deny_run)
     stored = tracker.load(deny_run)
     if stored.info.tags.get(schema.Tag.KIND) != "deny" or schema.Tag.PARDONED in stored.info.tags:
         raise errors.ConfigError(f"Run {deny_run} is no entry of the deny-list.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
@@ -28,7 +28,7 @@ class DiffTacticsConfig(Record):
     Files have no order: their diff holds for one look at a number of builds fixed beforehand.
 
     Attributes:
-        runs: Campaigns, by the ids of their runs; and single builds or iterations, by theirs.
+        runs: Campaigns, by the ids of their runs or what those begin with; and single builds or iterations, by theirs.
         experiment: All judged builds of an experiment, campaigns' among them.
         tags: Only builds whose runs have these tags.
         folder: A folder with ``good/`` and ``bad/`` in it, as the field's tool sorts its replays.
@@ -99,6 +99,7 @@ def diff_tactics(
         ConfigError: If there is no such source, or it holds no judged build.
         RunNotFoundError: If a run does not exist.
     """
+    config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
     place, parent, loaded = _load(config, tracker)
     if not len(loaded.table):
         raise errors.ConfigError(

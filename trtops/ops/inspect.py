@@ -429,13 +429,13 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
     """What the memory holds of a run: its tags, params and numbers, and what it left.
 
     Args:
-        run_id: The run's id, with or without ``run:`` before it.
+        run_id: The run's id or what it begins with, with or without ``run:`` before it.
         tracker: The memory.
 
     Raises:
         RunNotFoundError: If there is none with this id.
     """
-    run_id = run_id.removeprefix("run:")
+    run_id = tracker.whole_id(run_id)
     info = tracker.info(run_id)
     files: list[tuple[str, int, str]] = []
     whole = True

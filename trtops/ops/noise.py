@@ -82,7 +82,8 @@ def noise(
     """Run a campaign's engines again and again, and split their error into what runs, builds and the precision add.
 
     Args:
-        campaign_run: The campaign; its engines are read from the memory, and its golden outputs compared with.
+        campaign_run: The campaign's run, or what its id begins with. Its engines are read from the memory, and its golden
+            outputs compared with.
         config: How much is measured.
         tracker: The memory.
         tags: Further tags of the run.
@@ -95,13 +96,15 @@ def noise(
     config = NoiseConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run).on(config.devices)
     if campaign.golden_sha256 is None:
-        raise errors.ConfigError(f"Campaign {campaign_run} kept no golden outputs: its builds were judged otherwise.")
-    table = campaigns.load_table(tracker, campaign_run)
+        raise errors.ConfigError(
+            f"Campaign {campaign.run_id} kept no golden outputs: its builds were judged otherwise."
+        )
+    table = campaigns.load_table(tracker, campaign.run_id)
     crashed = set(table.named("error"))
     engines = tuple(name for name in table.names if name not in crashed)[: config.builds]
     name = f"noise of {len(engines)} engines"
     try:
-        with tracked(tracker, campaign.experiment, name, kind="noise", tags=tags, parent=campaign_run) as run:
+        with tracked(tracker, campaign.experiment, name, kind="noise", tags=tags, parent=campaign.run_id) as run:
             run.log_params(schema.flat_params(config))
             rows = []
             for run_id in engines:

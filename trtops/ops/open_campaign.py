@@ -15,13 +15,14 @@ def open_campaign(tracker: Tracker, run_id: str, *, model: str | Path | None = N
 
     Args:
         tracker: The memory.
-        run_id: The parent run.
+        run_id: The parent run, or what its id begins with.
         model: The ONNX file; where the campaign found it, or else the one it kept, unless given.
 
     Raises:
         ConfigError: If the run is no campaign, or its model cannot be found.
         RunNotFoundError: If there is no such run.
     """
+    run_id = tracker.whole_id(run_id)
     info = tracker.info(run_id)
     data = tracker.peek(run_id, schema.Artifact.CAMPAIGN)
     if info.tags.get(schema.Tag.KIND) != "debug_build" or data is None:

@@ -121,7 +121,7 @@ def promote(
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
     Args:
-        run_id: A good build's run, or a good iteration's.
+        run_id: A good build's run, or a good iteration's, or what its id begins with.
         config: How to verify.
         tracker: The memory, and its registry.
         tags: Further tags of the run.
@@ -133,6 +133,7 @@ def promote(
         IncompleteRunError: If the run is not whole.
     """
     config = PromoteConfig() if config is None else config
+    run_id = tracker.whole_id(run_id)
     stored = tracker.load(run_id)
     if stored.info.verdict != "good":
         raise errors.ConfigError(

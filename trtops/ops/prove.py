@@ -119,7 +119,7 @@ def prove(
     """Swap a suspect into a good build and out of a bad one of its campaign.
 
     Args:
-        campaign_run: The campaign.
+        campaign_run: The campaign's run, or what its id begins with.
         config: What to prove.
         tracker: The memory.
         tags: Further tags of all runs.
@@ -135,7 +135,7 @@ def prove(
     case = _Case.of(campaign, config, tracker)
     name = f"proof of {case.suspect.describe()}"[:250]
     try:
-        with tracked(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign_run) as run:
+        with tracked(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
             run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             trials = []
             plan = _plan(config.repeats)

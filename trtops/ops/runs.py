@@ -1,4 +1,7 @@
-"""Runs: what the memory holds, found, put side by side, judged again, and checked."""
+"""Runs: what the memory holds, found, put side by side, judged again, and checked.
+
+Runs are given by their ids or what those begin with.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +60,13 @@ def list_runs(
         kind: Only of this kind (:data:`trtops.tracking.schema.KINDS`).
         verdict: Only with this verdict.
         status: Only with this status.
-        parent: Only below this run.
+        parent: Only below this run, given by its id or what that begins with.
         tags: Only with these tags.
         limit: So many at most.
     """
     wanted = dict(tags or {})
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
+    parent = None if parent is None else tracker.whole_id(parent)
     found = tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit)
     return [_row(info) for info in found]
 
@@ -103,7 +107,7 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     Raises:
         RunNotFoundError: If one is not there.
     """
-    infos = [tracker.info(run_id) for run_id in run_ids]
+    infos = [tracker.info(tracker.whole_id(run_id)) for run_id in run_ids]
     params = [{name: value for name, value in info.params.items()} for info in infos]
     metrics = [{"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()} for info in infos]
     tables: tuple[tuple[str, list[dict[str, str]]], ...] = (("param", params), ("metric", metrics))
@@ -143,11 +147,11 @@ def judge_again(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker
     """
     judged = []
     for run_id in run_ids:
-        stored = tracker.load(run_id)
+        stored = tracker.load(tracker.whole_id(run_id))
         report = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.judge(tolerances)
         judged.append(
             Rejudged(
-                id=run_id,
+                id=stored.info.id,
                 name=stored.info.name,
                 before=stored.info.verdict or "",
                 verdict=report.verdict,
@@ -182,7 +186,7 @@ def audit(run_ids: Iterable[str], tracker: Tracker) -> list[Audited]:
     Raises:
         RunNotFoundError: If a run is not there.
     """
-    return [_audited(tracker.info(run_id), tracker) for run_id in run_ids]
+    return [_audited(tracker.info(tracker.whole_id(run_id)), tracker) for run_id in run_ids]
 
 
 def _audited(info: RunInfo, tracker: Tracker) -> Audited:

@@ -203,6 +203,20 @@ class Tracker(Protocol):
         """
         ...
 
+    def whole_id(self, run: str) -> str:
+        """The id of a run as people give it: an id or what it begins with, with or without ``run:`` before it.
+
+        Only this takes a part of an id. A whole one is given back without a look at the store.
+
+        Args:
+            run: At least the first four hexadecimal digits of an id.
+
+        Raises:
+            RunNotFoundError: If it is no such thing, or no run's id begins with it; deleted runs do not count.
+            ConfigError: If several runs' ids begin with it; the message lists them.
+        """
+        ...
+
     def info(self, run_id: str) -> RunInfo:
         """What is known of a run, complete or not.
 

@@ -16,6 +16,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.ids import whole_id
 from trtops.tracking.registry import RegisteredVersion, check_registration
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.writer import (
@@ -76,6 +77,10 @@ class MemoryTracker:
         run = MemoryRun(run_id, kept, self._lock)
         run.set_tags(first_tags)
         return run
+
+    def whole_id(self, run: str) -> str:
+        """The id of a run as people give it."""
+        return whole_id(run, self._beginning_with, "The memory of this process")
 
     def info(self, run_id: str) -> RunInfo:
         """What is known of a run, complete or not."""
@@ -177,6 +182,9 @@ class MemoryTracker:
         """A registered model's aliases, as names to version numbers."""
         with self._lock:
             return dict(self._aliases.get(name, {}))
+
+    def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
+        return [info for info in self.find() if info.id.startswith(digits)][:limit]
 
     def _kept(self, run_id: str) -> _Kept:
         kept = self._runs.get(run_id)

@@ -34,7 +34,7 @@ GROUPS = (
     groups.JSON,
 )
 EXAMPLES = (
-    "trtops compare run:8d6e3f... model.onnx --experiment resnet50",
+    "trtops compare run:8d6e3f model.onnx --experiment resnet50",
     "trtops inspect diff actual.json expected.json --rtol 1e-3",
 )
 
@@ -71,7 +71,8 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Compare, and print."""
     from trtops.cli.logs import report, say_json, say_page
-    from trtops.ops.compare import RUN_PREFIX, compare
+    from trtops.ops.compare import compare
+    from trtops.tracking.ids import RUN_PREFIX
 
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
     tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)

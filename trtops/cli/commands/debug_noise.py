@@ -31,7 +31,7 @@ GROUPS = (
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops debug noise 8d6e3f...", "trtops debug noise 8d6e3f... --builds 16 --runs 4 --statistic mean_abs")
+EXAMPLES = ("trtops debug noise 8d6e3f", "trtops debug noise 8d6e3f --builds 16 --runs 4 --statistic mean_abs")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def plan(args: Asked) -> Plan:
 
     given = {name: getattr(args, name) for name in ("builds", "runs", "statistic", "confidence")}
     config = NoiseConfig(**{name: value for name, value in given.items() if value is not None})
-    return Plan(args.run.removeprefix("run:"), config, args.store, bool(args.json))
+    return Plan(args.run, config, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

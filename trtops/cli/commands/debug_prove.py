@@ -36,7 +36,7 @@ GROUPS = (
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops debug prove 8d6e3f...", "trtops debug prove 8d6e3f... --suspect 1 --repeats 5 --no-deny")
+EXAMPLES = ("trtops debug prove 8d6e3f", "trtops debug prove 8d6e3f --suspect 1 --repeats 5 --no-deny")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def plan(args: Asked) -> Plan:
 
     given = {"suspect": args.suspect, "repeats": args.repeats}
     config = ProveConfig(deny=not args.no_deny, **{name: value for name, value in given.items() if value is not None})
-    return Plan(args.run.removeprefix("run:"), config, args.store, bool(args.json))
+    return Plan(args.run, config, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

@@ -32,7 +32,7 @@ EXAMPLES = (
     "trtops inspect diff-tactics --dir replays",
     "trtops inspect diff-tactics --good good_replays --bad bad_replay.json",
     "trtops debug diff-tactics build1.json build2.json",
-    "trtops inspect diff-tactics --runs 8d6e3f...",
+    "trtops inspect diff-tactics --runs 8d6e3f",
 )
 
 

@@ -8,11 +8,11 @@ from trtops.cli import asking, configs, groups
 from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
-    Group("run", (Flag(names=("run",), help="the run's id, with or without run: before it"),)),
+    Group("run", (Flag(names=("run",), help="the run's id or what it begins with, with or without run: before it"),)),
     groups.JSON,
     groups.STORE,
 )
-EXAMPLES = ("trtops inspect run 8d6e3f...", "trtops inspect run run:8d6e3f... --json")
+EXAMPLES = ("trtops inspect run 8d6e3f", "trtops inspect run run:8d6e3f --json")
 
 
 @dataclass(frozen=True)

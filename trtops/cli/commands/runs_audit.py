@@ -11,14 +11,14 @@ GROUPS = (
     Group(
         "runs",
         (
-            Flag(names=("runs",), takes="any", help="ids of runs"),
+            Flag(names=("runs",), takes="any", help="ids of runs, or what they begin with"),
             Flag(names=("--experiment",), shown="NAME", help="all finished runs of an experiment"),
         ),
     ),
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs audit 8d6e3f...", "trtops runs audit --experiment resnet50")
+EXAMPLES = ("trtops runs audit 8d6e3f", "trtops runs audit --experiment resnet50")
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if bool(args.runs) == (args.experiment is not None):
         raise UsageError("give ids of runs, or --experiment NAME")
-    return Plan(
-        tuple(run.removeprefix("run:") for run in args.runs or ()), args.experiment, args.store, bool(args.json)
-    )
+    return Plan(tuple(args.runs or ()), args.experiment, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

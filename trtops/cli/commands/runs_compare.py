@@ -11,14 +11,14 @@ GROUPS = (
     Group(
         "runs",
         (
-            Flag(names=("runs",), takes="many", help="ids of runs"),
+            Flag(names=("runs",), takes="many", help="ids of runs, or what they begin with"),
             Flag(names=("--all",), takes="switch", help="show what is the same as well"),
         ),
     ),
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs compare 8d6e3f... 1a2b3c...",)
+EXAMPLES = ("trtops runs compare 8d6e3f 1a2b3c",)
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    runs = tuple(run.removeprefix("run:") for run in args.runs)
-    return Plan(runs, bool(args.all), args.store, bool(args.json))
+    return Plan(tuple(args.runs), bool(args.all), args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:
@@ -50,15 +49,13 @@ def execute(plan: Plan) -> int:
     from trtops.ops.runs import side_by_side
     from trtops.ops.tables import table
 
-    lines = [line for line in side_by_side(plan.runs, configs.opened(plan.store)) if plan.all or not line.same]
+    tracker = configs.opened(plan.store)
+    runs = [tracker.whole_id(run) for run in plan.runs]
+    lines = [line for line in side_by_side(runs, tracker) if plan.all or not line.same]
     if plan.json:
         say_json([line.to_dict() for line in lines])
     elif lines:
-        say(
-            table(
-                ("", *(run[:8] for run in plan.runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines)
-            )
-        )
+        say(table(("", *(run[:8] for run in runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines)))
     else:
         say("Nothing differs.")
     return 0

@@ -8,7 +8,7 @@ from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (Group("run", (Flag(names=("run",), help="a proof of `trtops debug prove`"),)), groups.STORE, groups.JSON)
-EXAMPLES = ("trtops runs deny 8d6e3f...", "trtops runs list --kind deny")
+EXAMPLES = ("trtops runs deny 8d6e3f", "trtops runs list --kind deny")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    return Plan(args.run.removeprefix("run:"), args.store, bool(args.json))
+    return Plan(args.run, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
 
 GROUPS = (
-    Group("runs", (Flag(names=("runs",), takes="many", help="ids of runs that hold a comparison"),)),
+    Group(
+        "runs",
+        (Flag(names=("runs",), takes="many", help="ids, or what they begin with, of runs that hold a comparison"),),
+    ),
     groups.STATISTICS,
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs judge 8d6e3f... --check-error-stat max --atol 1e-3 --rtol 1e-2",)
+EXAMPLES = ("trtops runs judge 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def plan(args: Asked) -> Plan:
     found = configs.tolerances(args)
     if found is None:
         raise UsageError("give the tolerances to judge by, such as --atol 1e-3 --rtol 1e-2")
-    return Plan(tuple(run.removeprefix("run:") for run in args.runs), found, args.store, bool(args.json))
+    return Plan(tuple(args.runs), found, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

@@ -18,7 +18,7 @@ GROUPS = (
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs pardon 8d6e3f... --why 'mended by the new driver'",)
+EXAMPLES = ("trtops runs pardon 8d6e3f --why 'mended by the new driver'",)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    return Plan(args.run.removeprefix("run:"), args.why, args.store, bool(args.json))
+    return Plan(args.run, args.why, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

@@ -24,7 +24,7 @@ GROUPS = (
     groups.STORE,
     groups.JSON,
 )
-EXAMPLES = ("trtops runs promote 8d6e3f...",)
+EXAMPLES = ("trtops runs promote 8d6e3f",)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def plan(args: Asked) -> Plan:
 
     given = {"model": args.model, "name": args.name, "timeout_seconds": args.build_timeout}
     config = PromoteConfig(**{name: value for name, value in given.items() if value is not None})
-    return Plan(args.run.removeprefix("run:"), config, args.store, bool(args.json))
+    return Plan(args.run, config, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:

@@ -4,4 +4,4 @@ from trtops.cli.commands.inspect_run import GROUPS, execute, plan
 
 __all__ = ["EXAMPLES", "GROUPS", "execute", "plan"]
 
-EXAMPLES = ("trtops runs show 8d6e3f...",)
+EXAMPLES = ("trtops runs show 8d6e3f",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.tracking import owner, schema
 from trtops.tracking.base import MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.ids import whole_id
 from trtops.tracking.mlflow.artifacts import Files, files_of
 from trtops.tracking.mlflow.installed import library, translated, without_password
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
@@ -92,6 +94,10 @@ class MlflowTracker:
         except errors.StoreError:
             self.end(entity.info.run_id, "FAILED")
             raise
+
+    def whole_id(self, run: str) -> str:
+        """The id of a run as people give it."""
+        return whole_id(run, self._beginning_with, self.shown)
 
     def info(self, run_id: str) -> RunInfo:
         """What is known of a run, complete or not."""
@@ -321,6 +327,11 @@ class MlflowTracker:
             token = page.token
             if not token:
                 return
+
+    def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
+        experiments = self._all_experiments()
+        found = self._search(experiments, f"attributes.run_id LIKE '{digits}%'", limit) if experiments else ()
+        return list(itertools.islice(found, limit))
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
         info, stored = entity.info, entity.data.tags
