@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +13,22 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
     os.environ.pop(name, None)
 
 
+_LONGEST = "the campaign on a GPU"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what cannot run here, and put what takes longest first."""
+    _skip_without_gpus(items)
+    sizes = Counter(together(item.nodeid) for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+        company = together(item.nodeid)
+        return company != _LONGEST, "campaign_gpu" not in item.nodeid, -sizes[company]
+
+    items.sort(key=place)
+
+
+def _skip_without_gpus(items: list[pytest.Item]) -> None:
     """Skip what needs GPUs where there are too few, unless ``TRTOPS_REQUIRE_GPU=1`` says that there have to be."""
     if os.environ.get("TRTOPS_REQUIRE_GPU") == "1":
         return
@@ -42,6 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return together(nodeid)
 
+    config.option.loadscopereorder = False  # they are in order
     return Together(config, log)
 
 
@@ -49,13 +66,13 @@ def together(nodeid: str) -> str:
     """What a test has in common with those that are to run in its process.
 
     Flows share a Prefect server, GPU tests of a file their engines, and the documents' command lines their folders. The one
-    test that takes minutes joins many: the largest company begins first.
+    test that takes ten minutes has a few short ones with it: a process with only one test left is given more to wait for it.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
         return "flows"
     if "gpu" not in file:
         return nodeid
-    if "campaign" in file:
-        return "tests/backend/trt/test_loaders_on_gpu.py"
+    if "campaign" in file or "checks" in file:
+        return _LONGEST
     return f"{file} {test.partition('[')[2][:3]}" if "seeds" in file else file

@@ -35,7 +35,7 @@ _ABSENT = importlib.util.find_spec("tensorrt") is None or memory.device_count() 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.skipif(
         _ABSENT and os.environ.get("TRTOPS_REQUIRE_GPU") != "1",
@@ -108,17 +108,20 @@ def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
     return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if ("error", "scores", "max_abs") in i.metrics)
 
 
-def between_groups(found: list[float]) -> float | None:
-    """The middle of the widest gap that has a build on either side; None if all builds are alike."""
+def between_groups(found: list[float], least: int) -> float | None:
+    """The middle of the widest gap that has at least so many builds on either side; None if there is no such gap."""
     gaps = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(found)]
-    widest = max(gaps, default=(0.0, 0.0))
+    widest = max(gaps[least - 1 : len(gaps) - least + 1], default=(0.0, 0.0))
     return widest[1] if widest[0] > 0 else None
 
 
 @pytest.fixture(scope="module")
 def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float, Vary]:
-    """A tolerance between two groups of builds, and what has to be varied to see both."""
-    for vary, experiment in ((Vary(), "by time"), (Vary(tactics=True), "by lot")):
+    """A tolerance between two groups of builds, and what has to be varied to see both.
+
+    A sixth of the builds by time may be missing among the sixteen that follow. Those by lot draw as these did.
+    """
+    for vary, experiment, least in ((Vary(), "by time", 2), (Vary(tactics=True), "by lot", 1)):
         debug_build(
             model,
             campaign(folder, 1e9, until=6, vary=vary),
@@ -128,7 +131,7 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float,
         )
         found = largest_errors(tracker, experiment)
         say(f"largest errors of builds {experiment}: {[f'{e:.3g}' for e in found]}")
-        middle = between_groups(found)
+        middle = between_groups(found, least)
         if middle is not None:
             return middle, vary
     pytest.fail("All builds are alike, even with tactics drawn by lot.")

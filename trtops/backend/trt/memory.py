@@ -111,10 +111,13 @@ class Event:
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreate")
+        self._record = cudart().cudaEventRecord  # without what call() adds: there are four to an inference
 
     def record(self, stream: Stream) -> None:
         """Mark the point behind everything that the stream was given so far."""
-        call("cudaEventRecord", self._handle, stream.ptr)
+        status = self._record(self._handle, stream.ptr)[0]
+        if status != 0:
+            raise _failure("cudaEventRecord", status)
 
     def seconds_since(self, earlier: Event) -> float:
         """Seconds between two points that the device has reached; resolution about 0.5 microseconds."""

@@ -116,6 +116,7 @@ class TrtRunner(BaseRunner):
         self._copy_out = True
         self._raw = False
         self._outputs_settled = False
+        self._sized_late = False
         self._narrowed: frozenset[str] = frozenset()
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class TrtRunner(BaseRunner):
         self._raw = return_raw_buffers
         if self._narrowed and feed_dict.keys() >= self._narrowed:
             feed_dict = {**feed_dict, **{name: _narrow(name, feed_dict[name]) for name in self._narrowed}}
-        if check_inputs and any(type(value) is FormattedArray for value in feed_dict.values()):
+        if check_inputs and FormattedArray in map(type, feed_dict.values()):
             self._check_formatted(feed_dict)
             check_inputs = False
         return super().infer(feed_dict, check_inputs)
@@ -312,19 +313,21 @@ class TrtRunner(BaseRunner):
         self._outputs_settled = True
         if self._manages_memory:
             self._provide_memory()
-        debug = getattr(self._listener, "tensors", {})
-        debug.clear()
+        debug = getattr(self._listener, "tensors", None)
+        if debug:
+            debug.clear()
         fed.record(stream)
         if not self.context.execute_async_v3(stream.ptr):
             self._raise_failure()
         computed.record(stream)
-        if any(slot.allocator is not None for slot in self._outputs):
+        if self._sized_late:
             stream.synchronize()  # sizes are known only now
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
         after.record(stream)
         stream.synchronize()
         self._timed = True
-        results.update(debug)
+        if debug:
+            results.update(debug)
         self.inference_time = time.perf_counter() - started
         return results
 
@@ -351,6 +354,7 @@ class TrtRunner(BaseRunner):
             raise errors.InferenceError(f"TensorRT still misses shapes or values of {', '.join(missing)}. {log.tail()}")
         for slot in self._outputs:
             slot.settle()
+        self._sized_late = any(slot.allocator is not None for slot in self._outputs)
 
     def input_address(self, name: str) -> int:
         """Where TensorRT was told last that an input lies: device memory, or host memory for shape tensors."""
