@@ -115,8 +115,8 @@ def compare(title, make, count):
         "over_bare_percent": round((found["trtops"] / found["bare"] - 1) * 100, 2),
         "times_faster_than_field": round(found["field"] / found["trtops"], 2),
         "device_us": round(timing.compute * 1e6, 1),
-        "copy_in_us": round(timing.copy_in * 1e6, 1),
-        "copy_out_us": round(timing.copy_out * 1e6, 1),
+        "copy_in_us": timing.copy_in and round(timing.copy_in * 1e6, 1),
+        "copy_out_us": timing.copy_out and round(timing.copy_out * 1e6, 1),
     }
     print(json.dumps(row))
     return row

@@ -134,6 +134,10 @@ class BaseRunner(ABC):
             raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
         return self._inference_seconds
 
+    def last_device_time(self) -> float | None:
+        """Seconds that the last inference took on the accelerator, apart from copies; None where nobody knows."""
+        return None
+
     @property
     def inference_time(self) -> float:
         """What :meth:`last_inference_time` returns; subclasses set it after each inference."""

@@ -63,12 +63,14 @@ class Latency(Record):
         p99_ms: 99th percentile.
         mean_ms: Mean.
         runs: How many were measured.
+        device_p50_ms: Median of the time on the accelerator, apart from copies; None where the back end has none.
     """
 
     p50_ms: float
     p99_ms: float
     mean_ms: float
     runs: int
+    device_p50_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +165,22 @@ def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConf
     if config.latency_runs < 1:
         return None
     feed = next(iter(feeds))
-    seconds = []
+    seconds: list[float] = []
+    on_device: list[float] = []
     for number in range(config.warm_up + config.latency_runs):
         runner.infer(feed, check_inputs=False)
         if number >= config.warm_up:
             seconds.append(runner.last_inference_time())
+            if (device := runner.last_device_time()) is not None:
+                on_device.append(device)
     p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    return Latency(p50_ms=float(p50), p99_ms=float(p99), mean_ms=float(np.mean(seconds)) * 1e3, runs=len(seconds))
+    return Latency(
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+        mean_ms=float(np.mean(seconds)) * 1e3,
+        runs=len(seconds),
+        device_p50_ms=float(np.median(on_device)) * 1e3 if on_device else None,
+    )
 
 
 def read_labels(path: Path) -> NDArray[Any]:
@@ -251,7 +262,9 @@ def describe(judgement: Judgement) -> list[str]:
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
     if judgement.latency is not None:
-        lines += ["", f"Latency: p50 {judgement.latency.p50_ms:.3f} ms, p99 {judgement.latency.p99_ms:.3f} ms."]
+        measured = judgement.latency
+        device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
+        lines += ["", f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}."]
     if judgement.accuracy is not None:
         a = judgement.accuracy
         lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
@@ -262,8 +275,9 @@ def log_judgement(run: Run, judgement: Judgement) -> None:
     """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page."""
     metrics = error_metrics(judgement.report)
     if judgement.latency is not None:
-        for name in ("p50_ms", "p99_ms", "mean_ms"):
-            metrics["latency", name] = getattr(judgement.latency, name)
+        for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
+            if (value := getattr(judgement.latency, name)) is not None:
+                metrics["latency", name] = value
     if judgement.accuracy is not None:
         metrics["accuracy", "top1"] = judgement.accuracy.actual
         metrics["accuracy", "golden_top1"] = judgement.accuracy.golden

@@ -908,6 +908,26 @@ def test_large_inputs_arrive_whole_and_device_time_is_told_apart_from_copies():
     assert 0 < min(t.compute for t in timings) < min(t.copy_in + t.copy_out for t in timings)
 
 
+def test_copies_too_small_for_an_event_are_not_timed_and_the_rest_is_whatever_the_shapes_before():
+    from trtops.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxBytes, Profile, TrtRunner
+
+    proto = models.model("(float[N,4096] x) => (float[N,4096] y) { y = Relu(x) }")
+    profile = Profile().add("x", (1, 4096), (64, 4096), (256, 4096))
+    config = CreateConfig(profiles=[profile], **QUICK)
+    with TrtRunner(EngineFromNetwork(NetworkFromOnnxBytes(proto.SerializeToString()), config)) as runner:
+        with pytest.raises(errors.InferenceError, match="has not run an inference"):
+            runner.last_device_time()
+        told = []
+        for rows in (1, 1, 256, 256, 1, 1):
+            x = models.random(rows, 4096, seed=rows)
+            np.testing.assert_array_equal(runner.infer({"x": x})["y"], np.maximum(x, 0))
+            timing = runner.last_timing()
+            assert 0 < timing.compute == runner.last_device_time()
+            told.append((timing.copy_in is not None, timing.copy_out is not None))
+
+    assert [told[i] for i in (1, 3, 5)] == [(False, False), (True, True), (False, False)]
+
+
 def test_int64_feeds_of_a_model_serve_an_engine_that_has_int32_unless_values_are_lost():
     from trtops.backend.trt import TrtRunner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,14 +25,25 @@ class InferenceTiming:
     """Where the time of one inference went, in seconds, measured on the device between CUDA events.
 
     Attributes:
-        copy_in: Until the inputs were on the device.
+        copy_in: Until the inputs were on the device; None if they are smaller than 128 KiB together. An event then takes
+            longer than the copy, and is not recorded.
         compute: The engine itself.
-        copy_out: Until the outputs were in host memory.
+        copy_out: Until the outputs were in host memory; None as above.
     """
 
-    copy_in: float
+    copy_in: float | None
     compute: float
-    copy_out: float
+    copy_out: float | None
+
+
+_TIMED_COPY = 128 << 10  # bytes, which take some 3 microseconds at 50 GB/s
+
+
+class _Timed(NamedTuple):
+    """Which copies are timed."""
+
+    copy_in: bool = True
+    copy_out: bool = True
 
 
 class TrtRunner(BaseRunner):
@@ -111,12 +122,13 @@ class TrtRunner(BaseRunner):
         self._events: list[memory.Event] = []
         self._memory: memory.DeviceArray | None = None
         self._listener: Any = None
-        self._timed = False
+        self._timed: _Timed | None = None
         self._manages_memory = False
         self._copy_out = True
         self._raw = False
         self._outputs_settled = False
         self._sized_late = False
+        self._to_time = _Timed()
         self._narrowed: frozenset[str] = frozenset()
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -302,7 +314,9 @@ class TrtRunner(BaseRunner):
         stream = self.stream
         assert stream is not None
         before, fed, computed, after = self._events
-        before.record(stream)
+        timed = self._to_time
+        if timed.copy_in:
+            before.record(stream)
         # Settled only once all inputs were taken: one that is refused leaves the others' new shapes behind.
         changed = not self._outputs_settled
         self._outputs_settled = False
@@ -323,9 +337,10 @@ class TrtRunner(BaseRunner):
         if self._sized_late:
             stream.synchronize()  # sizes are known only now
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
-        after.record(stream)
+        if timed.copy_out:
+            after.record(stream)
         stream.synchronize()
-        self._timed = True
+        self._timed = timed
         if debug:
             results.update(debug)
         self.inference_time = time.perf_counter() - started
@@ -337,14 +352,18 @@ class TrtRunner(BaseRunner):
         Raises:
             InferenceError: If there was no inference since activation.
         """
-        if not self._timed:
+        if self._timed is None:
             raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
         before, fed, computed, after = self._events
         return InferenceTiming(
-            copy_in=fed.seconds_since(before),
+            copy_in=fed.seconds_since(before) if self._timed.copy_in else None,
             compute=computed.seconds_since(fed),
-            copy_out=after.seconds_since(computed),
+            copy_out=after.seconds_since(computed) if self._timed.copy_out else None,
         )
+
+    def last_device_time(self) -> float:
+        """Seconds that the engine itself took on the device in the last inference: ``last_timing().compute``."""
+        return self.last_timing().compute
 
     def _settle_outputs(self) -> None:
         """After input shapes changed: let TensorRT infer the outputs' and make room for them."""
@@ -355,6 +374,10 @@ class TrtRunner(BaseRunner):
         for slot in self._outputs:
             slot.settle()
         self._sized_late = any(slot.allocator is not None for slot in self._outputs)
+        self._to_time = _Timed(
+            sum(slot.nbytes() for slot in self._inputs) >= _TIMED_COPY,
+            self._sized_late or sum(slot.nbytes() for slot in self._outputs) >= _TIMED_COPY,
+        )
 
     def input_address(self, name: str) -> int:
         """Where TensorRT was told last that an input lies: device memory, or host memory for shape tensors."""

@@ -28,6 +28,7 @@ class Slot:
         self.on_host = bool(engine.get_tensor_location(name) == trt.TensorLocation.HOST)
         tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
         self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
+        self.is_plain = self.is_linear and self.dtype.itemsize >= 1
         # Types of less than a byte are moved as bytes.
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
         self.device: memory.DeviceArray | None = None
@@ -175,7 +176,7 @@ class Input(Slot):
             nbytes = value.array.nbytes if raw else self.nbytes()
             self.tell_address(self.reserve_device(nbytes))
             pinned = self.reserve_pinned(nbytes)
-            packed = raw or not self.is_linear or self.dtype.itemsize < 1
+            packed = raw or not self.is_plain
             assert self.shape is not None
             self.host = (
                 pinned.view((nbytes,), np.dtype(np.uint8)) if packed else pinned.view(self.shape, self.numpy_dtype)
@@ -246,7 +247,7 @@ class Output(Slot):
         return self.address
 
     def _download(self, raw: bool) -> Any:
-        formatted = raw or not self.is_linear or self.dtype.itemsize < 1
+        formatted = raw or not self.is_plain
         assert self.shape is not None
         if self.host is None:
             nbytes = self.nbytes()
