@@ -58,6 +58,7 @@ def test_a_run_holds_the_statistics_of_every_output_and_the_model_itself(
         assert ("error", value.name, "max_abs") in run.info.metrics
     assert run.read_bytes("model/two.onnx") == path.read_bytes()
     assert run.info.metrics["latency", "p50_ms"] > 0
+    assert ("latency", "device_p50_ms") not in run.info.metrics  # a processor has no device of its own
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
