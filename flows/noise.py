@@ -12,7 +12,7 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import bench_slot
+from flows.slots import campaign_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.noise import NoiseConfig, NoiseResult, Statistic
 from trtops.ops.noise import noise as noise_op
@@ -23,14 +23,12 @@ from trtops.ops.open_campaign import open_campaign
 def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
     """One call of the noise op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
-    opened = open_campaign(memory, campaign).config
     with (
-        bench_slot(opened.build.backend, config.devices or opened.devices) as devices,
+        campaign_slot(open_campaign(memory, campaign).on(config.devices)) as held,
         progress("Measuring", "engines") as bar,
     ):
-        return noise_op(
-            campaign, replace(config, devices=devices), tracker=memory, tags=flow_tags(), progress=bar.update
-        )
+        config = replace(config, devices=held.config.devices)
+        return noise_op(held.run_id, config, tracker=memory, tags=flow_tags(), progress=bar.update)
 
 
 @trtops_flow(name="noise")

@@ -23,7 +23,7 @@ def promote_build(good_run: str, config: PromoteConfig) -> PromoteResult:
     """One call of the promote op, logged to the default store and registered there, on a GPU of its own if it needs one."""
     memory = tracker()
     built_by = memory.info(memory.whole_id(good_run)).tags.get(schema.Tag.BACKEND)
-    backend = "onnxruntime" if built_by == "onnxruntime" else "tensorrt"
+    backend = "tensorrt" if built_by in ("tensorrt", "tensorrt-rtx") else "onnxruntime"
     with bench_slot(backend, config.devices) as devices:
         return promote_op(good_run, replace(config, devices=devices), tracker=memory, tags=flow_tags())
 

@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
 from trtops.ops.benches import gpus_of
+from trtops.ops.campaign import Campaign
 
 _POLL_SECONDS = 1.0
 _TAKEN = 423  # HTTP's "Locked", by which the server says that all slots are taken
@@ -58,6 +58,14 @@ def bench_slot(backend: str, devices: Sequence[str] = ()) -> Iterator[tuple[str,
         yield tuple(devices) if held is None else (gpus[held],)
 
 
+@contextmanager
+def campaign_slot(campaign: Campaign) -> Iterator[Campaign]:
+    """Hold one of a campaign's GPUs; yields the campaign on that GPU alone."""
+    config = campaign.config
+    with bench_slot(config.build.backend, config.devices) as devices:
+        yield campaign.on(devices)
+
+
 def limit_name(gpu: str) -> str:
     """The name of a GPU's concurrency limit."""
     return f"trtops-gpu-{gpu}"
@@ -72,7 +80,7 @@ def _first_free(gpus: Sequence[str], stack: ExitStack) -> str:
                 stack.enter_context(concurrency(name, strict=True, max_retries=0))
             except ConcurrencySlotAcquisitionError as exc:
                 answer = exc.__cause__
-                if not (isinstance(answer, httpx.HTTPStatusError) and answer.response.status_code == _TAKEN):
+                if not (isinstance(answer, PrefectHTTPStatusError) and answer.response.status_code == _TAKEN):
                     raise
             else:
                 return gpu

@@ -10,7 +10,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.slots import bench_slot
+from flows.slots import campaign_slot
 from flows.tasks import tracker, trtops_task
 from trtops import errors
 from trtops.ops.campaign import Campaign
@@ -21,9 +21,8 @@ from trtops.ops.iteration import IterationResult, iterate
 @trtops_task(name="iteration")
 def make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one."""
-    config = campaign.config
-    with bench_slot(config.build.backend, config.devices) as devices:
-        return iterate(campaign.on(devices), number, tracker=tracker())
+    with campaign_slot(campaign) as held:
+        return iterate(held, number, tracker=tracker())
 
 
 @contextmanager

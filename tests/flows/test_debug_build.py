@@ -22,12 +22,13 @@ from flows.diff_tactics import diff_tactics
 from flows.noise import noise
 from flows.promote import promote
 from flows.prove import prove
-from flows.slots import gpu_slot, limit_name
+from flows.slots import campaign_slot, gpu_slot, limit_name
 from flows.spread import spread
 from tests.campaigns import FAST, GELUS, config, two_blocks
 from trtops import errors
+from trtops.ops import benches
 from trtops.ops.benches import bench, close_benches, devices_of
-from trtops.ops.campaign import DebugBuildConfig
+from trtops.ops.campaign import Campaign, DebugBuildConfig
 from trtops.ops.promote import resolve
 from trtops.ops.prove import ProveResult, Trial
 from trtops.ops.report import markdown, verdict_of
@@ -231,6 +232,33 @@ def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_who
     assert took == ["gpu-b", "gpu-b"]
     with gpu_slot(()) as none:
         assert none is None
+
+
+def test_a_campaign_holds_the_one_of_its_devices_whose_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "_gpus", {"test-1": "gpu-e", "test-2": "gpu-f", "GPU-e": "gpu-e"})
+    config = DebugBuildConfig(
+        build=BuildConfig(options=TensorRTOptions()), devices=("test-1", "GPU-e", "test-2"), parallel=2
+    )
+    campaign = Campaign(run_id="r", experiment="e", model="m.onnx", model_sha256="0", config=config)
+    on_cpu = dataclasses.replace(campaign, config=DebugBuildConfig())
+
+    with campaign_slot(campaign) as first, campaign_slot(campaign) as second, campaign_slot(on_cpu) as third:
+        assert (first.config.devices, second.config.devices) == (("test-1",), ("test-2",))
+        assert dataclasses.replace(first, config=config) == campaign and third == on_cpu
+
+
+def test_threads_that_ask_for_a_gpu_start_one_child_to_ask() -> None:
+    def ask() -> None:
+        assert benches.gpus_of("tensorrt", ("test-9",)) == {}
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+    assert len(benches._idle["test-9"]) == 1
+    close_benches()
 
 
 def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:

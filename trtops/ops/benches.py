@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that is asked which GPU it has, its start included
 _idle: dict[str, list[Worker]] = {}
 _gpus: dict[str, str] = {}  # digests of GPUs' UUIDs by device, which stay as they are while a process lives
-_guard = threading.Lock()
+_guard, _asking = threading.Lock(), threading.Lock()
 
 
 def devices_of(backend: str, devices: Sequence[str] = ()) -> tuple[str, ...]:
@@ -55,18 +55,14 @@ def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _gpu_of(backend: str, device: str) -> str | None:
-    with _guard:
-        known = _gpus.get(device)
-    if known is None:
-        with _child(backend, device, _ANSWER_SECONDS) as child:
-            try:
-                known = child.device_state().get("uuid_sha256")
-            except errors.BackendError:
-                return None  # the build will say what is missing
-    if known is not None:
-        with _guard:
-            _gpus[device] = known
-    return known
+    with _asking:  # one at a time, or each thread of a campaign would start a child of its own to ask
+        if device not in _gpus:
+            with _child(backend, device, _ANSWER_SECONDS) as child:
+                try:
+                    _gpus[device] = child.device_state()["uuid_sha256"]
+                except (errors.BackendError, KeyError):
+                    return None  # the build will say what is missing
+        return _gpus[device]
 
 
 @contextlib.contextmanager

@@ -113,8 +113,9 @@ def debug_build(
         model: The ONNX file; may be left out when a campaign is gone on with.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The memory.
-        resume: A campaign's run to go on with, or what its id begins with. Its own config holds unless another is given, which may differ in when to
-            stop and in what runs side by side, and in nothing that decides a build or its verdict.
+        resume: A campaign's run to go on with, or what its id begins with. Its own config holds unless another is given,
+            which may differ in when to stop and in what runs side by side, and in nothing that decides a build or its
+            verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
         judge: A Python callable that judges engines in place of the config's check.

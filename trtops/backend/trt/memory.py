@@ -111,7 +111,7 @@ class Event:
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreate")
-        self._record = cudart().cudaEventRecord  # without what call() adds: there are four to an inference
+        self._record = cudart().cudaEventRecord  # without what call() adds: there are up to four to an inference
 
     def record(self, stream: Stream) -> None:
         """Mark the point behind everything that the stream was given so far."""

@@ -25,8 +25,8 @@ class InferenceTiming:
     """Where the time of one inference went, in seconds, measured on the device between CUDA events.
 
     Attributes:
-        copy_in: Until the inputs were on the device; None if they are smaller than 128 KiB together. An event then takes
-            longer than the copy, and is not recorded.
+        copy_in: Until the inputs were on the device; None if they are smaller than 128 KiB together: an event would
+            take about as long as the copy, and is not recorded.
         compute: The engine itself.
         copy_out: Until the outputs were in host memory; None as above.
     """

@@ -52,8 +52,11 @@ def execute(plan: Plan) -> int:
     from trtops.cli.logs import say, say_json
     from trtops.ops.calibrate import load_cache
     from trtops.ops.inspect import inspect_calibration
+    from trtops.tracking.ids import RUN_PREFIX
 
-    tracker = configs.opened(plan.store) if any(str(c).startswith("run:") for c in (plan.cache, plan.other)) else None
+    tracker = (
+        configs.opened(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
+    )
     if plan.other is None:
         asking.show(inspect_calibration(plan.cache, tracker=tracker), plan.json)
         return 0

@@ -73,9 +73,10 @@ def execute(plan: Plan) -> int:
     from trtops.cli.logs import report, say_page
     from trtops.ops.report import verdict_of
     from trtops.ops.sensitivity import sensitivity
+    from trtops.tracking.ids import RUN_PREFIX
 
     tracker = (
-        configs.opened(plan.store) if plan.cache.startswith("run:") else configs.memory(plan.experiment, plan.store)
+        configs.opened(plan.store) if plan.cache.startswith(RUN_PREFIX) else configs.memory(plan.experiment, plan.store)
     )
     result = sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
     say_page(report("sensitivity", result, remembered=plan.experiment is not None))
