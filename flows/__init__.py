@@ -8,7 +8,7 @@ lines with its own. Whatever the environment says already wins.
 import contextlib
 import os
 
-from trtops.tracking.store import default_root
+from trtops.tracking.location import default_root
 
 with contextlib.suppress(OSError):  # Prefect makes its own folder, but not the one around it
     default_root().mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,8 @@ from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.calibration.histogram import Algorithm
-from trtops.ops.calibrate import CalibrateConfig, CalibrateResult
-from trtops.ops.calibrate import calibrate as calibrate_op
+from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
+from trtops.ops.engines.calibrate import calibrate as calibrate_op
 
 
 @trtops_task(name="calibrate-model")

@@ -13,8 +13,8 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.compare import CompareConfig, CompareResult
-from trtops.ops.compare import compare as compare_op
+from trtops.ops.judging.compare import CompareConfig, CompareResult
+from trtops.ops.judging.compare import compare as compare_op
 
 
 @trtops_task(name="compare-sides")

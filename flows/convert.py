@@ -15,8 +15,8 @@ from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.convert import ConvertConfig, ConvertResult
-from trtops.ops.convert import convert as convert_op
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.engines.convert import convert as convert_op
 from trtops.spec import OnnxRuntimeOptions, Precision, TensorRTOptions
 
 BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}

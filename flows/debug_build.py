@@ -24,10 +24,10 @@ from flows.convert import BACKENDS
 from flows.progress import progress
 from flows.spread import spread
 from flows.tasks import flow_tags, tracker, trtops_flow
-from trtops.ops.campaign import DebugBuildConfig
-from trtops.ops.debug_build import DebugBuildResult, Progress
-from trtops.ops.debug_build import debug_build as debug_build_op
-from trtops.ops.open_campaign import open_campaign
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
+from trtops.ops.campaign.debug_build import debug_build as debug_build_op
+from trtops.ops.campaign.opened import open_campaign
 from trtops.spec import Precision
 
 _EVERY = 1.0  # seconds between updates of the artifact, each of which is a request

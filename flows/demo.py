@@ -13,11 +13,11 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect i
 
 from flows.convert import convert
 from flows.digits import make_digits
-from trtops.ops.check import CheckConfig
-from trtops.ops.convert import ConvertConfig
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.report import builds_table
 from trtops.spec import BuildConfig, Precision
-from trtops.tracking.store import default_root
+from trtops.tracking.location import default_root
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 

@@ -13,8 +13,8 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.diff_tactics import DiffTacticsConfig, DiffTacticsResult
-from trtops.ops.diff_tactics import diff_tactics as diff_tactics_op
+from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult
+from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
 from trtops.tactics.findings import By
 
 

@@ -14,9 +14,9 @@ from flows.command import config_flag, run
 from flows.progress import progress
 from flows.slots import campaign_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.noise import NoiseConfig, NoiseResult, Statistic
-from trtops.ops.noise import noise as noise_op
-from trtops.ops.open_campaign import open_campaign
+from trtops.ops.campaign.noise import NoiseConfig, NoiseResult, Statistic
+from trtops.ops.campaign.noise import noise as noise_op
+from trtops.ops.campaign.opened import open_campaign
 
 
 @trtops_task(name="measure-noise")

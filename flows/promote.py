@@ -13,8 +13,8 @@ from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.promote import PromoteConfig, PromoteResult
-from trtops.ops.promote import promote as promote_op
+from trtops.ops.campaign.promote import PromoteConfig, PromoteResult
+from trtops.ops.campaign.promote import promote as promote_op
 from trtops.tracking import schema
 
 

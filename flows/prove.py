@@ -14,9 +14,9 @@ from flows.command import config_flag, run
 from flows.progress import progress
 from flows.slots import campaign_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.open_campaign import open_campaign
-from trtops.ops.prove import ProveConfig, ProveResult
-from trtops.ops.prove import prove as prove_op
+from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.prove import ProveConfig, ProveResult
+from trtops.ops.campaign.prove import prove as prove_op
 
 
 @trtops_task(name="prove-suspect")

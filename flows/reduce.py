@@ -18,12 +18,13 @@ from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.comparator.report import Tolerances
-from trtops.ops.check import default_tolerances
-from trtops.ops.check_command import CommandCheck
-from trtops.ops.check_submodel import Check, ComparisonCheck, EngineRunner
-from trtops.ops.reduce import ReduceConfig, ReduceResult
-from trtops.ops.reduce import reduce as reduce_op
-from trtops.ops.reduce_hunt import Parts
+from trtops.ops.judging.command import CommandCheck
+from trtops.ops.judging.judgement import default_tolerances
+from trtops.ops.judging.submodel import Check, ComparisonCheck, EngineRunner
+from trtops.ops.search.reduce import ReduceResult
+from trtops.ops.search.reduce import reduce as reduce_op
+from trtops.ops.search.reduce_config import ReduceConfig
+from trtops.ops.search.reduce_hunt import Parts
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import tracked

@@ -16,8 +16,8 @@ from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.sensitivity import SensitivityConfig, SensitivityResult
-from trtops.ops.sensitivity import sensitivity as sensitivity_op
+from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult
+from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 
 
 @trtops_task(name="measure-layers")

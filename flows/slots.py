@@ -14,8 +14,8 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
-from trtops.ops.benches import gpus_of
-from trtops.ops.campaign import Campaign
+from trtops.ops.campaign.benches import gpus_of
+from trtops.ops.campaign.config import Campaign
 
 _POLL_SECONDS = 1.0
 _TAKEN = 423  # HTTP's "Locked", by which the server says that all slots are taken
@@ -52,7 +52,7 @@ def current_slot(backend: str) -> Iterator[str | None]:
 
 @contextmanager
 def bench_slot(backend: str, devices: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """Hold one of the GPUs that :func:`trtops.ops.benches.bench` may build on; yields it as ``devices`` for the op."""
+    """Hold one of the GPUs that :func:`trtops.ops.campaign.benches.bench` may build on; yields it as ``devices`` for the op."""
     gpus = gpus_of(backend, devices)
     with gpu_slot(tuple(gpus)) as held:
         yield tuple(devices) if held is None else (gpus[held],)

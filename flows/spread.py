@@ -13,9 +13,9 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from flows.slots import campaign_slot
 from flows.tasks import tracker, trtops_task
 from trtops import errors
-from trtops.ops.campaign import Campaign
-from trtops.ops.debug_build import Submit
-from trtops.ops.iteration import IterationResult, iterate
+from trtops.ops.campaign.config import Campaign
+from trtops.ops.campaign.debug_build import Submit
+from trtops.ops.campaign.iteration import IterationResult, iterate
 
 
 @trtops_task(name="iteration")

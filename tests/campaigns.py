@@ -12,8 +12,8 @@ from onnx import compose
 
 from tests import models
 from trtops.comparator.report import Tolerances
-from trtops.ops.campaign import DebugBuildConfig, Vary
-from trtops.ops.check import CheckConfig
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 FAST = "com.microsoft.FastGelu@CPUExecutionProvider"

@@ -41,7 +41,7 @@ def _skip_without_gpus(items: list[pytest.Item]) -> None:
 
 
 def _gpus() -> int:
-    from trtops.backend.trt import memory
+    from trtops.backend.trt.library import memory
 
     return memory.device_count() if importlib.util.find_spec("tensorrt") is not None else 0
 

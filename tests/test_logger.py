@@ -105,7 +105,7 @@ def test_severities_by_path_hold_for_what_is_below(caplog: pytest.LogCaptureFixt
         assert G_LOGGER.module_severity.get() == G_LOGGER.ERROR
         assert G_LOGGER.module_severity.get("backend/trt/runner.py") == G_LOGGER.VERBOSE
         assert G_LOGGER.module_severity.get("comparator") == G_LOGGER.ERROR
-        logging.getLogger("trtops.backend.trt.runner").debug("one")
+        logging.getLogger("trtops.backend.trt.infer.runner").debug("one")
         logging.getLogger("trtops.backend.onnx.loader").debug("no")
         logging.getLogger("trtops.backend.onnx.loader").info("two")
         logging.getLogger("trtops.comparator").warning("no")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -22,7 +23,9 @@ def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("package", ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.trt"])
+@pytest.mark.parametrize(
+    "package", ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.trt", "trtops.ops"]
+)
 def test_public_names_resolve_and_unknown_ones_say_so(package: str) -> None:
     module = importlib.import_module(package)
 
@@ -51,3 +54,20 @@ def test_rooms_import_only_what_the_architecture_allows() -> None:
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("prefix", ["TRTOPS", "POLYGRAPHY"])
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
+def test_the_choice_of_tensorrt_rtx_is_read_in_one_place(prefix: str, value: str, expected: bool) -> None:
+    code = "from trtops import config; from trtops.backend.trt import library; print(config.USE_TENSORRT_RTX, library.uses_rtx())"
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("USE_TENSORRT_RTX")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, f"{prefix}_USE_TENSORRT_RTX": value},
+    )
+
+    assert done.stdout.split() == [str(expected)] * 2

@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
     from trtops.errors import TrtopsError as TrtopsError
-    from trtops.ops.calibrate import CalibrateConfig as CalibrateConfig
-    from trtops.ops.calibrate import CalibrateResult as CalibrateResult
-    from trtops.ops.calibrate import calibrate as calibrate
-    from trtops.ops.campaign import DebugBuildConfig as DebugBuildConfig
-    from trtops.ops.campaign import Vary as Vary
-    from trtops.ops.check import CheckConfig as CheckConfig
-    from trtops.ops.compare import CompareConfig as CompareConfig
-    from trtops.ops.compare import CompareResult as CompareResult
-    from trtops.ops.compare import compare as compare
-    from trtops.ops.convert import ConvertConfig as ConvertConfig
-    from trtops.ops.convert import ConvertResult as ConvertResult
-    from trtops.ops.convert import convert as convert
-    from trtops.ops.debug_build import DebugBuildResult as DebugBuildResult
-    from trtops.ops.debug_build import debug_build as debug_build
-    from trtops.ops.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
-    from trtops.ops.diff_tactics import DiffTacticsResult as DiffTacticsResult
-    from trtops.ops.diff_tactics import diff_tactics as diff_tactics
-    from trtops.ops.promote import PromoteConfig as PromoteConfig
-    from trtops.ops.promote import PromoteResult as PromoteResult
-    from trtops.ops.promote import promote as promote
-    from trtops.ops.promote import resolve as resolve
-    from trtops.ops.prove import ProveConfig as ProveConfig
-    from trtops.ops.prove import ProveResult as ProveResult
-    from trtops.ops.prove import prove as prove
-    from trtops.ops.sensitivity import SensitivityConfig as SensitivityConfig
-    from trtops.ops.sensitivity import SensitivityResult as SensitivityResult
-    from trtops.ops.sensitivity import sensitivity as sensitivity
+    from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
+    from trtops.ops.campaign.config import Vary as Vary
+    from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
+    from trtops.ops.campaign.debug_build import debug_build as debug_build
+    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
+    from trtops.ops.campaign.diff_tactics import DiffTacticsResult as DiffTacticsResult
+    from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics
+    from trtops.ops.campaign.promote import PromoteConfig as PromoteConfig
+    from trtops.ops.campaign.promote import PromoteResult as PromoteResult
+    from trtops.ops.campaign.promote import promote as promote
+    from trtops.ops.campaign.promote import resolve as resolve
+    from trtops.ops.campaign.prove import ProveConfig as ProveConfig
+    from trtops.ops.campaign.prove import ProveResult as ProveResult
+    from trtops.ops.campaign.prove import prove as prove
+    from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
+    from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
+    from trtops.ops.engines.calibrate import calibrate as calibrate
+    from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
+    from trtops.ops.engines.convert import ConvertResult as ConvertResult
+    from trtops.ops.engines.convert import convert as convert
+    from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
+    from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
+    from trtops.ops.engines.sensitivity import sensitivity as sensitivity
+    from trtops.ops.judging.compare import CompareConfig as CompareConfig
+    from trtops.ops.judging.compare import CompareResult as CompareResult
+    from trtops.ops.judging.compare import compare as compare
+    from trtops.ops.judging.judgement import CheckConfig as CheckConfig
     from trtops.spec import BuildConfig as BuildConfig
     from trtops.spec import BuildSpec as BuildSpec
     from trtops.spec import Environment as Environment

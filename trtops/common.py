@@ -1,4 +1,4 @@
-"""Tensor metadata and formatted arrays, under the field's module name."""
+"""Tensor metadata and formatted arrays, under Polygraphy's module name."""
 
 from __future__ import annotations
 

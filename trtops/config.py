@@ -1,4 +1,4 @@
-"""Settings from the environment, read once."""
+"""Settings, under the names that Polygraphy has for them: read from the environment once, and there for scripts to set."""
 
 from __future__ import annotations
 
@@ -25,5 +25,8 @@ ARRAY_SWAP_THRESHOLD_MB: int = _whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
 Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or, for those used to it, ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.
 """
 
-USE_TENSORRT_RTX: bool = _setting("USE_TENSORRT_RTX", "0") != "0"
-"""Whether the TensorRT back end uses TensorRT-RTX; set by ``TRTOPS_USE_TENSORRT_RTX`` or the same with POLYGRAPHY."""
+USE_TENSORRT_RTX: bool = _setting("USE_TENSORRT_RTX", "0") not in ("", "0")
+"""Whether TensorRT-RTX stands in for TensorRT.
+
+Set by ``TRTOPS_USE_TENSORRT_RTX`` or, for those used to it, ``POLYGRAPHY_USE_TENSORRT_RTX``.
+"""

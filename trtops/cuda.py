@@ -1,6 +1,6 @@
 """Device memory and streams, for those who hand arrays on the GPU to runners and calibrators.
 
-Names of the field's tool; the work is done in :mod:`trtops.backend.trt.memory`.
+The names are Polygraphy's; the work is done in :mod:`trtops.backend.trt.library.memory`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtops.backend.trt.memory import DeviceArray, DeviceView, Event, PinnedArray, Stream, device_count
+    from trtops.backend.trt.library.memory import DeviceArray, DeviceView, Event, PinnedArray, Stream, device_count
 
 __all__ = ["DeviceArray", "DeviceView", "Event", "PinnedArray", "Stream", "device_count", "wrapper"]
 
@@ -16,13 +16,13 @@ __all__ = ["DeviceArray", "DeviceView", "Event", "PinnedArray", "Stream", "devic
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from trtops.backend.trt import memory
+    from trtops.backend.trt.library import memory
 
     return getattr(memory, name)
 
 
 def wrapper() -> Any:
     """The CUDA runtime's bindings; their functions return a status and values."""
-    from trtops.backend.trt import memory
+    from trtops.backend.trt.library import memory
 
     return memory.cudart()

@@ -1,4 +1,4 @@
-"""Data types of tensors, under the field's module name."""
+"""Data types of tensors, under Polygraphy's module name."""
 
 from __future__ import annotations
 

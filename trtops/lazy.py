@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
+
+_LINE = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
 
 
 def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -42,12 +45,8 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
 def _listed(package: str) -> dict[str, str]:
     """The names that a package imports under their own names for type checkers, with the modules that have them."""
-    import ast
-
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]
     if source is None:
         raise ImportError(f"{package} was installed without its source, which lists its names.")
-    blocks = (block for block in ast.parse(source).body if isinstance(block, ast.If))
-    imports = (line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom))
-    return {alias.name: str(line.module) for line in imports for alias in line.names if alias.asname == alias.name}
+    return {name: module for module, name in _LINE.findall(source)}

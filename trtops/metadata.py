@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Dim: TypeAlias = "int | str | None"
 """One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
 
+DEFAULT_SHAPE_VALUE = 1
+"""Size of a dynamic dimension that nothing says more about, as Polygraphy has it."""
+
 Shape: TypeAlias = tuple[Dim, ...]
 
 

@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests import campaigns as cases
 from tests.tactics.synthetic import campaign
-from trtops.ops.campaign import DebugBuildConfig
-from trtops.ops.debug_build import debug_build
-from trtops.ops.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.iteration import IterationResult
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.campaign.iteration import IterationResult
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import VERDICTS, CampaignTable
 from trtops.tracking import campaigns, schema

@@ -26,11 +26,11 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
 _ROOT = tempfile.TemporaryDirectory(prefix="trtops-bench-")
 os.environ["TRTOPS_HOME"] = _ROOT.name
 
-import trtops.ops.convert as convert_ops
+import trtops.ops.engines.convert as convert_ops
 from flows.convert import convert
 from flows.digits import make_digits
-from trtops.ops.check import CheckConfig
-from trtops.ops.convert import ConvertConfig
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.judging.judgement import CheckConfig
 
 
 class Stopwatch:

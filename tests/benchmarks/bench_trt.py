@@ -29,8 +29,8 @@ from trtops.backend.trt import (
     current_gpu,
     engine_bytes_from_network,
     engine_from_bytes,
-    memory,
 )
+from trtops.backend.trt.library import memory
 
 
 def tiny():

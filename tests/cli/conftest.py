@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from trtops import config
+
 
 @pytest.fixture
 def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +18,8 @@ def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("needs tensorrt-rtx-cu13-bindings and onnxruntime-ep-nv-tensorrt-rtx-cu13 (Linux, x86-64)")
     if importlib.util.find_spec("tensorrt") is not None:
         pytest.skip("TensorRT is installed, whose bindings do not live in one process with those of TensorRT-RTX")
-    monkeypatch.setenv("TRTOPS_USE_TENSORRT_RTX", "1")
+    monkeypatch.setenv("TRTOPS_USE_TENSORRT_RTX", "1")  # for child processes
+    monkeypatch.setattr(config, "USE_TENSORRT_RTX", True)
 
 
 @pytest.fixture

@@ -563,7 +563,7 @@ def test_every_way_to_a_tensorflow_model_says_what_to_install(line, folder, capl
 
 
 def test_a_model_is_drawn_into_a_page_and_served_until_an_interruption(folder, capsys, monkeypatch):
-    from trtops.ops import model_graph
+    from trtops.ops.model import graph
 
     assert run("inspect model conv_net.onnx --save-visual net.html --shape-inference") == 0
     assert Path("net.html").read_text().count("<g id=n") > 5
@@ -572,7 +572,7 @@ def test_a_model_is_drawn_into_a_page_and_served_until_an_interruption(folder, c
     def interrupted(page: str, port: int, ready: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model_graph, "serve", interrupted)
+    monkeypatch.setattr(graph, "serve", interrupted)
     assert run("inspect model conv_net.onnx --visual") == 0
     assert run("convert conv_net.onnx -o e.ort") == 0
     assert run("inspect model e.ort --save-visual e.html") == 2

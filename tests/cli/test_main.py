@@ -81,7 +81,7 @@ def test_lint_starts_no_threads_for_matrices_and_loads_no_campaign(tmp_path):
     code = (
         "import os, sys\nfrom trtops.cli.main import main\n"
         f"code = main(['check', 'lint', {str(path)!r}])\n"
-        "print(code, 'OPENBLAS_NUM_THREADS' in os.environ, 'trtops.ops.debug_build' in sys.modules)"
+        "print(code, 'OPENBLAS_NUM_THREADS' in os.environ, 'trtops.ops.campaign.debug_build' in sys.modules)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
 
@@ -165,11 +165,11 @@ def test_colours_are_for_terminals_and_not_with_no_color(monkeypatch):
 
 
 def test_verbosity_is_set_per_module_and_put_back(tmp_path, monkeypatch):
-    from trtops.cli import logs
+    from trtops.cli.commands import run
     from trtops.logger import G_LOGGER
 
     seen = {}
-    monkeypatch.setattr(logs, "say", lambda text: seen.update(G_LOGGER.module_severity))
+    monkeypatch.setattr(run, "say", lambda text: seen.update(G_LOGGER.module_severity))
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     before = dict(G_LOGGER.module_severity)

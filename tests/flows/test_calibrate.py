@@ -17,8 +17,8 @@ from flows.sensitivity import sensitivity
 from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
-from trtops.ops.calibrate import CalibrateConfig
-from trtops.ops.check import CheckConfig
+from trtops.ops.engines.calibrate import CalibrateConfig
+from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker

@@ -22,8 +22,8 @@ from flows.convert import convert, convert_model
 from flows.tasks import close_runs, worth_a_retry
 from tests import models
 from trtops import errors
-from trtops.ops.check import CheckConfig
-from trtops.ops.convert import ConvertConfig
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker

@@ -31,12 +31,12 @@ from trtops.backend.trt import current_gpu
 from trtops.calibration import CalibrationCache
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
-from trtops.ops.calibrate import CalibrateConfig
-from trtops.ops.campaign import DebugBuildConfig, Vary
-from trtops.ops.check import CheckConfig
-from trtops.ops.convert import ConvertConfig, ConvertResult
-from trtops.ops.precision import PrecisionConfig
-from trtops.ops.triage import TriageConfig
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.engines.calibrate import CalibrateConfig
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.search.precision import PrecisionConfig
+from trtops.ops.search.triage import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag

@@ -26,11 +26,11 @@ from flows.slots import campaign_slot, gpu_slot, limit_name
 from flows.spread import spread
 from tests.campaigns import FAST, GELUS, config, two_blocks
 from trtops import errors
-from trtops.ops import benches
-from trtops.ops.benches import bench, close_benches, devices_of
-from trtops.ops.campaign import Campaign, DebugBuildConfig
-from trtops.ops.promote import resolve
-from trtops.ops.prove import ProveResult, Trial
+from trtops.ops.campaign import benches
+from trtops.ops.campaign.benches import bench, close_benches, devices_of
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.campaign.promote import resolve
+from trtops.ops.campaign.prove import ProveResult, Trial
 from trtops.ops.report import markdown, verdict_of
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.owner import Owner

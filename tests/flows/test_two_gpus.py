@@ -18,9 +18,9 @@ from tests import models
 from tests.flows.test_convert_gpu import CHECK, FP16, QUICK, SHAPE, convolutions
 from trtops.backend.trt import current_gpu
 from trtops.comparator.report import Tolerances
-from trtops.ops.benches import close_benches, gpus_of
-from trtops.ops.campaign import DebugBuildConfig, Vary
-from trtops.ops.convert import ConvertResult
+from trtops.ops.campaign.benches import close_benches, gpus_of
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.engines.convert import ConvertResult
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker

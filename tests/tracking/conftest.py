@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from trtops.tracking import store
+from trtops.tracking.mlflow import embedded
 
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of an empty embedded store; making one takes seconds, copying it milliseconds."""
     root = tmp_path_factory.mktemp("template") / "mlruns"
-    store.ensure_store(root)
+    embedded.ensure_store(root)
     return root
 
 
@@ -34,7 +34,7 @@ def new_store(template: Path) -> Callable[[Path], Path]:
 
 def copy_store(template: Path, root: Path) -> Path:
     shutil.copytree(template, root)
-    store.relocate(root)
+    embedded.relocate(root)
     return root
 
 

@@ -148,7 +148,7 @@ def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server
 
     (path,) = paths
     assert (child.exitcode, path.stat().st_size) == (0, 3 << 20)
-    folder = tracker.downloads.folder()
+    folder = tracker._connection.downloads.folder()
     del tracker, stored, run, child
     gc.collect()
     assert not folder.exists()
@@ -161,7 +161,7 @@ def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(errors.TrackingUnavailableError) as raised:
         tracker.info("0" * 32)
 
-    assert "secret" not in f"{raised.value} {tracker!r} {tracker.url('1', '2')}"
+    assert "secret" not in f"{raised.value} {tracker!r} {tracker._connection.url('1', '2')}"
 
 
 def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):
@@ -214,7 +214,7 @@ def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTrack
 
 def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: MlflowTracker, monkeypatch):
     run = embedded.start("m", "r", kind="build")
-    end, lost = embedded.end, []
+    end, lost = embedded._connection.end, []
 
     def lose_the_first(run_id: str, status: str) -> None:
         if not lost:
@@ -222,7 +222,7 @@ def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: 
             raise errors.TrackingUnavailableError("gone for a moment")
         end(run_id, status)
 
-    monkeypatch.setattr(embedded, "end", lose_the_first)
+    monkeypatch.setattr(embedded._connection, "end", lose_the_first)
     with pytest.raises(errors.TrackingUnavailableError):
         run.finish("good")
     run.fail("the store was lost")
@@ -236,7 +236,7 @@ def test_a_deleted_experiment_is_named_with_the_way_back(embedded: MlflowTracker
     embedded._client.delete_experiment(embedded._known_experiment("m")[0])
 
     with pytest.raises(errors.StoreError, match="mlflow experiments restore"):
-        MlflowTracker(embedded.location).start("m", "r", kind="build")
+        MlflowTracker(embedded._connection.location).start("m", "r", kind="build")
 
 
 def test_runs_logged_by_others_can_be_read(embedded: MlflowTracker):

@@ -16,9 +16,9 @@ import pytest
 
 from tests.forking import ForkedProcess
 from trtops import errors
-from trtops.tracking import store
+from trtops.tracking import location, store
 from trtops.tracking.base import tracked
-from trtops.tracking.mlflow import MlflowTracker, known_revisions
+from trtops.tracking.mlflow import MlflowTracker, embedded, known_revisions
 
 fork = multiprocessing.get_context("fork")
 
@@ -41,23 +41,23 @@ def revision(root: Path, change_to: str | None = None) -> str:
 
 def test_the_default_is_mlruns_here_then_trtops_home_then_mlflows_own_variable(monkeypatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
-    assert store.resolve() == store.Store(database=tmp_path / "mlruns" / "mlflow.db")
+    assert location.resolve() == location.Store(database=tmp_path / "mlruns" / "mlflow.db")
 
     monkeypatch.setenv("TRTOPS_HOME", "home")
-    assert store.resolve() == store.Store(database=tmp_path / "home" / "mlflow.db")
-    assert store.default_root() == tmp_path / "home"
+    assert location.resolve() == location.Store(database=tmp_path / "home" / "mlflow.db")
+    assert location.default_root() == tmp_path / "home"
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere/runs.db")
-    assert store.resolve() == store.Store(database=tmp_path / "elsewhere" / "runs.db")
-    assert store.default_root() == tmp_path / "elsewhere"
+    assert location.resolve() == location.Store(database=tmp_path / "elsewhere" / "runs.db")
+    assert location.default_root() == tmp_path / "elsewhere"
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000/")
-    assert store.resolve() == "http://tracking:5000"
-    assert store.default_root() == tmp_path / "home"
+    assert location.resolve() == "http://tracking:5000"
+    assert location.default_root() == tmp_path / "home"
 
 
 def test_everything_lies_under_one_root(tmp_path: Path):
-    place = store.resolve(tmp_path)
+    place = location.resolve(tmp_path)
 
     assert place.uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert place.artifacts == tmp_path / "artifacts"
@@ -66,16 +66,16 @@ def test_everything_lies_under_one_root(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "location", ["postgresql://host/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"]
+    "address", ["postgresql://host/db", "file:///x", "sqlite://", "sqlite:///:memory:", "s3://bucket", "databricks:x"]
 )
-def test_an_address_of_another_kind_is_refused_with_what_to_do(location: str):
+def test_an_address_of_another_kind_is_refused_with_what_to_do(address: str):
     with pytest.raises(errors.StoreError, match="mlflow server"):
-        store.resolve(location)
+        location.resolve(address)
 
 
 def test_a_root_whose_path_mlflow_would_change_is_refused(tmp_path: Path):
     with pytest.raises(errors.StoreError, match="Rename"):
-        store.resolve(tmp_path / "100%20")
+        location.resolve(tmp_path / "100%20")
 
 
 def test_a_relative_address_is_made_absolute_once(monkeypatch, new_store, tmp_path: Path):
@@ -142,7 +142,7 @@ def test_what_a_killed_maker_left_is_no_store_and_is_cleared(tmp_path: Path):
     root.mkdir()
     (root / ".mlflow.db.123").write_bytes(b"half")
 
-    store.ensure_store(root)
+    embedded.ensure_store(root)
 
     assert sorted(file.name for file in root.glob("[!m]*")) == [".init.lock", ".reserve"]
     with closing(sqlite3.connect(root / "mlflow.db")) as database:
@@ -163,7 +163,7 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path: Path):
     (tmp_path / "file").write_text("x")
 
     with pytest.raises(errors.StoreError, match="TRTOPS_HOME"):
-        store.ensure_store(tmp_path / "file" / "mlruns")
+        embedded.ensure_store(tmp_path / "file" / "mlruns")
 
 
 # Of another MLflow
@@ -177,7 +177,7 @@ def test_a_store_of_a_newer_mlflow_is_refused_untouched(new_store, tmp_path: Pat
     with pytest.raises(errors.StoreVersionError, match=r"newer MLflow wrote it.*Install that release"):
         MlflowTracker(root)
     with pytest.raises(errors.StoreVersionError, match="newer"):
-        store.upgrade(root)
+        embedded.upgrade(root)
 
     assert (root / "mlflow.db").read_bytes() == before
     assert not list(root.glob("*backup*"))
@@ -213,7 +213,7 @@ def test_an_older_store_is_refused_untouched_and_upgraded_with_a_backup_when_tol
         MlflowTracker(older)
     assert (older / "mlflow.db").read_bytes() == before
 
-    backup = store.upgrade(older)
+    backup = embedded.upgrade(older)
 
     assert backup is not None
     with closing(sqlite3.connect(backup)) as database:
@@ -222,7 +222,7 @@ def test_an_older_store_is_refused_untouched_and_upgraded_with_a_backup_when_tol
     tracker = MlflowTracker(older)
     assert tracker._known_experiment("old") == ["7"]
     log_one(tracker)
-    assert store.upgrade(older) is None
+    assert embedded.upgrade(older) is None
 
 
 def test_an_upgrade_that_fails_leaves_the_store_as_it_was(older: Path):
@@ -230,7 +230,7 @@ def test_an_upgrade_that_fails_leaves_the_store_as_it_was(older: Path):
     revision(older, change_to=oldest)  # its migrations will meet tables that are there already
 
     with pytest.raises(errors.StoreError, match="is as it was"):
-        store.upgrade(older)
+        embedded.upgrade(older)
 
     assert revision(older) == oldest
     with closing(sqlite3.connect(older / "mlflow.db")) as database:
@@ -258,7 +258,7 @@ def test_a_moved_store_is_noticed_and_repaired_by_one_command(new_store, tmp_pat
     assert [item.path for item in tracker._client.list_artifacts(run_id, "engine")] == ["engine/x.plan"]
     log_one(tracker)
     assert not (tmp_path / "old" / "mlruns").exists()
-    assert store.relocate(root) == 0
+    assert embedded.relocate(root) == 0
 
 
 def test_a_copy_does_not_write_into_the_original(new_store, tmp_path: Path):
@@ -284,7 +284,7 @@ def test_every_kind_of_address_moves_and_others_stay(new_store, tmp_path: Path):
                 "INSERT INTO experiments (name, artifact_location, workspace) VALUES (?, ?, 'default')", (name, place)
             )
     moved = Path(shutil.move(root, tmp_path / "c"))
-    store.relocate(moved)
+    embedded.relocate(moved)
 
     with closing(sqlite3.connect(moved / "mlflow.db")) as database:
         assert dict(database.execute("SELECT name, artifact_location FROM experiments")) == {
@@ -300,7 +300,7 @@ def test_a_store_reached_by_a_link_has_not_moved(new_store, tmp_path: Path):
     root = new_store(tmp_path / "mlruns")
     (tmp_path / "link").symlink_to(root)
 
-    assert MlflowTracker(tmp_path / "link").store == store.Store(database=root / "mlflow.db")
+    assert MlflowTracker(tmp_path / "link").store == location.Store(database=root / "mlflow.db")
 
 
 def test_a_database_that_plain_mlflow_made_elsewhere_can_be_used(new_store, tmp_path: Path):

@@ -32,7 +32,7 @@ _BACKENDS = {
         suffixes=(".ort",),
     ),
     "tensorrt": _Entry(
-        module="trtops.backend.trt.builder",
+        module="trtops.backend.trt.build.backend",
         attribute="TensorRTBackend",
         install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
         suffixes=(".engine", ".plan"),

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -138,11 +138,6 @@ class CalibrationCache(Record):
         """The cache without some tensors, which a calibrating build then leaves in higher precision."""
         dropped = set(names)
         return replace(self, ranges=tuple(entry for entry in self.ranges if entry.name not in dropped))
-
-    def with_amax(self, amax: Mapping[str, float]) -> CalibrationCache:
-        """The cache with further tensors (constants of a TensorRT network, say), or others' ranges replaced."""
-        merged = self.by_name() | {name: TensorRange(name=name, amax=value) for name, value in amax.items()}
-        return replace(self, ranges=tuple(merged.values()))
 
     def deciding(self) -> JSONValue:
         """What decides an engine: the ranges."""

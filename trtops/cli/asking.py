@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trtops.cli.logs import say, say_json
 from trtops.cli.script import Call, Maker
 
 
@@ -29,8 +30,6 @@ def answer(question: Question) -> int:
 
 def show(found: Any, as_json: bool) -> None:
     """Print an answer."""
-    from trtops.cli.logs import say, say_json
-
     if as_json:
         say_json(found.to_json())
     else:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops.cli import loading
+from trtops import ops
+from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
+from trtops.tracking.base import NO_RUN, tracked
+from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
     from trtops.comparator.report import Tolerances
-    from trtops.ops.check import CheckConfig
-    from trtops.ops.check_command import CommandCheck
+    from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.judging.judgement import CheckConfig
     from trtops.spec import BuildConfig, OptimizationProfile
     from trtops.tracking.base import Run
     from trtops.tracking.registry import RegisteringTracker
@@ -35,8 +39,6 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
     Raises:
         UsageError: If an option is given that such a config does not have.
     """
-    from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
-
     _refuse_others(args, backend)
     asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
     options: Any = OnnxRuntimeOptions(allow_approximation=bool(getattr(args, "allow_approximation", False)))
@@ -64,8 +66,6 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
 
 def _refuse_others(args: Asked, backend: str) -> None:
     """Refuse what a build's spec does not hold, and what only TensorRT knows where ONNX Runtime builds."""
-    from trtops.cli import groups
-
     held = {flag.dest for flag in groups.SPEC.flags}
     files = {
         "fp32",
@@ -113,7 +113,6 @@ def _workspace(args: Asked) -> int | None:
 
 
 def _profiles(args: Asked) -> list[OptimizationProfile]:
-    from trtops.spec import OptimizationProfile, ShapeRange
 
     made = []
     for profile in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
@@ -124,10 +123,8 @@ def _profiles(args: Asked) -> list[OptimizationProfile]:
 
 def check_config(args: Asked, **others: Any) -> CheckConfig:
     """How engines are judged: data, seed and tolerances."""
-    from trtops.ops.check import CheckConfig
-
     given = {"iterations": args.iterations, "seed": args.seed}
-    return CheckConfig(
+    return ops.CheckConfig(
         data=data_source(args),
         tolerances=tolerances(args),
         **{name: value for name, value in given.items() if value is not None},
@@ -188,11 +185,9 @@ def tolerances(args: Asked) -> Tolerances | None:
 
 def command_check(args: Asked, default_artifact: str, placeholder: str = "{model}") -> CommandCheck:
     """The external check; a command without ``{model}`` reads the file that the iterations write."""
-    from trtops.ops.check_command import CommandCheck
-
     command = tuple(args.check)
     said = any(mark in word for word in command for mark in ("{model}", placeholder))
-    return CommandCheck(
+    return ops.CommandCheck(
         command=command,
         fail_codes=tuple(args.fail_code or ()),
         ignore_fail_codes=tuple(args.ignore_fail_code or ()),
@@ -214,9 +209,6 @@ def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
 @contextlib.contextmanager
 def remembered(experiment: str | None, store: str | None, model: str, what: str, *, kind: str) -> Iterator[Run]:
     """The run that an op logs to, named and tagged as the flows do it; without an experiment one that keeps nothing."""
-    from trtops.tracking.base import NO_RUN, tracked
-    from trtops.tracking.schema import Tag
-
     if experiment is None:
         yield NO_RUN
         return

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from trtops.errors import near
+
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
 
 
@@ -132,7 +134,6 @@ class Parser(argparse.ArgumentParser):
         word = left[0].partition("=")[0]
         if not word.startswith("-"):
             return f"unexpected argument {word!r}; options that take several words end at the next option"
-        from trtops.errors import near
 
         known = [name for name in self._option_string_actions if name.startswith("--")]
         hint = near(word, known)
@@ -279,8 +280,6 @@ def _typed(flag: Flag) -> Callable[[str], Any]:
             text = str(exc) if not str(exc).startswith(("invalid literal", "could not")) else f"{word!r} is no number"
             raise argparse.ArgumentTypeError(text) from None
         if flag.choices is not None and value not in flag.choices:
-            from trtops.errors import near
-
             raise argparse.ArgumentTypeError(f"{word!r} is unknown. {near(word, map(str, flag.choices))}")
         return value
 

@@ -284,7 +284,7 @@ def _selector(args: Asked) -> Call | None:
         return call(TRT, "TacticReplayer", args.load_tactics)
     if not given:
         return None
-    module = "trtops.backend.trt.tactics"
+    module = "trtops.backend.trt.choices.selector"
     kept: Any = args.save_tactics or call(TRT, "TacticReplayData")
     if args.exclude_tactics is None:
         return call(TRT, "TacticRecorder", kept)

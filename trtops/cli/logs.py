@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -68,16 +71,11 @@ def say(text: str) -> None:
 
 def say_json(value: Any) -> None:
     """Print a value as JSON."""
-    import json
-
     say(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def say_page(page: str) -> None:
     """Print a page of Markdown as a terminal shows it best: columns of tables that fit are aligned."""
-    import itertools
-    import re
-
     lines: list[str] = []
     for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
         block = list(group)

@@ -13,11 +13,17 @@ import io
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from trtops import __version__
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
+from trtops.cli.groups import LOGGING
+from trtops.cli.logs import logging_as
+from trtops.errors import ConfigError, TrtopsError, near
 
 INTERRUPTED = 130
 
@@ -84,14 +90,12 @@ def _after_check(rest: list[str]) -> bool:
 
 def load(path: registry.Path) -> Any:
     """Import the module of a command."""
-    return importlib.import_module(f"trtops.cli.commands.{registry.COMMANDS[path][0]}")
+    return importlib.import_module(registry.module_of(path))
 
 
 def parser_of(path: registry.Path, module: Any) -> Parser:
     """The parser of a command."""
-    from trtops.cli.groups import LOGGING
-
-    about = module.__doc__ or registry.COMMANDS[path][1]
+    about = module.__doc__ or registry.COMMANDS[path]
     prog = " ".join(("trtops", *path))
     return make_parser(prog, " ".join(about.split()), (*module.GROUPS, LOGGING), module.EXAMPLES)
 
@@ -99,8 +103,6 @@ def parser_of(path: registry.Path, module: Any) -> Parser:
 def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
     args = parser.parse(rest)
     args.words = ["trtops", *words]
-    from trtops.cli.logs import logging_as
-    from trtops.errors import ConfigError, TrtopsError
 
     with contextlib.ExitStack() as stack:
         try:
@@ -159,8 +161,6 @@ def _told(exc: Exception) -> str:
 
 def _of_a_script(exc: Exception, words: list[str]) -> str:
     """The lines of a script named on the line that an error comes from, as Python shows them; else nothing."""
-    import traceback
-
     named = {os.path.abspath(word.partition(".py")[0] + ".py") for word in words if ".py" in word}
     if isinstance(exc, SyntaxError) and exc.filename in named:
         return "".join(traceback.format_exception_only(exc)).rstrip()
@@ -176,7 +176,6 @@ class _ended_by_signals:
     """Lets SIGTERM end the command as Ctrl-C does: through every ``finally``."""
 
     def __enter__(self) -> None:
-        import threading
 
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
@@ -195,8 +194,6 @@ def _folder(path: registry.Path, rest: list[str]) -> int:
     """Help for, or wrong usage of, words that need more words."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):
-        from trtops import __version__
-
         print(f"trtops {__version__}")
         return 0
     if not rest or rest[0] in ("-h", "--help"):
@@ -206,7 +203,6 @@ def _folder(path: registry.Path, rest: list[str]) -> int:
     if words in registry.NOT_CARRIED_OUT:
         print(f"trtops {' '.join(words)} is not carried out: {registry.NOT_CARRIED_OUT[words]}.", file=sys.stderr)
         return 2
-    from trtops.errors import near
 
     known = registry.below(path)
     print(f"{prog}: unknown command {rest[0]!r}. {near(rest[0], known)}\nTry: {prog} -h", file=sys.stderr)

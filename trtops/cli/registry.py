@@ -1,4 +1,4 @@
-"""Which commands there are: their words, where they live, and a line about each. Importing this imports none of them."""
+"""Which commands there are: their words, and a line about each. Importing this imports none of them."""
 
 from __future__ import annotations
 
@@ -19,65 +19,72 @@ FOLDERS: dict[Path, str] = {
 }
 """Words that more words follow."""
 
-COMMANDS: dict[Path, tuple[str, str]] = {
-    ("run",): ("run", "run a model on several back ends and compare what they say"),
-    ("convert",): ("convert", "make an engine, or another ONNX model"),
-    ("calibrate",): ("calibrate", "find INT8 ranges, and judge INT8 beside other precisions"),
-    ("compare",): ("compare", "compare two runs, engines, models or saved outputs, and remember it"),
-    ("sensitivity",): ("sensitivity", "measure what each layer costs in INT8"),
-    ("inspect", "model"): ("inspect_model", "show an ONNX model, a TensorRT network or an engine"),
-    ("inspect", "data"): ("inspect_data", "show saved inputs or outputs, with statistics"),
-    ("inspect", "diff"): ("compare", "compare two files of saved outputs"),
-    ("inspect", "tactics"): ("inspect_tactics", "show a tactic record"),
-    ("inspect", "diff-tactics"): ("inspect_diff_tactics", "say which tactic is guilty, from good and bad records"),
-    ("inspect", "capability"): ("inspect_capability", "say which parts of a model TensorRT can run"),
-    ("inspect", "sparsity"): ("inspect_sparsity", "say which weights are 2:4 sparse"),
-    ("inspect", "calibration"): ("inspect_calibration", "show a calibration cache, or compare two"),
-    ("inspect", "run"): ("inspect_run", "show everything a run holds"),
-    ("check", "lint"): ("check_lint", "find what is wrong with an ONNX model, node by node"),
-    ("check", "accuracy"): ("check_accuracy", "judge saved comparisons again, by other tolerances"),
-    ("check", "compatibility"): ("check_compatibility", "say whether a model loads and runs in a back end"),
-    ("surgeon", "extract"): ("surgeon_extract", "cut a part out of a model"),
-    ("surgeon", "sanitize"): ("surgeon_sanitize", "fold constants, clean up, change shapes and outputs"),
-    ("surgeon", "insert"): ("surgeon_insert", "put a node between tensors"),
-    ("surgeon", "prune"): ("surgeon_prune", "make weights 2:4 sparse, or take out types of nodes"),
-    ("surgeon", "weight-strip"): ("surgeon_weight_strip", "take the weights out of a model, to share its structure"),
-    ("surgeon", "weight-reconstruct"): ("surgeon_weight_reconstruct", "put weights back into a stripped model"),
-    ("debug", "build"): ("debug_build", "build again and again, judge each engine, and sort what it left"),
-    ("debug", "diff-tactics"): ("inspect_diff_tactics", "say which tactic is guilty, from good and bad records"),
-    ("debug", "prove"): ("debug_prove", "swap a campaign's suspect in and out of builds that are known"),
-    ("debug", "noise"): ("debug_noise", "say what runs, builds and the precision add to a campaign's error"),
-    ("debug", "reduce"): ("debug_reduce", "find the smallest part of a model that still fails"),
-    ("debug", "precision"): ("debug_precision", "find the layers that must stay in FP32"),
-    ("debug", "accuracy"): ("debug_accuracy", "find out where an engine goes wrong, step by step"),
-    ("debug", "repeat"): ("debug_repeat", "run a command again and again, and sort what it left"),
-    ("data", "merge"): ("data_merge", "make inputs of saved inputs and outputs"),
-    ("data", "to-input"): ("data_merge", "make inputs of saved inputs and outputs (the same as merge)"),
-    ("data", "concat"): ("data_concat", "put files of saved inputs or outputs behind one another"),
-    ("template", "trt-network"): ("template_trt_network", "write a script that defines or changes a TensorRT network"),
-    ("template", "trt-config"): ("template_trt_config", "write a script that makes a TensorRT builder config"),
-    ("template", "onnx-gs"): ("template_onnx_gs", "write a script that changes a model with ONNX-GraphSurgeon"),
-    ("template", "data-loader"): ("template_data_loader", "write a script that makes input data"),
-    ("plugin", "list"): ("plugin_list", "count the places where plugins fit"),
-    ("plugin", "match"): ("plugin_match", "write down the places where plugins fit"),
-    ("plugin", "replace"): ("plugin_replace", "put plugins into these places"),
-    ("runs", "list"): ("runs_list", "list runs"),
-    ("runs", "show"): ("runs_show", "show what is known of a run"),
-    ("runs", "compare"): ("runs_compare", "show params and numbers of runs side by side"),
-    ("runs", "judge"): ("runs_judge", "judge stored comparisons again, by other tolerances"),
-    ("runs", "audit"): ("runs_audit", "check that runs are whole"),
-    ("runs", "promote"): ("runs_promote", "accept a run's engine for everybody"),
-    ("runs", "resolve"): ("runs_resolve", "find the accepted engine for a model, here"),
-    ("runs", "deny"): ("runs_deny", "put what a proof confirmed on the deny-list"),
-    ("runs", "pardon"): ("runs_pardon", "take an entry off the deny-list"),
-    ("store", "relocate"): ("store_relocate", "make a store's addresses fit the folder it was moved to"),
-    ("store", "reap"): ("store_reap", "close the runs of processes that are gone"),
-    ("store", "upgrade"): ("store_upgrade", "bring an older store to the installed MLflow's schema, after a backup"),
-    ("store", "ui"): ("store_ui", "show the store in MLflow's UI"),
-    ("doctor",): ("doctor", "say what is installed here, and what each TensorRT release can do"),
-    ("completion",): ("completion", "print a completion script for bash or zsh"),
+COMMANDS: dict[Path, str] = {
+    ("run",): "run a model on several back ends and compare what they say",
+    ("convert",): "make an engine, or another ONNX model",
+    ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
+    ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
+    ("sensitivity",): "measure what each layer costs in INT8",
+    ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",
+    ("inspect", "data"): "show saved inputs or outputs, with statistics",
+    ("inspect", "diff"): "compare two files of saved outputs",
+    ("inspect", "tactics"): "show a tactic record",
+    ("inspect", "diff-tactics"): "say which tactic is guilty, from good and bad records",
+    ("inspect", "capability"): "say which parts of a model TensorRT can run",
+    ("inspect", "sparsity"): "say which weights are 2:4 sparse",
+    ("inspect", "calibration"): "show a calibration cache, or compare two",
+    ("inspect", "run"): "show everything a run holds",
+    ("check", "lint"): "find what is wrong with an ONNX model, node by node",
+    ("check", "accuracy"): "judge saved comparisons again, by other tolerances",
+    ("check", "compatibility"): "say whether a model loads and runs in a back end",
+    ("surgeon", "extract"): "cut a part out of a model",
+    ("surgeon", "sanitize"): "fold constants, clean up, change shapes and outputs",
+    ("surgeon", "insert"): "put a node between tensors",
+    ("surgeon", "prune"): "make weights 2:4 sparse, or take out types of nodes",
+    ("surgeon", "weight-strip"): "take the weights out of a model, to share its structure",
+    ("surgeon", "weight-reconstruct"): "put weights back into a stripped model",
+    ("debug", "build"): "build again and again, judge each engine, and sort what it left",
+    ("debug", "diff-tactics"): "say which tactic is guilty, from good and bad records",
+    ("debug", "prove"): "swap a campaign's suspect in and out of builds that are known",
+    ("debug", "noise"): "say what runs, builds and the precision add to a campaign's error",
+    ("debug", "reduce"): "find the smallest part of a model that still fails",
+    ("debug", "precision"): "find the layers that must stay in FP32",
+    ("debug", "accuracy"): "find out where an engine goes wrong, step by step",
+    ("debug", "repeat"): "run a command again and again, and sort what it left",
+    ("data", "merge"): "make inputs of saved inputs and outputs",
+    ("data", "to-input"): "make inputs of saved inputs and outputs (the same as merge)",
+    ("data", "concat"): "put files of saved inputs or outputs behind one another",
+    ("template", "trt-network"): "write a script that defines or changes a TensorRT network",
+    ("template", "trt-config"): "write a script that makes a TensorRT builder config",
+    ("template", "onnx-gs"): "write a script that changes a model with ONNX-GraphSurgeon",
+    ("template", "data-loader"): "write a script that makes input data",
+    ("plugin", "list"): "count the places where plugins fit",
+    ("plugin", "match"): "write down the places where plugins fit",
+    ("plugin", "replace"): "put plugins into these places",
+    ("runs", "list"): "list runs",
+    ("runs", "show"): "show what is known of a run",
+    ("runs", "compare"): "show params and numbers of runs side by side",
+    ("runs", "judge"): "judge stored comparisons again, by other tolerances",
+    ("runs", "audit"): "check that runs are whole",
+    ("runs", "promote"): "accept a run's engine for everybody",
+    ("runs", "resolve"): "find the accepted engine for a model, here",
+    ("runs", "deny"): "put what a proof confirmed on the deny-list",
+    ("runs", "pardon"): "take an entry off the deny-list",
+    ("store", "relocate"): "make a store's addresses fit the folder it was moved to",
+    ("store", "reap"): "close the runs of processes that are gone",
+    ("store", "upgrade"): "bring an older store to the installed MLflow's schema, after a backup",
+    ("store", "ui"): "show the store in MLflow's UI",
+    ("doctor",): "say what is installed here, and what each TensorRT release can do",
+    ("completion",): "print a completion script for bash or zsh",
 }
-"""Every command: its module below :mod:`trtops.cli.commands`, and a line about it."""
+"""Every command, with a line about it. Its module follows from its words: see :func:`module_of`."""
+
+OTHER_WORDS: dict[Path, Path] = {
+    ("inspect", "diff"): ("compare",),
+    ("debug", "diff-tactics"): ("inspect", "diff-tactics"),
+    ("data", "to-input"): ("data", "merge"),
+}
+"""Commands that are others by other words, most of them Polygraphy's."""
 
 
 _ONE_GPU = "engines that several GPUs share are not made here: each engine is built, judged and remembered on one"
@@ -115,10 +122,16 @@ IDLE_VARIABLES = {
 """Environment variables of the field's tool of which nothing comes here, with why."""
 
 
+def module_of(path: Path) -> str:
+    """The module of a command: ``trtops debug build`` is ``trtops.cli.commands.debug.build``."""
+    words = OTHER_WORDS.get(path, path)
+    return ".".join(("trtops.cli.commands", *words)).replace("-", "_")
+
+
 def below(folder: Path) -> dict[str, str]:
     """The words that may follow these, with a line about each."""
     size = len(folder)
-    words = {path[size]: COMMANDS[path][1] for path in COMMANDS if path[:size] == folder and len(path) == size + 1}
+    words = {path[size]: COMMANDS[path] for path in COMMANDS if path[:size] == folder and len(path) == size + 1}
     folders = {path[size]: FOLDERS[path] for path in FOLDERS if path[:size] == folder and len(path) == size + 1}
     return words | folders
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trtops import errors
+from trtops.backend.common import InvokeFromScript
+
 _WIDTH = 110
 """Longest line of a script."""
 
@@ -112,8 +115,6 @@ class Maker:
         if isinstance(value, Name):
             return _named(value)
         if isinstance(value, Function):
-            from trtops.backend.common import InvokeFromScript
-
             return InvokeFromScript(value.path, value.name)
         if isinstance(value, (list, tuple)):
             return type(value)(self(item) for item in value)
@@ -131,7 +132,6 @@ class Maker:
 
 
 def _named(name: Name) -> Any:
-    from trtops import errors
 
     if name.module == "trt":
         from trtops.backend.trt import library

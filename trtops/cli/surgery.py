@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
-    from trtops.ops.saving import SaveConfig
+    from trtops.ops.model.saving import SaveConfig
 
-OPS = "trtops.ops.surgeon"
+OPS = "trtops.ops.model.surgeon"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def model(args: Asked) -> str | Call:
     if not getattr(args, "force_fallback_shape_inference", None):
         return loaded
     data = loading.data_loader(args.but(iterations=None))
-    return call("trtops.ops.observed_shapes", "with_observed_shapes", loaded, data)
+    return call("trtops.ops.model.observed_shapes", "with_observed_shapes", loaded, data)
 
 
 def _loaded(args: Asked) -> str | Call:
@@ -83,10 +87,8 @@ def _loaded(args: Asked) -> str | Call:
 
 def save_config(args: Asked) -> SaveConfig:
     """Where weights go."""
-    from trtops.ops.saving import SaveConfig
-
     threshold = args.external_data_size_threshold
-    return SaveConfig(
+    return ops.SaveConfig(
         external_data=args.save_external_data,
         size_threshold=1024 if threshold is None else threshold,
         one_file=not args.no_save_all_tensors_to_one_file,
@@ -95,10 +97,6 @@ def save_config(args: Asked) -> SaveConfig:
 
 def operate(plan: Operation) -> int:
     """Carry it out, and say what was done."""
-    import importlib
-
-    from trtops.cli.logs import say
-
     op = getattr(importlib.import_module(plan.module), plan.name)
     result = op(
         Maker()(plan.model), plan.output, *plan.args, save_as=plan.save_as, **{n: Maker()(v) for n, v in plan.kwargs}
@@ -109,13 +107,9 @@ def operate(plan: Operation) -> int:
 
 def reshaped(model: Any, config: Any) -> Any:
     """A model with other input shapes, in memory."""
-    from trtops.ops.surgeon import sanitize
-
-    return sanitize(model, None, config).model
+    return ops.sanitize(model, None, config).model
 
 
 def names_in(path: str) -> tuple[str, ...]:
     """The lines of a file that are not empty."""
-    from pathlib import Path
-
     return tuple(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())

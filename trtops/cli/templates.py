@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from trtops import ops
+from trtops.backend.common import save_bytes
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say
 
 OUTPUT = Group(
     "script", (Flag(names=("-o", "--output"), to="output", required=True, shown="FILE", help="where to write it"),)
@@ -42,15 +45,9 @@ def plan(args: Asked, kind: str, groups: Iterable[Group], text: Callable[[Asked]
 
 def execute(plan: Plan) -> int:
     """Write it."""
-    from trtops.cli.logs import say
-
     if plan.text is None:
-        from trtops.ops.template import template
-
-        template(plan.kind, plan.output, model=plan.model)  # type: ignore[arg-type]
+        ops.template(plan.kind, plan.output, model=plan.model)  # type: ignore[arg-type]
     else:
-        from trtops.backend.common import save_bytes
-
         save_bytes(plan.text.encode(), plan.output)
     say(f"Wrote {plan.output}")
     return 0

@@ -13,14 +13,26 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, is_torch, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_list
-from trtops.constants import DEFAULT_SEED, DEFAULT_SHAPE_VALUE
-from trtops.metadata import BoundedShape, DataType, Shape, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
+from trtops.metadata import (
+    DEFAULT_SHAPE_VALUE,
+    BoundedShape,
+    DataType,
+    Shape,
+    TensorMetadata,
+    TensorSpec,
+    is_dynamic,
+    shape_accepts,
+)
 
 __all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
 Range: TypeAlias = "tuple[float | None, float | None]"
 
 _log = logging.getLogger(__name__)
+
+
+DEFAULT_SEED = 1
+"""Seed of synthetic inputs, as Polygraphy has it."""
 
 
 class DataLoader:

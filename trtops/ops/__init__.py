@@ -1,1 +1,92 @@
-"""The verbs: one file each, with one frozen config and one frozen result. Flows, commands and scripts call the same."""
+"""The verbs: one frozen config in, one frozen result out, called alike from Python, the command line and flows.
+
+Names are imported on first use, so that whoever needs one op loads what that op needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
+
+if TYPE_CHECKING:
+    from trtops.ops.campaign.benches import close_benches as close_benches
+    from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
+    from trtops.ops.campaign.config import Vary as Vary
+    from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult
+    from trtops.ops.campaign.debug_build import debug_build as debug_build
+    from trtops.ops.campaign.diff_tactics import DiffTacticsConfig as DiffTacticsConfig
+    from trtops.ops.campaign.diff_tactics import DiffTacticsResult as DiffTacticsResult
+    from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics
+    from trtops.ops.campaign.noise import NoiseConfig as NoiseConfig
+    from trtops.ops.campaign.noise import NoiseResult as NoiseResult
+    from trtops.ops.campaign.noise import noise as noise
+    from trtops.ops.campaign.promote import PromoteConfig as PromoteConfig
+    from trtops.ops.campaign.promote import PromoteResult as PromoteResult
+    from trtops.ops.campaign.promote import promote as promote
+    from trtops.ops.campaign.promote import resolve as resolve
+    from trtops.ops.campaign.prove import ProveConfig as ProveConfig
+    from trtops.ops.campaign.prove import ProveResult as ProveResult
+    from trtops.ops.campaign.prove import prove as prove
+    from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
+    from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
+    from trtops.ops.engines.calibrate import calibrate as calibrate
+    from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
+    from trtops.ops.engines.convert import ConvertResult as ConvertResult
+    from trtops.ops.engines.convert import convert as convert
+    from trtops.ops.engines.deny import deny as deny
+    from trtops.ops.engines.deny import pardon as pardon
+    from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
+    from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
+    from trtops.ops.engines.sensitivity import sensitivity as sensitivity
+    from trtops.ops.judging.command import CommandCheck as CommandCheck
+    from trtops.ops.judging.compare import CompareConfig as CompareConfig
+    from trtops.ops.judging.compare import CompareResult as CompareResult
+    from trtops.ops.judging.compare import compare as compare
+    from trtops.ops.judging.judgement import CheckConfig as CheckConfig
+    from trtops.ops.judging.judgement import default_tolerances as default_tolerances
+    from trtops.ops.judging.run import RunConfig as RunConfig
+    from trtops.ops.judging.run import RunResult as RunResult
+    from trtops.ops.judging.run import run_models as run_models
+    from trtops.ops.judging.saved_data import concat as concat
+    from trtops.ops.judging.saved_data import merge as merge
+    from trtops.ops.judging.submodel import ComparisonCheck as ComparisonCheck
+    from trtops.ops.judging.submodel import EngineRunner as EngineRunner
+    from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
+    from trtops.ops.model.capability import capability as capability
+    from trtops.ops.model.inspect import inspect_calibration as inspect_calibration
+    from trtops.ops.model.inspect import inspect_model as inspect_model
+    from trtops.ops.model.inspect import inspect_run as inspect_run
+    from trtops.ops.model.lint import LintConfig as LintConfig
+    from trtops.ops.model.lint import lint as lint
+    from trtops.ops.model.plugins import match_plugins as match_plugins
+    from trtops.ops.model.plugins import read_matches as read_matches
+    from trtops.ops.model.plugins import replace_plugins as replace_plugins
+    from trtops.ops.model.plugins import write_matches as write_matches
+    from trtops.ops.model.saving import SaveConfig as SaveConfig
+    from trtops.ops.model.surgeon import InsertConfig as InsertConfig
+    from trtops.ops.model.surgeon import SanitizeConfig as SanitizeConfig
+    from trtops.ops.model.surgeon import sanitize as sanitize
+    from trtops.ops.model.template import template as template
+    from trtops.ops.runs.stored import audit as audit
+    from trtops.ops.runs.stored import judge_again as judge_again
+    from trtops.ops.runs.stored import list_runs as list_runs
+    from trtops.ops.runs.stored import side_by_side as side_by_side
+    from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig
+    from trtops.ops.search.precision import precision as precision
+    from trtops.ops.search.precision_check import CandidateCheck as CandidateCheck
+    from trtops.ops.search.precision_check import require_layer_precisions as require_layer_precisions
+    from trtops.ops.search.precision_result import PrecisionResult as PrecisionResult
+    from trtops.ops.search.reduce import ReduceResult as ReduceResult
+    from trtops.ops.search.reduce import reduce as reduce
+    from trtops.ops.search.reduce_config import ReduceConfig as ReduceConfig
+    from trtops.ops.search.repeat import RepeatConfig as RepeatConfig
+    from trtops.ops.search.repeat import RepeatResult as RepeatResult
+    from trtops.ops.search.repeat import repeat as repeat
+    from trtops.ops.search.triage import Emulated as Emulated
+    from trtops.ops.search.triage import TriageConfig as TriageConfig
+    from trtops.ops.search.triage import triage as triage
+    from trtops.ops.search.triage_result import TriageResult as TriageResult
+    from trtops.tracking.calibrations import load_cache as load_cache
+
+__getattr__, __dir__ = exports(__name__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from trtops.ops import report_campaign
-from trtops.ops.calibrate import CalibrateResult
-from trtops.ops.check import describe
-from trtops.ops.compare import CompareResult
-from trtops.ops.convert import ConvertResult
-from trtops.ops.report_campaign import CampaignReportable
-from trtops.ops.sensitivity import SensitivityResult
+from trtops.ops.campaign import report as report_campaign
+from trtops.ops.campaign.report import CampaignReportable
+from trtops.ops.engines.calibrate import CalibrateResult
+from trtops.ops.engines.convert import ConvertResult
+from trtops.ops.engines.sensitivity import SensitivityResult
+from trtops.ops.judging.compare import CompareResult
+from trtops.ops.judging.judgement import describe
 from trtops.ops.tables import size, table
 from trtops.tracking.base import Verdict
 

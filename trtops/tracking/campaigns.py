@@ -19,7 +19,7 @@ from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict
-from trtops.tracking.store import is_abandoned
+from trtops.tracking.owner import is_abandoned
 
 _KILLED = "The campaign's process ended in the middle of this iteration; it was made again."
 

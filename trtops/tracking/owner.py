@@ -12,7 +12,10 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtops import errors
 from trtops.record import Record
+from trtops.tracking.base import RunInfo
+from trtops.tracking.schema import Tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,14 @@ def is_gone(owner: Owner) -> bool:
     if owner.namespace != here.namespace:
         return False
     return not _exists(owner.pid) or _started(owner.pid) != owner.started
+
+
+def is_abandoned(info: RunInfo) -> bool:
+    """Whether a running run's process has certainly ended; one of another machine, or not of ours, never has."""
+    try:
+        return is_gone(Owner.from_json(info.tags.get(Tag.OWNER, "")))
+    except errors.FormatError:
+        return False  # not a run of ours
 
 
 def _exists(pid: int) -> bool:

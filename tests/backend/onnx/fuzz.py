@@ -24,10 +24,11 @@ from trtops.backend.onnx.model import Model, read_proto
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
-from trtops.ops import surgeon
-from trtops.ops.capability import CapabilityConfig, capability
-from trtops.ops.lint import lint
-from trtops.ops.reduce import ReduceConfig, reduce
+from trtops.ops.model import surgeon
+from trtops.ops.model.capability import CapabilityConfig, capability
+from trtops.ops.model.lint import lint
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_config import ReduceConfig
 
 NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
 OPS = (

@@ -400,7 +400,7 @@ def test_memory_that_the_device_has_not_is_an_error_of_ours_and_the_next_inferen
 
 def test_the_support_table_says_of_this_release_what_is_found_in_it(line):
     from trtops.backend.trt.lines import Feature
-    from trtops.backend.trt.support import CAPABILITIES
+    from trtops.backend.trt.lines.support import CAPABILITIES
 
     major, minor = (int(part) for part in line.version.split(".")[:2])
     release = (f"{major}.{minor}", (major, minor), False)

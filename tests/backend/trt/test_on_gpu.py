@@ -124,7 +124,7 @@ def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
         audit_precision,
         engine_from_network,
     )
-    from trtops.backend.trt.inspector import read_layers
+    from trtops.backend.trt.describe.inspector import read_layers
 
     case = wide_net()
     golden = onnx_runtime(case.proto, case.feed)["y"]
@@ -157,7 +157,7 @@ def test_a_precision_that_was_asked_for_in_vain_is_told_and_can_fail_the_build()
 
 def test_obeyed_layer_precisions_are_what_the_layers_get():
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
-    from trtops.backend.trt.inspector import read_layers
+    from trtops.backend.trt.describe.inspector import read_layers
 
     data = wide_net().proto.SerializeToString()
     network = SetLayerPrecisions(NetworkFromOnnxBytes(data), {"conv0": "float16", "conv[12]": np.float32})
@@ -173,7 +173,7 @@ def test_obeyed_layer_precisions_are_what_the_layers_get():
 
 def test_a_layer_may_have_a_precision_that_the_rest_of_the_build_does_not():
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, SetLayerPrecisions, engine_from_network
-    from trtops.backend.trt.inspector import read_layers
+    from trtops.backend.trt.describe.inspector import read_layers
 
     network = SetLayerPrecisions(NetworkFromOnnxBytes(wide_net().proto.SerializeToString()), {"conv1": "float16"})
 
@@ -230,8 +230,8 @@ def costly_net() -> models.Case:
 @pytest.mark.parametrize("algorithm", ["entropy", "entropy2", "minmax", "legacy"])
 def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(algorithm, tmp_path):
     from trtops.backend.trt import Calibrator, CreateConfig, NetworkFromOnnxBytes, TrtRunner, engine_from_network
-    from trtops.backend.trt.calibrator import calibrator_class
-    from trtops.backend.trt.inspector import read_layers
+    from trtops.backend.trt.build.calibrator import calibrator_class
+    from trtops.backend.trt.describe.inspector import read_layers
 
     case = costly_net()
     golden = onnx_runtime(case.proto, case.feed)["y"].astype(np.float64)
@@ -494,7 +494,7 @@ def test_a_network_is_described_with_attributes_and_weights():
 
 def test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer():
     from trtops.backend.trt import TrtRunner, describe_engine
-    from trtops.backend.trt.inspector import EngineDescription
+    from trtops.backend.trt.describe.inspector import EngineDescription
 
     with TrtRunner(load(wide_net().proto)) as runner:
         described = describe_engine(runner.engine)
@@ -647,7 +647,7 @@ def test_a_replay_repeats_every_tactic(tmp_path):
         TacticReplayer,
         engine_from_network,
     )
-    from trtops.backend.trt.inspector import read_layers
+    from trtops.backend.trt.describe.inspector import read_layers
 
     network = NetworkFromOnnxBytes(wide_net().proto.SerializeToString())
     path = tmp_path / "replay.json"
@@ -778,7 +778,7 @@ def test_a_build_tells_its_log_its_coverage_and_its_device(backend):
 def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(backend, tmp_path):
 
     from trtops.backend.trt import CreateConfig, create_network
-    from trtops.backend.trt.timing_cache import TimingCache, path_for
+    from trtops.backend.trt.choices.timing_cache import TimingCache, path_for
 
     build = wide_build()
     cache = TimingCache.from_bytes(build.timing_cache)
@@ -801,8 +801,8 @@ def test_a_timing_cache_of_another_device_or_release_is_refused_with_the_reason(
 def build_with_timing_cache(proto, path):
     """Build from an empty timing cache, and save it to a file; returns it, and what was saved."""
     from trtops.backend.trt import CreateConfig, network_from_onnx_bytes
-    from trtops.backend.trt import timing_cache as caches
-    from trtops.backend.trt.engine import build_plan
+    from trtops.backend.trt.build.engine import build_plan
+    from trtops.backend.trt.choices import timing_cache as caches
 
     builder, network, _parser = network_from_onnx_bytes(proto.SerializeToString())
     # Several precisions and formats to time, so that there are entries.
@@ -814,7 +814,7 @@ def build_with_timing_cache(proto, path):
 
 def entries_in(path):
     from trtops.backend.trt import CreateConfig, create_network
-    from trtops.backend.trt import timing_cache as caches
+    from trtops.backend.trt.choices import timing_cache as caches
 
     return caches.held(CreateConfig(load_timing_cache=path)(*create_network()))
 
@@ -859,7 +859,7 @@ def test_a_timing_cache_that_tensorrt_does_not_read_back_fails_no_build_and_cost
 
 def test_a_timing_cache_that_cannot_be_saved_costs_no_engine_and_is_told(tmp_path, caplog):
     from trtops.backend.trt import engine_bytes_from_network, network_from_onnx_bytes
-    from trtops.backend.trt.timing_cache import TimingCache
+    from trtops.backend.trt.choices.timing_cache import TimingCache
 
     path = tmp_path / "damaged.cache"
     damaged = b"\xff" * 16 + TimingCache.from_bytes(wide_build().timing_cache).data[16:]

@@ -18,7 +18,7 @@ import ctypes, sys
 import numpy as np
 from trtops.backend.common import BytesFromPath
 from trtops.backend.trt import EngineFromBytes, TrtRunner, current_gpu
-from trtops.backend.trt.memory import call
+from trtops.backend.trt.library.memory import call
 if sys.argv[2] != "none":
     call("cudaSetDevice", int(sys.argv[2]))
 with TrtRunner(EngineFromBytes(BytesFromPath(sys.argv[1]))) as runner:

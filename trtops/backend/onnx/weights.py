@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import sparsity, walk
+from trtops.backend.onnx import sparsity
 from trtops.metadata import DataType
 
 _MARK = "TRT_WEIGHTLESS"
@@ -178,8 +178,3 @@ def _drawn(tensor: TensorProto, axis: int | None) -> sparsity.Array:
     summed = 1 if axis is None else math.prod(shape[2:] if axis == 1 and len(shape) > 2 else ()) * shape[axis]
     array: sparsity.Array = generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(max(summed, 1)))
     return array.astype(dtype)
-
-
-def needs_weights(model: onnx.ModelProto) -> bool:
-    """Whether a model was stripped, and cannot run before it is reconstructed."""
-    return any(tensor.doc_string.startswith(_MARK) for tensor in walk.tensors(model))

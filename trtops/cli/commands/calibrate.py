@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.logs import report, say_page
 
 if TYPE_CHECKING:
-    from trtops.ops.calibrate import CalibrateConfig
+    from trtops.ops.engines.calibrate import CalibrateConfig
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -59,8 +61,6 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    from trtops.ops.calibrate import CalibrateConfig
-
     data = configs.data_source(args)
     if data is None:
         raise UsageError(
@@ -73,7 +73,7 @@ def plan(args: Asked) -> Plan:
         "algorithm": args.algorithm, "percentile": args.percentile, "calibrator": args.calibrator, "samples": args.samples,
         "batch": args.batch, "beside": None if args.beside is None else tuple(args.beside),
     }  # fmt: skip
-    config = CalibrateConfig(
+    config = ops.CalibrateConfig(
         data=data, build=build, check=check, output=args.output, **{n: v for n, v in given.items() if v is not None}
     )
     return Plan(args.model_file, config, args.experiment, args.store)
@@ -81,10 +81,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Calibrate, and print."""
-    from trtops.cli.logs import report, say_page
-    from trtops.ops.calibrate import calibrate
-
     tracker = configs.memory(plan.experiment, plan.store)
-    result = calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
+    result = ops.calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
     say_page(report("calibrate", result, remembered=plan.experiment is not None))
     return 0 if result.verdict == "good" else 1

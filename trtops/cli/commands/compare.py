@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import report, say_json, say_page
+from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.compare import CompareConfig
+    from trtops.ops.judging.compare import CompareConfig
 
 GROUPS = (
     Group(
@@ -62,21 +65,15 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    from trtops.ops.compare import CompareConfig
-
-    config = CompareConfig(check=configs.check_config(args))
+    config = ops.CompareConfig(check=configs.check_config(args))
     return Plan(args.actual, args.golden, config, args.experiment, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:
     """Compare, and print."""
-    from trtops.cli.logs import report, say_json, say_page
-    from trtops.ops.compare import compare
-    from trtops.tracking.ids import RUN_PREFIX
-
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
     tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)
-    result = compare(plan.actual, plan.golden, plan.config, tracker=tracker, experiment=plan.experiment)
+    result = ops.compare(plan.actual, plan.golden, plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())
     else:

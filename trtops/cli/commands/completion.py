@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from trtops.cli import registry
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.groups import LOGGING
+from trtops.cli.logs import say
 
 GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
 EXAMPLES = ("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops")
@@ -18,8 +20,6 @@ def plan(args: Asked) -> str:
 
 def execute(plan: str) -> int:
     """Print the script."""
-    from trtops.cli.logs import say
-
     say(script(plan))
     return 0
 
@@ -64,7 +64,6 @@ complete -o filenames -F _trtops trtops"""
 
 def options(path: registry.Path) -> list[str]:
     """The long options of a command."""
-    from trtops.cli.groups import LOGGING
     from trtops.cli.main import load
 
     flags = (flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags if not flag.refuse)

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtops import ops
+from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.logs import report, say, say_page
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
-    from trtops.ops.convert import ConvertConfig
+    from trtops.ops.engines.convert import ConvertConfig
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +122,8 @@ def _target(args: Asked) -> str:
 
 
 def _config(args: Asked, backend: str) -> ConvertConfig:
-    from trtops.ops.convert import ConvertConfig
 
-    return ConvertConfig(
+    return ops.ConvertConfig(
         build=configs.build_config(args, backend),
         check=configs.check_config(args),
         timing_cache=args.load_timing_cache or _existing(args.timing_cache),
@@ -147,18 +149,14 @@ def _kept(args: Asked) -> tuple[tuple[str, str], ...]:
 
 def execute(plan: Plan) -> int:
     """Make it."""
-    from trtops.cli.logs import report, say, say_page
-
     if plan.make is not None:
         Maker()(plan.make)()
         say(f"Wrote {plan.output}")
         return 0
-    from trtops.backend.common import save_bytes
-    from trtops.ops.convert import convert
     from trtops.tracking import builds
 
     tracker = configs.memory(plan.experiment, plan.store)
-    result = convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
+    result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.output is not None or plan.kept:
         build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
         if plan.output is not None:
@@ -171,8 +169,6 @@ def execute(plan: Plan) -> int:
 
 def _keep(build: Build, name: str, path: str) -> None:
     """Write a part of a build to a file; a build that has none is told of."""
-    from trtops.backend.common import save_bytes
-
     found = getattr(build, name)
     if found is None:
         log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))

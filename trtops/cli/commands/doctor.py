@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+from trtops import __version__
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say
+from trtops.errors import TrtopsError
 
 GROUPS = (Group("telling", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),)
 EXAMPLES = ("trtops doctor", "trtops doctor --support")
@@ -17,13 +22,9 @@ def plan(args: Asked) -> bool:
 
 def execute(plan: bool) -> int:
     """Look, and print."""
-    import sys
     from importlib.metadata import PackageNotFoundError, version
 
-    from trtops import __version__
     from trtops.backend.engines import BACKENDS, engine_backend
-    from trtops.cli.logs import say
-    from trtops.errors import TrtopsError
 
     if plan:
         from trtops.backend.trt import support_table

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import ops
+from trtops.backend.common import save_bytes
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.logs import say
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
+from trtops.tracking.base import NO_RUN, tracked
 
 if TYPE_CHECKING:
-    from trtops.ops.run import RunConfig
+    from trtops.ops.judging.run import RunConfig
     from trtops.tracking.base import Run
 
 RUNNERS = Group(
@@ -156,10 +163,6 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """The calls and the config that the options stand for."""
-    import shlex
-
-    from trtops.ops.run import RunConfig
-
     if args.save_layer_outputs:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
@@ -171,7 +174,7 @@ def plan(args: Asked) -> Plan:
     compared = len(runners) > 1 or bool(args.load_outputs)
     if compared and args.check_average:
         _check_averageable(args)
-    config = RunConfig(
+    config = ops.RunConfig(
         warm_up=args.warm_up or 0,
         use_subprocess=bool(args.use_subprocess),
         save_inputs=args.save_inputs,
@@ -260,8 +263,6 @@ def execute(plan: Plan) -> int:
     """Write the script, or run."""
     if plan.gen_script is not None:
         return _write(script(plan), plan.gen_script)
-    from trtops.cli.logs import say
-    from trtops.ops.run import run_models
 
     make = Maker()
     if plan.onnx is not None:
@@ -271,7 +272,7 @@ def execute(plan: Plan) -> int:
 
         library.load()  # what is missing is said before anything is run
     with remembered(plan) as run:
-        result = run_models(
+        result = ops.run_models(
             make([_for_child(runner) if plan.config.use_subprocess else runner for runner in plan.runners]),
             plan.config,
             data_loader=make(plan.data_loader),
@@ -288,8 +289,6 @@ def execute(plan: Plan) -> int:
 
 
 def _write(text: str, path: str) -> int:
-    from trtops.backend.common import save_bytes
-    from trtops.cli.logs import say
 
     if path == "-":
         say(text.rstrip())
@@ -306,12 +305,9 @@ def _for_child(runner: Call) -> Call:
 @contextlib.contextmanager
 def remembered(plan: Plan) -> Iterator[Run]:
     """The run to log to: of the experiment that was named, else none."""
-    from trtops.tracking.base import NO_RUN, tracked
-
     if plan.experiment is None:
         yield NO_RUN
         return
-    from pathlib import Path
 
     from trtops.tracking.store import open_tracker
 
@@ -323,8 +319,6 @@ def remembered(plan: Plan) -> Iterator[Run]:
 
 def script(plan: Plan) -> str:
     """A Python script that does what the plan does."""
-    import textwrap
-
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
     lines = [f"{logger}.severity = {logger}.INFO", *_saving(plan, source)]

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import report, say_page
+from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.sensitivity import SensitivityConfig
+    from trtops.ops.engines.sensitivity import SensitivityConfig
 
 GROUPS = (
     groups.ONNX_MODEL,
@@ -59,10 +62,8 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    from trtops.ops.sensitivity import SensitivityConfig
-
     given = {"samples": args.samples, "batch": args.batch, "budget": args.budget, "mode": args.mode}
-    config = SensitivityConfig(
+    config = ops.SensitivityConfig(
         data=configs.data_source(args), keep=tuple(args.keep or ()), **{n: v for n, v in given.items() if v is not None}
     )
     return Plan(args.model_file, args.calibration_cache, config, args.experiment, args.store)
@@ -70,14 +71,11 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Measure, and print."""
-    from trtops.cli.logs import report, say_page
     from trtops.ops.report import verdict_of
-    from trtops.ops.sensitivity import sensitivity
-    from trtops.tracking.ids import RUN_PREFIX
 
     tracker = (
         configs.opened(plan.store) if plan.cache.startswith(RUN_PREFIX) else configs.memory(plan.experiment, plan.store)
     )
-    result = sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
+    result = ops.sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
     say_page(report("sensitivity", result, remembered=plan.experiment is not None))
     return 0 if verdict_of(result) == "good" else 1

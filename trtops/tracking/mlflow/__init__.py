@@ -7,7 +7,7 @@ How MLflow is used, and why:
   the *larger* of two values with the same timestamp, so a changed one is logged a millisecond later.
 * Artifacts of an embedded store are written straight into the run's folder, each whole or not at all; those of a server go
   through the client.
-* Databases are never made, upgraded or trusted by opening them: :mod:`trtops.tracking.store` looks first.
+* Databases are never made, upgraded or trusted by opening them: :mod:`trtops.tracking.mlflow.embedded` looks first.
 
 MLflow is imported on first use (2 s).
 """

@@ -6,17 +6,13 @@ import os
 import tempfile
 import urllib.parse
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from trtops import errors
 from trtops.tracking.base import ArtifactEntry
+from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.schema import Artifact
 from trtops.tracking.writer import TEMPORARY, check_path, hash_file, write_artifact
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-    from trtops.tracking.mlflow.tracker import MlflowTracker
 
 
 class Files(Protocol):
@@ -47,21 +43,21 @@ class Files(Protocol):
         ...
 
 
-def files_of(tracker: MlflowTracker, client: MlflowClient, run_id: str, uri: str) -> Files:
+def files_of(connection: Connection, run_id: str, uri: str) -> Files:
     """The artifacts of a run, whose place MLflow calls ``uri``.
 
     Raises:
         StoreError: If they are on the disk of a server.
     """
     address = urllib.parse.urlparse(uri)
-    if tracker.store and address.scheme == "mlflow-artifacts":
-        # Logged through the server that `trtops.tracking.store.serve` puts before this store.
-        return _LocalFiles(tracker.store.artifacts / address.path.lstrip("/"))
+    if connection.store and address.scheme == "mlflow-artifacts":
+        # Logged through the server that `trtops.tracking.mlflow.embedded.serve` puts before this store.
+        return _LocalFiles(connection.store.artifacts / address.path.lstrip("/"))
     if address.scheme not in ("", "file"):
-        return _RemoteFiles(tracker, client, run_id)
-    if tracker.store is None:
+        return _RemoteFiles(connection, run_id)
+    if connection.store is None:
         raise errors.StoreError(
-            f"Run {run_id} of {tracker.shown} keeps its artifacts at {uri!r}, a path on the server's own disk. "
+            f"Run {run_id} of {connection.shown} keeps its artifacts at {uri!r}, a path on the server's own disk. "
             "Start the server with --artifacts-destination, and make the experiment through it."
         )
     return _LocalFiles(Path(urllib.parse.unquote(address.path) if address.scheme else uri))
@@ -105,9 +101,9 @@ class _LocalFiles:
 class _RemoteFiles:
     """Artifacts of a server, through its client. The server makes each appear whole."""
 
-    def __init__(self, tracker: MlflowTracker, client: MlflowClient, run_id: str) -> None:
-        self._tracker = tracker
-        self._client = client
+    def __init__(self, connection: Connection, run_id: str) -> None:
+        self._connection = connection
+        self._client = connection.client
         self._run_id = run_id
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
@@ -121,7 +117,7 @@ class _RemoteFiles:
                 file.write_bytes(source)
             entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=hash_file(file))
             parent = None if name.parent == PurePosixPath() else str(name.parent)
-            self._tracker.call(self._client.log_artifact, self._run_id, str(file), parent)
+            self._connection.call(self._client.log_artifact, self._run_id, str(file), parent)
         return entry
 
     def get(self, entry: ArtifactEntry) -> Path | None:
@@ -149,16 +145,16 @@ class _RemoteFiles:
         return entries
 
     def _list(self, folder: str) -> list[Any]:
-        return list(self._tracker.call(self._client.list_artifacts, self._run_id, folder or None))
+        return list(self._connection.call(self._client.list_artifacts, self._run_id, folder or None))
 
     def _download(self, path: str, key: str, *, again: bool = False) -> Path | None:
         """Fetch an artifact, whole or not at all, unless one that was fetched under the same key will do."""
-        file = self._tracker.downloads.folder() / key / path
+        file = self._connection.downloads.folder() / key / path
         if file.is_file() and not again:
             return file
-        with tempfile.TemporaryDirectory(dir=self._tracker.downloads.folder()) as folder:
+        with tempfile.TemporaryDirectory(dir=self._connection.downloads.folder()) as folder:
             try:
-                fetched = self._tracker.call(self._client.download_artifacts, self._run_id, path, folder)
+                fetched = self._connection.call(self._client.download_artifacts, self._run_id, path, folder)
             except (errors.RunNotFoundError, errors.LogError):
                 return None
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import errors
 
 if TYPE_CHECKING:
-    from trtops.tracking.store import Store
+    from trtops.tracking.location import Store
 
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.tracking import schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus
+from trtops.tracking.mlflow.artifacts import Files
+from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.writer import RunReader, RunWriter
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
 
-    from trtops.tracking.mlflow.artifacts import Files
-    from trtops.tracking.mlflow.tracker import MlflowTracker
-
 
 class MlflowRun(RunWriter):
     """A run kept by MLflow, being written."""
 
-    def __init__(self, tracker: MlflowTracker, entity: MlflowRunEntity, files: Files) -> None:
-        super().__init__(entity.info.run_id, tracker.url(entity.info.experiment_id, entity.info.run_id))
-        self._tracker = tracker
+    def __init__(self, connection: Connection, entity: MlflowRunEntity, files: Files) -> None:
+        super().__init__(entity.info.run_id, connection.url(entity.info.experiment_id, entity.info.run_id))
+        self._connection = connection
         self._files = files
         self._started = int(entity.info.start_time)
         tags = entity.data.tags
@@ -38,10 +37,10 @@ class MlflowRun(RunWriter):
             shown, rest = schema.shown_value(f"Param {name!r}", value, schema.MAX_PARAM)
             stored[schema.key(name)] = shown
             tags |= rest | schema.key_pieces(name)
-        self._tracker.log_batch(self.id, params=stored, tags=tags)
+        self._connection.log_batch(self.id, params=stored, tags=tags)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
-        self._tracker.log_batch(self.id, tags=stored_tags(tags))
+        self._connection.log_batch(self.id, tags=stored_tags(tags))
 
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         changed: dict[str, tuple[float, int]] = {}
@@ -56,20 +55,20 @@ class MlflowRun(RunWriter):
             if abs(value) == schema.MAX_FLOAT or (before is not None and abs(before) == schema.MAX_FLOAT):
                 tags[schema.finite_tag(key)] = str(abs(value) == schema.MAX_FLOAT).lower()
         stored = {key: (schema.stored_number(value), at) for key, (value, at) in changed.items()}
-        self._tracker.log_batch(self.id, metrics=stored, tags=tags)
+        self._connection.log_batch(self.id, metrics=stored, tags=tags)
         self._metrics.update(changed)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         return self._files.put(source, path)
 
     def _end(self, status: RunStatus) -> None:
-        self._tracker.end(self.id, status.upper())
+        self._connection.end(self.id, status.upper())
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         try:
             super()._put_failure(tags)
         except errors.LogError:  # the disk may be full to the last byte
-            self._tracker.give_reserve()
+            self._connection.give_reserve()
             super()._put_failure(tags)
 
 

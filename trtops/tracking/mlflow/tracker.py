@@ -1,11 +1,9 @@
-"""The tracker over an embedded store or a server: how it calls MLflow, and what runs are in MLflow's terms."""
+"""The tracker over an embedded store or a server: what runs and experiments are in MLflow's terms."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,26 +11,21 @@ from trtops import errors
 from trtops.tracking import owner, schema
 from trtops.tracking.base import MetricName, RunInfo, RunStatus, StoredRun
 from trtops.tracking.ids import whole_id
+from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, files_of
-from trtops.tracking.mlflow.installed import library, translated, without_password
+from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
 from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
 from trtops.tracking.schema import Tag
-from trtops.tracking.store import Store, ensure_store, resolve
-from trtops.tracking.writer import Scratch, check_names, check_reopening, read_manifest, starting_tags
+from trtops.tracking.writer import check_names, check_reopening, read_manifest, starting_tags
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run as MlflowRunEntity
 
 T = TypeVar("T")
 
-_ATTEMPTS = 3
 _PAGE = 1000
-_BATCH_ITEMS = 100
-_BATCH_BYTES = 600_000
-"""MLflow's server takes 100 params or tags and 1 MB of JSON at a time."""
-
 _STATUS: dict[str, RunStatus] = {
     "RUNNING": "running",
     "SCHEDULED": "running",
@@ -50,29 +43,26 @@ class MlflowTracker:
 
     Args:
         location: A folder, ``sqlite:///<file>``, or a server's ``http(s)://`` address; None for the default
-            (:func:`trtops.tracking.store.default_location`). An embedded store is made if it is missing.
+            (:func:`trtops.tracking.location.default_location`). An embedded store is made if it is missing.
 
     Raises:
         StoreError: If the store cannot be used as it is.
     """
 
     def __init__(self, location: str | Path | Store | None = None) -> None:
-        where = location if isinstance(location, Store) else resolve(location)
-        self.store = ensure_store(where) if isinstance(where, Store) else None
-        self.location = self.store.uri if self.store else str(where)
-        self.shown = without_password(self.location)
-        mlflow = library()
-        self._client: MlflowClient = mlflow.MlflowClient(tracking_uri=self.location, registry_uri=self.location)
-        self._context: dict[str, str] = mlflow.tracking.context.registry.resolve_tags()
-        self._pid = os.getpid()
+        self._connection = Connection(location)
+        self._client = self._connection.client
+        self._call = self._connection.call
+        self.store = self._connection.store
+        self.shown = self._connection.shown
+        self._context: dict[str, str] = library().tracking.context.registry.resolve_tags()
         self._experiments: dict[str, str] = {}
-        self.downloads = Scratch()
 
     def __repr__(self) -> str:
         return f"MlflowTracker({self.shown!r})"
 
     def __reduce__(self) -> tuple[type[MlflowTracker], tuple[str]]:
-        return type(self), (self.location,)
+        return type(self), (self._connection.location,)
 
     def start(
         self,
@@ -88,11 +78,11 @@ class MlflowTracker:
         all_tags = {**self._context, **stored_tags(starting_tags(kind, tags))}
         if parent is not None:
             all_tags[_PARENT] = parent
-        entity = self.call(self._client.create_run, self._experiment_id(experiment), tags=all_tags, run_name=name)
+        entity = self._call(self._client.create_run, self._experiment_id(experiment), tags=all_tags, run_name=name)
         try:
-            return MlflowRun(self, entity, self._files(entity))
+            return MlflowRun(self._connection, entity, self._files(entity))
         except errors.StoreError:
-            self.end(entity.info.run_id, "FAILED")
+            self._connection.end(entity.info.run_id, "FAILED")
             raise
 
     def whole_id(self, run: str) -> str:
@@ -137,8 +127,8 @@ class MlflowTracker:
             files = self._files(entity)
             whole = files.manifest() is not None
             if not whole:
-                self.log_batch(run_id, tags=stored_tags({Tag.ERROR: why}))
-            self.call(self._client.set_terminated, run_id, "FINISHED" if whole else "KILLED")
+                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why}))
+            self._call(self._client.set_terminated, run_id, "FINISHED" if whole else "KILLED")
             files.sweep()
         return self.info(run_id)
 
@@ -147,12 +137,12 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.manifest() is not None)
-        self.log_batch(run_id, tags=stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
+        self._connection.log_batch(run_id, tags=stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
         for tag in {Tag.ERROR, Tag.VERDICT} & entity.data.tags.keys():
-            self.call(self._client.delete_tag, run_id, tag)
-        self.call(self._client.update_run, run_id, status="RUNNING")
+            self._call(self._client.delete_tag, run_id, tag)
+        self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
-        run = MlflowRun(self, entity, files)
+        run = MlflowRun(self._connection, entity, files)
         run.take_over(files.entries(), info.metrics)
         return run
 
@@ -167,14 +157,14 @@ class MlflowTracker:
         check_registration(self, name, run_id, path, alias)
         if self._registered_model(name) is None:
             try:
-                self.call(self._client.create_registered_model, name)
+                self._call(self._client.create_registered_model, name)
             except errors.TrackingError:
                 if self._registered_model(name) is None:  # otherwise somebody else has just made it
                     raise
-        version = self.call(
+        version = self._call(
             self._client.create_model_version, name, source_of(run_id, path), run_id, tags=stored_tags(tags or {})
         )
-        self.call(self._client.set_registered_model_alias, name, alias, version.version)
+        self._call(self._client.set_registered_model_alias, name, alias, version.version)
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -189,12 +179,12 @@ class MlflowTracker:
 
     def _registered_model(self, name: str) -> Any:
         try:
-            return self.call(self._client.get_registered_model, name)
+            return self._call(self._client.get_registered_model, name)
         except (errors.RunNotFoundError, errors.LogError):  # unknown, or a name that no model can have
             return None
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
-        version = self.call(self._client.get_model_version, name, number)
+        version = self._call(self._client.get_model_version, name, number)
         run_id, path = parse_source(name, number, str(version.source))
         long = schema.long_texts(version.tags)
         tags = {
@@ -202,68 +192,11 @@ class MlflowTracker:
         }
         return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
 
-    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call MLflow; what can be tried again is, what goes wrong is one of our errors.
-
-        Raises:
-            TrackingUnavailableError: If the store was locked, or the server not there, every time.
-            TrackingError: Another one, for whatever else MLflow raises.
-        """
-        import requests
-        from mlflow.exceptions import MlflowException
-
-        self._mind_fork()
-        for attempt in range(_ATTEMPTS):
-            try:
-                return function(*args, **kwargs)
-            except (MlflowException, requests.RequestException) as exc:
-                error = translated(exc, self.shown)
-                if not error.transient or attempt == _ATTEMPTS - 1:
-                    raise error from exc
-            time.sleep(0.2 * 4**attempt)
-        raise AssertionError("unreachable")
-
-    def log_batch(
-        self,
-        run_id: str,
-        *,
-        metrics: Mapping[str, tuple[float, int]] | None = None,
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """Log what is already in MLflow's terms; metrics as value and timestamp in milliseconds."""
-        from mlflow.entities import Metric, Param, RunTag
-
-        # Tags hold the rest of whatever was cut elsewhere, so they go first.
-        for tag_batch in _batches(tags or {}):
-            self.call(self._client.log_batch, run_id, tags=[RunTag(k, v) for k, v in tag_batch])
-        for param_batch in _batches(params or {}):
-            self.call(self._client.log_batch, run_id, params=[Param(k, v) for k, v in param_batch])
-        if metrics:
-            self.call(self._client.log_batch, run_id, metrics=[Metric(k, v, t, 0) for k, (v, t) in metrics.items()])
-
-    def end(self, run_id: str, status: str) -> None:
-        """Set how a run ended, in MLflow's terms."""
-        self.call(self._client.set_terminated, run_id, status)
-
-    def give_reserve(self) -> None:
-        """Give reserved space back to a full disk, where it is ours to give."""
-        if self.store:
-            self.store.give_reserve()
-
-    def _mind_fork(self) -> None:
-        """Forget the database connections that a child inherited: SQLite's cannot be shared."""
-        if self._pid != os.getpid():
-            engine = getattr(self._client._tracking_client.store, "engine", None)
-            if engine is not None:
-                engine.dispose(close=False)
-            self._pid = os.getpid()
-
     def _entity(self, run_id: str) -> MlflowRunEntity:
         if not (run_id.isascii() and run_id.isalnum()):
             raise _no_run(run_id, self.shown)
         try:
-            return self.call(self._client.get_run, run_id)
+            return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
             raise _no_run(run_id, self.shown) from None
 
@@ -273,7 +206,7 @@ class MlflowTracker:
             return known
         place = str(self.store.artifacts_of(name)) if self.store else None
         try:
-            self.call(self._client.create_experiment, name, artifact_location=place)
+            self._call(self._client.create_experiment, name, artifact_location=place)
         except errors.TrackingError:
             # Another process may have made it in the meantime, which MLflow's clients cannot prevent.
             if not self._known_experiment(name):
@@ -281,7 +214,7 @@ class MlflowTracker:
         return self._known_experiment(name)[0]
 
     def _known_experiment(self, name: str) -> list[str]:
-        experiment = self.call(self._client.get_experiment_by_name, name)
+        experiment = self._call(self._client.get_experiment_by_name, name)
         if experiment is None:
             return []
         if experiment.lifecycle_stage != "active":
@@ -295,7 +228,7 @@ class MlflowTracker:
     def _all_experiments(self) -> list[str]:
         token, ids = None, []
         while True:
-            page = self.call(self._client.search_experiments, max_results=_PAGE, page_token=token)
+            page = self._call(self._client.search_experiments, max_results=_PAGE, page_token=token)
             self._experiments.update({experiment.name: experiment.experiment_id for experiment in page})
             ids += [experiment.experiment_id for experiment in page]
             token = page.token
@@ -306,7 +239,7 @@ class MlflowTracker:
         for name, known in list(self._experiments.items()):
             if known == experiment_id:
                 return name
-        name = str(self.call(self._client.get_experiment, experiment_id).name)
+        name = str(self._call(self._client.get_experiment, experiment_id).name)
         self._experiments[name] = experiment_id
         return name
 
@@ -315,7 +248,7 @@ class MlflowTracker:
         size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
         token = None
         while True:
-            page = self.call(
+            page = self._call(
                 self._client.search_runs,
                 experiment_ids,
                 query,
@@ -348,30 +281,11 @@ class MlflowTracker:
             tags={_name(k, long): schema.whole_value(v, long) for k, v in stored.items() if not schema.is_internal(k)},
             params={_name(k, long): schema.whole_value(v, long) for k, v in entity.data.params.items()},
             metrics={_metric_name(k, long): schema.read_number(k, v, stored) for k, v in entity.data.metrics.items()},
-            url=self.url(info.experiment_id, info.run_id),
+            url=self._connection.url(info.experiment_id, info.run_id),
         )
 
-    def url(self, experiment_id: str, run_id: str) -> str:
-        """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
-        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}"
-
     def _files(self, entity: MlflowRunEntity) -> Files:
-        return files_of(self, self._client, entity.info.run_id, entity.info.artifact_uri)
-
-
-def _batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    """Items in groups that fit into one request, each character counted as the six bytes that JSON may need."""
-    batch: list[tuple[str, str]] = []
-    size = 0
-    for key, value in items.items():
-        bytes_ = 6 * (len(key) + len(value)) + 32
-        if batch and (len(batch) == _BATCH_ITEMS or size + bytes_ > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append((key, value))
-        size += bytes_
-    if batch:
-        yield batch
+        return files_of(self._connection, entity.info.run_id, entity.info.artifact_uri)
 
 
 def _filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:

@@ -339,7 +339,6 @@ class ReleaseLine:
         """The input that an output shares its memory with, or None."""
         if not self.supports(Feature.ALIASED_IO):
             return None
-        self.require(Feature.ALIASED_IO)
         return engine.get_aliased_input_tensor(name) or None
 
     def listen_to_debug_tensors(self, context: Any, listener: Any) -> bool:

@@ -1,0 +1,416 @@
+"""Building on real TensorRT-RTX, which needs no GPU for that: parser, networks, configs, profiles, plans."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from trtops import errors, func
+from trtops.backend.onnx.model import Model
+from trtops.backend.trt import (
+    CreateConfig,
+    CreateConfigRTX,
+    CreateNetwork,
+    EngineBytesFromNetwork,
+    EngineFromNetwork,
+    MarkDebug,
+    ModifyNetworkOutputs,
+    NetworkFromOnnxBytes,
+    NetworkFromOnnxPath,
+    OnnxLikeFromNetwork,
+    PostprocessConfig,
+    PostprocessNetwork,
+    Profile,
+    SetLayerPrecisions,
+    SetTensorFormats,
+    TensorRTBackend,
+    create_network,
+    describe_network,
+    engine_bytes_from_network,
+    library,
+    network_from_onnx_bytes,
+    network_from_onnx_path,
+)
+from trtops.backend.worker import IsolatedBackend
+from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+
+@pytest.fixture
+def conv_net() -> models.Case:
+    return models.conv_net()
+
+
+@pytest.fixture
+def network(conv_net) -> NetworkFromOnnxBytes:
+    return NetworkFromOnnxBytes(conv_net.proto.SerializeToString())
+
+
+def dtypes_in(parts) -> set[str]:
+    described = describe_network(parts[1])
+    return {tensor.dtype.value for layer in described.layers for tensor in layer.outputs}
+
+
+def test_a_static_network_builds(tmp_path):
+    case = models.identity()
+
+    plan = EngineBytesFromNetwork(NetworkFromOnnxPath(case.write(tmp_path)))()
+
+    assert plan.nbytes > 1000 and bytes(plan)[:4] == b"vtrt"
+
+
+def test_a_dynamic_network_builds_with_three_profiles(network):
+    profiles = [Profile().add("image", (1, 3, 8, 8), (n, 3, 8, 8), (32, 3, 8, 8)) for n in (1, 4, 32)]
+
+    parts = network()
+    config = CreateConfig(profiles=profiles)(*parts[:2])
+
+    assert config.num_optimization_profiles == 3
+    assert engine_bytes_from_network(parts, config).nbytes > 1000
+
+
+def test_a_modified_network_builds(network):
+    parts = ModifyNetworkOutputs(network, outputs=["r*", "scores"], exclude_outputs=["r1"])()
+
+    assert [spec.name for spec in describe_network(parts[1]).outputs] == ["r0", "scores"]
+    assert engine_bytes_from_network(parts).nbytes > 1000
+
+
+def test_all_tensors_or_those_of_a_layer_type_can_be_outputs(network):
+    everything = {
+        spec.name for spec in describe_network(ModifyNetworkOutputs(network, outputs=["mark", "all"])()[1]).outputs
+    }
+    convolutions = ModifyNetworkOutputs(network, mark_layer_types=["convolution"])()[1]
+
+    assert {"c0", "n0", "r0", "c1", "scores"} <= everything
+    assert [spec.name for spec in describe_network(convolutions).outputs][:2] == ["c0", "c1"]
+
+
+def test_a_network_made_with_the_api_builds():
+    trt = library.load()
+
+    @func.extend(CreateNetwork())
+    def create(builder, network):
+        given = network.add_input("input", trt.float32, (4, 4))
+        ones = network.add_constant((4, 4), np.ones((4, 4), np.float32)).get_output(0)
+        total = network.add_elementwise(given, ones, trt.ElementWiseOperation.SUM).get_output(0)
+        total.name = "output"
+        network.mark_output(total)
+
+    assert engine_bytes_from_network(create).nbytes > 1000
+
+
+def test_fp16_is_written_into_the_model_of_a_strongly_typed_network(network, tmp_path, conv_net):
+    config = CreateConfig(fp16=True)
+
+    assert dtypes_in(network()) == {"float32", "int64"}
+    assert "float16" in dtypes_in(network_from_onnx_bytes(network.model_bytes, config=config))
+    assert "float16" in dtypes_in(network_from_onnx_path(conv_net.write(tmp_path), config=config))
+    assert engine_bytes_from_network(network, config).nbytes > 1000
+    inputs = describe_network(network_from_onnx_bytes(network.model_bytes, config=config)[1]).inputs
+    assert inputs[0].dtype.value == "float32"
+
+
+def test_fp16_reaches_the_model_through_loaders_that_change_the_network(network):
+    changed = ModifyNetworkOutputs(PostprocessNetwork(network, lambda network: None), outputs=["scores"])
+
+    assert engine_bytes_from_network(changed, PostprocessConfig(CreateConfig(fp16=True), lambda *_: None)).nbytes > 1000
+
+
+def test_layer_precisions_are_written_into_the_model(network):
+    trt = library.load()
+    parts = SetLayerPrecisions(network, {"conv1": trt.float16})()
+    types = {layer.name: layer.outputs[0].dtype.value for layer in describe_network(parts[1]).layers}
+
+    assert (types["conv0"], types["conv1"]) == ("float32", "float16")
+    kept = SetLayerPrecisions(
+        NetworkFromOnnxBytes(network.model_bytes, config=CreateConfig(fp16=True)), {"conv0": "float32"}
+    )
+    types = {layer.name: layer.outputs[0].dtype.value for layer in describe_network(kept()[1]).layers}
+    assert (types["conv0"], types["conv1"]) == ("float32", "float16")
+
+
+def test_a_precision_that_can_no_longer_get_into_the_network_is_refused_with_what_to_do(network):
+    parts = network()
+
+    with pytest.raises(errors.UnsupportedFeatureError, match="config=config"):
+        CreateConfig(fp16=True)(*parts[:2])
+    with pytest.raises(errors.UnsupportedFeatureError, match="Cast"):
+        SetLayerPrecisions(parts, {"conv0": "float16"})()
+
+
+def test_int8_is_taken_from_quantized_models_and_others_are_told_how_to_get_there(network):
+    quantized = NetworkFromOnnxBytes(models.qdq_net().proto.SerializeToString())
+
+    assert engine_bytes_from_network(quantized, CreateConfig(int8=True)).nbytes > 1000
+    with pytest.raises(errors.UnsupportedFeatureError, match=r"Q/DQ.*TensorRTBackend puts.*insert_qdq"):
+        engine_bytes_from_network(network, CreateConfig(int8=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "feature"),
+    [
+        ({"precision_constraints": "obey"}, "precisions per layer"),
+        ({"load_timing_cache": b""}, "timing caches"),
+        ({"error_on_timing_cache_miss": True}, "timing cache miss"),
+        ({"quantization_flags": []}, "quantization flags"),
+        ({"algorithm_selector": object()}, "algorithm selectors"),
+    ],
+)
+def test_options_that_this_release_lacks_are_refused_with_those_that_have_them(network, options, feature):
+    with pytest.raises(errors.UnsupportedFeatureError, match=f"TensorRT-RTX.*{feature}.*TensorRT"):
+        engine_bytes_from_network(network, CreateConfig(**options))
+
+
+def test_a_config_sets_what_it_is_told():
+    trt = library.load()
+    builder, empty = create_network()
+    flags = trt.BuilderFlag
+    config = CreateConfig(
+        tf32=True,
+        sparse_weights=True,
+        refittable=True,
+        direct_io=True,
+        version_compatible=True,
+        exclude_lean_runtime=True,
+        memory_pool_limits={trt.MemoryPoolType.WORKSPACE: 1 << 20},
+        builder_optimization_level=2,
+        max_aux_streams=1,
+        strip_plan=True,
+        weight_streaming=True,
+        disable_compilation_cache=True,
+        preview_features=[],
+    )(builder, None)
+
+    for flag in (
+        flags.TF32, flags.SPARSE_WEIGHTS, flags.REFIT, flags.DIRECT_IO, flags.VERSION_COMPATIBLE,
+        flags.EXCLUDE_LEAN_RUNTIME, flags.STRIP_PLAN, flags.WEIGHT_STREAMING, flags.DISABLE_COMPILATION_CACHE,
+    ):  # fmt: skip
+        assert config.get_flag(flag), flag
+    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 20
+    assert (config.builder_optimization_level, config.max_aux_streams) == (2, 1)
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+    assert empty.num_layers == 0
+
+
+def test_tf32_is_off_unless_asked_for():
+    builder, _ = create_network()
+
+    assert not CreateConfig()(builder, None).get_flag(library.load().BuilderFlag.TF32)
+
+
+def test_rtx_engines_can_be_built_for_chosen_compute_capabilities(network):
+    config = CreateConfigRTX(compute_capabilities=["SM86", "SM89"])
+
+    parts = network()
+    made = config(*parts[:2])
+
+    assert made.num_compute_capabilities == 2
+    assert engine_bytes_from_network(parts, made).nbytes > 1000
+
+
+def test_debug_tensors_are_marked(network):
+    parts = MarkDebug(network, ["c0", "r*"])()
+
+    marked = [name for name in ("c0", "n0", "r0") if parts[1].is_debug_tensor(find(parts[1], name))]
+
+    assert marked == ["c0", "r0"]
+
+
+def find(network, name):
+    from trtops.backend.trt.describe.layers import tensors_of
+
+    return tensors_of(network)[name]
+
+
+def test_formats_of_inputs_and_outputs_are_set(network):
+    trt = library.load()
+
+    parts = SetTensorFormats(network, {"image": [trt.TensorFormat.LINEAR, "hwc"]})()
+
+    allowed = parts[1].get_input(0).allowed_formats
+    assert allowed == 1 << int(trt.TensorFormat.LINEAR) | 1 << int(trt.TensorFormat.HWC)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda n: ModifyNetworkOutputs(n, outputs=["score"]), "no tensor 'score'.*Did you mean 'scores'"),
+        (lambda n: ModifyNetworkOutputs(n, exclude_outputs=["scores"]), "without outputs"),
+        (lambda n: ModifyNetworkOutputs(n, mark_layer_types=["CONV"]), "no layer type CONV"),
+        (lambda n: SetLayerPrecisions(n, {"conv7": "float16"}), "no node 'conv7'"),
+        (lambda n: SetTensorFormats(n, {"*": ["CHW3"]}), "no tensor format 'CHW3'"),
+        (lambda n: MarkDebug(n, ["c9"]), "no tensor 'c9'"),
+    ],
+)
+def test_names_that_the_network_does_not_have_are_told_with_near_ones(network, make, words):
+    with pytest.raises(errors.ConfigError, match=words):
+        make(network)()
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        (Profile().add("imag", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)), "no input. Did you mean 'image'"),
+        (Profile().add("image", (1, 4, 8, 8), (1, 4, 8, 8), (1, 4, 8, 8)), r"\(-1, 3, 8, 8\)"),
+        (Profile().add("image", (4, 3, 8, 8), (2, 3, 8, 8), (8, 3, 8, 8)), "min <= opt <= max"),
+    ],
+)
+def test_profiles_that_do_not_fit_are_refused(network, profile, words):
+    with pytest.raises(errors.ConfigError, match=words):
+        engine_bytes_from_network(network, CreateConfig(profiles=[profile]))
+
+
+def test_profiles_are_filled_with_the_networks_own_shapes_and_name_inputs_by_pattern(network):
+    parts = network()
+
+    assert Profile().fill_defaults(parts[1])["image"].opt == (1, 3, 8, 8)
+    assert Profile().fill_defaults(parts[1], 5)["image"].max == (5, 3, 8, 8)
+    assert list(Profile().add("im*", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8)).fill_defaults(parts[1])) == ["im*"]
+
+
+def test_a_network_is_described_with_attributes_and_weights(network):
+    parts = network()
+    description = describe_network(parts[1])
+
+    text = description.text(show=("layers", "attrs", "weights"))
+
+    assert "Strongly Typed Network" in text
+    assert "{image [dtype=float32, shape=(-1, 3, 8, 8)]}" in text
+    assert "conv1.stride_nd = (2, 2)" in text
+    assert "relu0.type = ActivationType.RELU" in text
+    assert "conv0.kernel = float32 (216,), min=-0.813386" in text
+    assert "conv1.stride_nd" not in description.text(show=("layers",))
+    assert type(description).from_json(description.to_json()) == description
+
+
+def test_a_network_is_drawn_as_an_onnx_model(network):
+    drawn = OnnxLikeFromNetwork(network)()
+
+    assert [node.name for node in drawn.graph.node][:2] == ["conv0", "bn0"]
+    assert {a.name for a in drawn.graph.node[0].attribute} >= {"stride_nd", "num_groups"}
+    assert drawn.graph.input[0].name == "image"
+
+
+def test_a_file_that_is_no_model_says_what_the_parser_said(tmp_path):
+    path = tmp_path / "junk.onnx"
+    path.write_bytes(b"junk" * 100)
+
+    with pytest.raises(errors.EngineBuildError, match=r"junk\.onnx"):
+        network_from_onnx_path(path)
+    with pytest.raises(errors.InvalidModelError, match="does not exist"):
+        network_from_onnx_path(tmp_path / "none.onnx")
+
+
+def test_an_operator_that_tensorrt_does_not_know_is_named():
+    with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
+        network_from_onnx_bytes(models.no_kernel().proto.SerializeToString())
+
+
+def test_engines_cannot_be_loaded_without_a_gpu_and_that_is_said(network):
+    from trtops.backend.trt.library import memory
+
+    if memory.device_count():
+        pytest.skip("there is a GPU")
+    with pytest.raises(errors.BackendUnavailableError, match="needs a GPU to load engines"):
+        EngineFromNetwork(network)()
+
+
+def test_weights_with_external_data_are_found_beside_the_model(tmp_path, conv_net):
+    path = models.write_external(conv_net, tmp_path)
+
+    assert engine_bytes_from_network(NetworkFromOnnxPath(path)).nbytes > 1000
+    assert engine_bytes_from_network(NetworkFromOnnxPath(path), CreateConfig(fp16=True)).nbytes > 1000
+
+
+CONFIG = BuildConfig(
+    precision="fp16",
+    profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),),
+    options=TensorRTOptions(),
+)
+
+
+def test_the_engine_back_end_builds(conv_net):
+    build = TensorRTBackend().build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+
+    assert build.engine.options["outputs"] == ["scores"]
+
+    assert len(build.engine.plan) > 1000
+    assert build.engine.environment.backend == "tensorrt-rtx"
+    assert build.timing_cache is None
+    assert build.tactics.mechanism == "inspector"
+    assert build.spec.config == CONFIG
+    assert "[INFO]" in build.log
+
+
+def test_precisions_of_layers_are_part_of_what_is_built(conv_net):
+    names = [node.name for node in conv_net.proto.graph.node]
+    options = TensorRTOptions(layer_precisions=((names[0], "float32"),))
+    model = Model.from_proto(conv_net.proto, "conv_net")
+
+    build = TensorRTBackend().build(model, replace(CONFIG, options=options))
+    assert build.spec.digest != TensorRTBackend().build(model, CONFIG).spec.digest
+    with pytest.raises(errors.ConfigError, match="no node 'nowhere'"):
+        wrong = TensorRTOptions(layer_precisions=(("nowhere", "float32"),))
+        TensorRTBackend().build(model, replace(CONFIG, options=wrong))
+
+
+def test_a_build_in_a_child_process(conv_net):
+    isolated = IsolatedBackend("tensorrt", timeout=60)
+
+    with isolated.worker:
+        build = isolated.build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)
+        refused = Model.from_proto(models.no_kernel().proto, "no_kernel")
+        with pytest.raises(errors.EngineBuildError, match="Frobnicate"):
+            isolated.build(refused, BuildConfig(options=TensorRTOptions()))
+
+    assert len(build.engine.plan) > 1000
+    assert isolated.worker.starts == 1
+
+
+def test_without_tensorrt_the_package_imports_and_says_what_to_install_when_something_is_made():
+    code = """
+import sys
+import trtops.backend.trt as trt
+from trtops import errors
+config = trt.CreateConfig(fp16=True)
+network = trt.NetworkFromOnnxPath("model.onnx")
+try:
+    trt.create_network()
+except errors.BackendUnavailableError as exc:
+    assert "pip install tensorrt" in str(exc), exc
+else:
+    raise SystemExit("nothing was raised")
+"""
+    import os
+
+    environment = {k: v for k, v in os.environ.items() if k != "TRTOPS_USE_TENSORRT_RTX"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_loaders_are_values(network):
+    import pickle
+
+    config = CreateConfig(fp16=True, profiles=[Profile().add("image", (1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))])
+    loader = ModifyNetworkOutputs(network, outputs=["scores"])
+
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert pickle.loads(pickle.dumps(loader)) == loader
+    assert "fp16=True" in repr(config)
+
+
+def test_loading_for_a_device_gives_the_same_library_in_a_new_process_without_one():
+    code = "from trtops.backend.trt import library as l; print(l.load_for_device() is l.load() is l.load_for_device())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "True"

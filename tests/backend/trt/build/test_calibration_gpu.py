@@ -1,0 +1,187 @@
+"""Calibration across back ends on real TensorRT and a GPU: caches made on the CPU, and TensorRT's made into Q/DQ nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flows.digits
+from flows.digits import Digits, make_digits
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.quantize import insert_qdq
+from trtops.calibration import CalibrationCache, diff
+from trtops.metadata import TensorMetadata
+from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+FILTERS = (64, 128)
+"""Layers wide enough that INT8 pays: of the demo's own TensorRT builds most in FP32, which is faster there."""
+BATCH = 64
+PROFILE = OptimizationProfile(
+    shapes=(ShapeRange(name="image", min=(1, 1, 8, 8), opt=(BATCH, 1, 8, 8), max=(599, 1, 8, 8)),)
+)
+INT8 = BuildConfig(precision="int8", profiles=(PROFILE,), options=TensorRTOptions(optimization_level=1))
+
+
+@dataclass(frozen=True)
+class Demo:
+    files: Digits
+    model: Model
+    images: np.ndarray
+    labels: np.ndarray
+    golden: np.ndarray
+
+    def batches(self):
+        array = np.load(self.files.calibration)["image"]
+        return [{"image": array[start : start + BATCH]} for start in range(0, len(array), BATCH)]
+
+    def judge(self, build) -> tuple[float, float]:
+        """Relative error of the scores and top-1 accuracy of a built engine on the held-out images."""
+        from trtops.backend.trt import TensorRTBackend
+
+        with TensorRTBackend().runner(build.engine) as runner:
+            scores = np.array(runner.infer({"image": self.images})["scores"])
+        error = float(np.sqrt(np.square(scores - self.golden).sum() / np.square(self.golden).sum()))
+        return error, float((scores.argmax(1) == self.labels).mean())
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    from trtops.backend.engines import reference_runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows.digits, "FILTERS", FILTERS)
+        files = make_digits(tmp_path_factory.mktemp("digits"))
+    model = Model.load(files.model)
+    images = np.load(files.images)["image"]
+    with reference_runner(model) as reference:
+        golden = np.array(reference.infer({"image": images})["scores"])
+    return Demo(files, model, images, np.load(files.labels), golden)
+
+
+@pytest.fixture(scope="module")
+def calibrated_by_tensorrt(demo: Demo):
+    from trtops.backend.trt import TensorRTBackend
+
+    return TensorRTBackend().build(demo.model, INT8, calibration_data=demo.batches())
+
+
+def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
+    from trtops.backend.onnxrt.calibration import collect
+
+    inputs = TensorMetadata.of(demo.model.info.inputs)
+    return collect(demo.model.proto(), demo.batches(), inputs=inputs, algorithm=algorithm).cache
+
+
+def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
+    from trtops.backend.trt import TensorRTBackend
+
+    return TensorRTBackend().build(demo.model, config, caches=Caches(calibration=cache))
+
+
+def int8_layers(built) -> list[str]:
+    """Layers that compute in INT8; all layers are printed with their types, for when it goes wrong."""
+    from trtops.backend.trt import engine_from_bytes
+    from trtops.backend.trt.describe.inspector import read_layers
+
+    for layer in read_layers(engine_from_bytes(built.engine.plan)):
+        types = [[f"{t.dtype} {t.format}" for t in tensors] for tensors in (layer.inputs, layer.outputs)]
+        print(f"{layer.precision:5} {layer.name} [{layer.op}] {types} {layer.weights}")
+    return [layer.name for layer in built.layers if layer.precision == "int8" and "Reformat" not in layer.op]
+
+
+@pytest.mark.parametrize("form", ["ours", "text"])
+@pytest.mark.parametrize("algorithm", ["entropy", "minmax", "percentile"])
+def test_a_cache_made_on_the_cpu_builds_int8_with_an_error_near_that_of_tensorrts_own(
+    demo: Demo, calibrated_by_tensorrt, algorithm, form
+) -> None:
+    cache = made_on_the_cpu(demo, algorithm)
+    built = build(demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt())
+
+    error, top1 = demo.judge(built)
+    theirs, their_top1 = demo.judge(calibrated_by_tensorrt)
+    fp32_top1 = float((demo.golden.argmax(1) == demo.labels).mean())
+    print(
+        f"{algorithm}: error {error:.5f}, TensorRT's own {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}"
+    )
+    found, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
+    assert found and expected
+    # TensorRT chooses anew at each build which layers are worth it.
+    assert error <= (1.2 if found == expected else 2) * theirs
+    assert theirs <= (1.2 if found == expected else 2) * error
+    assert abs(top1 - fp32_top1) <= 0.01
+
+
+def test_tensorrts_cache_is_read_and_written_back_byte_for_byte(calibrated_by_tensorrt) -> None:
+    text = calibrated_by_tensorrt.calibration_cache
+
+    assert text.startswith(b"TRT-")
+    assert CalibrationCache.from_bytes(text).to_tensorrt() == text
+
+
+def test_both_calibrations_find_the_same_tensors_and_like_ranges(demo: Demo, calibrated_by_tensorrt) -> None:
+    theirs = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
+    difference = diff(theirs, made_on_the_cpu(demo), ratio=2.0)
+    print(difference.text())
+
+    assert {"image", "relu_0", "features"} <= set(theirs.by_name())
+    assert not {"image", "relu_0", "features"} & {change.name for change in difference.apart}
+
+
+def test_tensorrts_cache_becomes_pairs_in_the_model_that_tensorrt_and_onnx_runtime_build(
+    demo: Demo, calibrated_by_tensorrt
+) -> None:
+    from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+    from trtops.backend.trt import TensorRTBackend
+
+    cache = CalibrationCache.from_bytes(calibrated_by_tensorrt.calibration_cache)
+    proto = demo.model.proto()
+    done = insert_qdq(proto, cache, style="tensorrt", policy="partial")
+    built = TensorRTBackend().build(Model.from_proto(proto, "digits_qdq"), INT8)
+    on_cpu = OnnxRuntimeBackend().build(
+        demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
+    )
+
+    error, top1 = demo.judge(built)
+    theirs, _ = demo.judge(calibrated_by_tensorrt)
+    print(f"Q/DQ: error {error:.5f}, calibrator {theirs:.5f}, top-1 {top1:.4f}")
+    assert done.layers == ("conv_0", "conv_1", "head") and int8_layers(built)
+    assert error <= 2 * theirs and abs(top1 - float((demo.golden.argmax(1) == demo.labels).mean())) <= 0.01
+    with OnnxRuntimeBackend().runner(on_cpu.engine) as runner:
+        scores = runner.infer({"image": demo.images})["scores"]
+    assert float(np.mean(scores.argmax(1) == demo.golden.argmax(1))) > 0.98
+
+
+def test_kept_layers_are_not_int8(demo: Demo) -> None:
+    cache = made_on_the_cpu(demo).to_bytes()
+
+    everything = build(demo, cache, replace(INT8, keep=("head",)))
+    fewer = build(demo, cache, replace(INT8, keep=("head", "conv_1")))
+
+    assert any("conv_1" in name for name in int8_layers(everything))
+    assert not any("conv_1" in name and "QuantizeLinear" not in name for name in int8_layers(fewer))
+    assert demo.judge(fewer)[0] < demo.judge(everything)[0]
+
+
+@pytest.mark.parametrize("calibrator", ["onnxruntime", "tensorrt"])
+def test_the_calibrate_op_judges_tensorrt_engines_side_by_side(demo: Demo, calibrator, tmp_path: Path) -> None:
+    from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
+    from trtops.ops.judging.judgement import CheckConfig
+    from trtops.tracking.memory import MemoryTracker
+
+    check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
+    config = CalibrateConfig(
+        data=str(demo.files.calibration), batch=BATCH, calibrator=calibrator, build=INT8, check=check
+    )
+
+    result = calibrate(demo.files.model, config, tracker=MemoryTracker())
+
+    top1 = {engine.precision: engine.judgement.accuracy.actual for engine in result.engines}
+    print(calibrator, top1, result.reasons)
+    assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64
+    assert abs(top1["int8"] - top1["fp32"]) <= 0.01 and result.verdict == "good"

@@ -1,0 +1,23 @@
+"""Which nodes TensorRT's parser takes, asked of the real TensorRT-RTX."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import models
+from trtops.ops.model.capability import CapabilityConfig, capability
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+
+def test_a_whole_model_is_taken() -> None:
+    report = capability(models.conv_net().proto, CapabilityConfig(backend="tensorrt"))
+    assert report.supported
+    assert len(report.parts) == 1
+
+
+def test_an_unknown_operator_is_refused_by_name_and_the_rest_is_parted_around_it() -> None:
+    report = capability(models.no_kernel().proto, CapabilityConfig(backend="tensorrt"))
+    assert not report.supported
+    assert [(refusal.op, refusal.nodes) for refusal in report.refused] == [("custom.Frobnicate", ("frob",))]
+    assert [part.supported for part in report.parts] == [True, False, True]

@@ -1,0 +1,106 @@
+"""INT8 from a calibration cache: as TensorRT's text, and as Q/DQ nodes where there are no calibrators (TensorRT-RTX)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.trt import TensorRTBackend
+from trtops.backend.trt.build import int8
+from trtops.calibration import CalibrationCache
+from trtops.metadata import TensorMetadata
+from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
+
+INPUTS = TensorMetadata().add("image", "float32", (None, 3, 8, 8))
+PROFILE = OptimizationProfile(shapes=(ShapeRange(name="image", min=(1, 3, 8, 8), opt=(2, 3, 8, 8), max=(4, 3, 8, 8)),))
+INT8 = BuildConfig(precision="int8", profiles=(PROFILE,), options=TensorRTOptions())
+
+
+def images(count: int):
+    return [{"image": models.random(2, 3, 8, 8, seed=seed)} for seed in range(count)]
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model.from_proto(models.conv_net().proto, "conv_net")
+
+
+@pytest.fixture(scope="module")
+def cache() -> CalibrationCache:
+    return collect(models.conv_net().proto, images(4), inputs=INPUTS, algorithm="entropy").cache
+
+
+def test_our_cache_becomes_the_text_of_the_release_and_calibrator_that_will_read_it(model, cache) -> None:
+    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="minmax")
+    again = int8.tensorrt_text(text, model, INT8, release="10.3.0", algorithm="entropy2")
+
+    assert text.startswith(b"TRT-8600-MinMaxCalibration\nimage: ")
+    assert again.startswith(b"TRT-100300-EntropyCalibration2\nimage: ")
+    assert text.split(b"\n")[1:] == again.split(b"\n")[1:]
+
+
+def test_the_legacy_calibrator_gets_its_own_two_numbers_in_the_header(model, cache) -> None:
+    text = int8.tensorrt_text(cache.to_bytes(), model, INT8, release="8.6.0", algorithm="legacy")
+
+    assert text.startswith(b"0 3fe0000000000000 3fe0000000000000\nimage: ")
+    assert int8.tensorrt_text(text, model, INT8, release="8.6.0", algorithm="entropy2") == cache.to_tensorrt()
+
+
+def test_our_cache_is_refused_where_tensors_are_missing_unless_a_partial_fit_is_allowed(model, cache, caplog) -> None:
+    part = cache.without(["r0"]).to_bytes()
+
+    with pytest.raises(errors.CalibrationError, match="'r0'"):
+        int8.tensorrt_text(part, model, INT8, release="8.6.0", algorithm="entropy2")
+    partial = replace(INT8, calibration_fit="partial")
+    assert b"r0: " not in int8.tensorrt_text(part, model, partial, release="8.6.0", algorithm="entropy2")
+    assert "r0" in caplog.text
+
+
+def test_tensorrts_own_cache_may_lack_tensors_but_not_all(model) -> None:
+    header = b"TRT-8600-EntropyCalibration2\n"
+    theirs = header + b"image: 3c010204\n(Unnamed Layer* 4) [Shuffle]_output: 3c010204\n"
+
+    assert int8.tensorrt_text(theirs, model, INT8, release="8.6.0", algorithm="entropy2") == theirs
+    with pytest.raises(errors.CalibrationError, match="another model"):
+        int8.tensorrt_text(header + b"input_1: 3c010204\n", model, INT8, release="8.6.0", algorithm="entropy2")
+    with pytest.raises(errors.CalibrationError, match="cannot be read"):
+        int8.tensorrt_text(header + b"image: 3c01", model, INT8, release="8.6.0", algorithm="entropy2")
+
+
+@pytest.mark.usefixtures("rtx")
+@pytest.mark.parametrize("form", ["ours", "tensorrt", "data"])
+def test_a_release_without_calibrators_builds_int8_from_caches_and_from_data(model, cache, form) -> None:
+    backend = TensorRTBackend()
+    given = {"ours": cache.to_bytes(), "tensorrt": cache.to_tensorrt(), "data": None}[form]
+
+    build = backend.build(
+        model, INT8, caches=Caches(calibration=given), calibration_data=images(4) if given is None else None
+    )
+
+    assert len(build.engine.plan) > 1000
+    assert build.calibration_cache == given or CalibrationCache.from_bytes(build.calibration_cache).samples == 8
+    assert build.spec.calibration_sha256
+
+
+@pytest.mark.usefixtures("rtx")
+def test_a_release_without_calibrators_needs_a_cache_or_data(model) -> None:
+    with pytest.raises(errors.CalibrationError, match="calibration data or a calibration cache"):
+        TensorRTBackend().build(model, INT8)
+
+
+def test_kept_layers_are_left_out_of_the_pairs(model, cache) -> None:
+    quantized = int8.quantize(model, replace(INT8, keep=("conv0", "Gemm")), cache.to_bytes(), None).model
+
+    readers = [node for node in quantized.graph.node if any(name.endswith("_dequantized") for name in node.input)]
+    assert [node.name for node in readers] == ["conv1"]
+    onnx.checker.check_model(quantized, full_check=True)
+    assert model.proto() == models.conv_net().proto
+    assert np.array_equal([i.name for i in quantized.graph.input], ["image"])

@@ -1,0 +1,233 @@
+"""Tactic replays: the field's file both ways, trtops' record both ways, and what is wrong with a replay is told."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from trtops import errors
+from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo
+from trtops.backend.trt.choices import editable, selector
+from trtops.spec import Layer
+from trtops.tactics.record import TacticRecord
+
+# As the field's tool 0.53 writes it.
+FIELD_FILE = """{
+    "replay": {
+        "conv0 + relu0": {
+            "implementation": 2147483657,
+            "tactic": -3946921629105938337,
+            "inputs": [{"dtype": "DataType.HALF", "strides": [4096, 64, 8, 1], "vectorized_dim": 1,
+                        "components_per_element": 8, "polygraphy_class": "TensorInfo"}],
+            "outputs": [{"dtype": "DataType.FLOAT", "strides": [8, 1], "vectorized_dim": -1,
+                         "components_per_element": 1, "polygraphy_class": "TensorInfo"}],
+            "polygraphy_class": "Algorithm"
+        },
+        "a": {"implementation": 0, "tactic": 0, "inputs": [], "outputs": [], "polygraphy_class": "Algorithm"}
+    },
+    "polygraphy_class": "TacticReplayData"
+}"""
+WHERE = {"backend_version": "8.6.0", "device_sha256": "d" * 64}
+
+
+@pytest.fixture
+def replay() -> TacticReplayData:
+    return TacticReplayData.from_json(FIELD_FILE)
+
+
+def test_the_fields_file_is_read_in_its_order_with_64_bit_numbers(replay):
+    algorithm = replay["conv0 + relu0"]
+
+    assert list(replay) == ["conv0 + relu0", "a"]
+    assert algorithm.tactic == -3946921629105938337
+    assert algorithm.inputs == (TensorInfo("DataType.HALF", (4096, 64, 8, 1), 1, 8),)
+
+
+def test_what_is_written_is_what_the_field_would_write(replay):
+    assert json.loads(replay.to_json()) == json.loads(FIELD_FILE)
+
+
+def test_the_older_marking_of_objects_is_read_too():
+    text = FIELD_FILE
+    for kind in ("TensorInfo", "Algorithm", "TacticReplayData"):
+        text = text.replace(
+            f'"polygraphy_class": "{kind}"', f'"__polygraphy_encoded_{kind}": "polygraphy_serialized_json_type"'
+        )
+
+    assert TacticReplayData.from_json(text) == TacticReplayData.from_json(FIELD_FILE)
+
+
+def test_replays_go_to_paths_and_open_files_and_back(replay, tmp_path):
+    replay.save(tmp_path / "replay.json")
+    text, binary = io.StringIO(), io.BytesIO()
+    replay.save(text)
+    replay.save(binary)
+    text.seek(0)
+    binary.seek(0)
+
+    for source in (tmp_path / "replay.json", text, binary):
+        assert TacticReplayData.load(source) == replay
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"replay": 3, "polygraphy_class": "TacticReplayData"}', FIELD_FILE[:200], "[" * 10000],
+)
+def test_other_or_damaged_files_are_refused(text, tmp_path):
+    with pytest.raises(errors.FormatError):
+        TacticReplayData.from_json(text)
+    with pytest.raises(errors.FormatError, match=r"none\.json"):
+        TacticReplayData.load(tmp_path / "none.json")
+
+
+def test_a_record_holds_the_replay_and_the_layers_that_cannot_be_replayed(replay):
+    layers = (Layer(name="conv0 + relu0", op="CaskConvolution"), Layer(name="myelin", op="ForeignNode", tactic="fused"))
+
+    record = selector.to_record(replay, layers=layers, **WHERE)
+
+    assert record.mechanism == "algorithm_selector"
+    assert [(c.layer, c.replayable) for c in record.choices] == [
+        ("conv0 + relu0", True),
+        ("a", True),
+        ("myelin", False),
+    ]
+    assert record.coverage == pytest.approx(2 / 3)
+    assert selector.from_record(record) == replay
+    assert selector.from_record(TacticRecord.from_json(record.to_json())) == replay
+
+
+def test_records_of_another_format_of_a_tensor_differ(replay):
+    other = TacticReplayData(replay)
+    old = other["conv0 + relu0"]
+    other["conv0 + relu0"] = Algorithm(
+        old.implementation, old.tactic, (TensorInfo("DataType.FLOAT", (64, 64, 8, 1)),), old.outputs
+    )
+
+    first, second = selector.to_record(replay, **WHERE), selector.to_record(other, **WHERE)
+
+    assert first.differing_layers(second) == ("conv0 + relu0",)
+
+
+def finished_selector(data, chosen, mismatches=()):
+    return SimpleNamespace(data=data, chosen=chosen, mismatches=dict(mismatches))
+
+
+def test_a_replay_that_was_followed_passes(replay):
+    selector.check_replay(finished_selector(replay, replay))
+    selector.check_replay(object())  # another selector, which says nothing
+
+
+def test_layers_that_got_other_tactics_or_are_gone_are_listed(replay):
+    fewer = TacticReplayData({"conv0 + relu0": replay["conv0 + relu0"]})
+
+    with pytest.raises(errors.TacticMismatchError, match=r"2 of 2 layers") as caught:
+        selector.check_replay(finished_selector(replay, fewer, {"conv0 + relu0": "TensorRT chose something else"}))
+
+    assert caught.value.layers == ("conv0 + relu0", "a")
+    assert "no such layer in this build" in str(caught.value)
+
+
+LAYERS = (
+    Layer(name="conv", op="gemm", tactic="sm90_gemm #0x0000000000000abc"),
+    Layer(name="conv2", op="gemm", tactic="sm90_gemm #0x0000000000000abc"),
+    Layer(name="fused", op="ForeignNode", tactic=""),
+)
+ENTRIES = {"key one": (0xABC, 0.25), "key two": (0xABC, 0.5), "reformat": (0x7, 0.1)}
+
+
+def test_editable_cache_entries_are_joined_to_layers_by_their_tactics_number():
+    record = editable.to_record(ENTRIES, layers=LAYERS, backend_version="10.8.0", device_sha256="d" * 64)
+
+    assert [(c.layer, c.key, c.replayable) for c in record.choices] == [
+        ("conv", "key one", True),
+        ("conv2", "key two", True),
+        ("fused", None, False),
+    ]
+    assert record.coverage == pytest.approx(2 / 3)
+    assert editable.entries_of(record) == {"key one": 0xABC, "key two": 0xABC, "reformat": 0x7}
+    assert editable.entries_of(TacticRecord.from_json(record.to_json())) == editable.entries_of(record)
+
+
+def test_a_record_of_one_mechanism_is_not_replayed_by_the_other(replay, monkeypatch):
+    from tests.backend.trt import api
+    from trtops.backend.trt import library
+    from trtops.backend.trt.lines import release_line
+
+    monkeypatch.setattr(library, "line", lambda: release_line(api.stand_in("11.4.0")))
+
+    with pytest.raises(errors.FormatError, match=r"algorithm_selector.*11\.4\.0"):
+        editable.entries_of(selector.to_record(replay, **WHERE))
+    with pytest.raises(errors.FormatError, match="editable_timing_cache"):
+        selector.from_record(
+            editable.to_record(ENTRIES, layers=LAYERS, backend_version="10.8.0", device_sha256="d" * 64)
+        )
+
+
+class EditableCache:
+    """Stands in for a timing cache in editable mode: a dict with TensorRT's method names. Tests the translation only."""
+
+    def __init__(self, entries):
+        self.entries = dict(entries)
+
+    def queryKeys(self):
+        return list(self.entries)
+
+    def query(self, key):
+        return SimpleNamespace(tacticHash=self.entries[key][0], timingMSec=self.entries[key][1])
+
+    def update(self, key, value):
+        known = key in self.entries
+        if known:
+            self.entries[key] = (value.tacticHash, value.timingMSec)
+        return known
+
+
+@pytest.fixture
+def ten_eight(monkeypatch):
+    import copy
+
+    from tests.backend.trt import api
+    from trtops.backend.trt import library
+    from trtops.backend.trt.lines import release_line
+
+    module = copy.copy(api.stand_in("10.8.0"))
+    module.TimingCacheKey = SimpleNamespace(parse=lambda text: text)
+    module.TimingCacheValue = lambda tacticHash, timingMSec: SimpleNamespace(
+        tacticHash=tacticHash, timingMSec=timingMSec
+    )
+    monkeypatch.setattr(library, "line", lambda: release_line(module))
+
+
+def config_with(entries):
+    cache = EditableCache(entries)
+    flags = []
+    return SimpleNamespace(get_timing_cache=lambda: cache, set_flag=flags.append, flags=flags)
+
+
+@pytest.mark.usefixtures("ten_eight")
+def test_an_editable_replay_writes_every_entry_forbids_others_and_is_checked_afterwards():
+    record = editable.to_record(ENTRIES, layers=LAYERS, backend_version="10.8.0", device_sha256="d" * 64)
+    config = config_with({"key one": (0x1, 9.0), "key two": (0x2, 9.0), "reformat": (0x3, 9.0)})
+
+    editable.prepare_replay(config, record)
+
+    assert {key: value for key, (value, _) in config.get_timing_cache().entries.items()} == editable.entries_of(record)
+    assert len(config.flags) == 2
+    editable.check_replay(config, record)
+    config.get_timing_cache().entries["key two"] = (0x99, 1.0)
+    with pytest.raises(errors.TacticMismatchError, match="0x99 instead of 0xabc") as caught:
+        editable.check_replay(config, record)
+    assert caught.value.layers == ("conv2",)
+
+
+@pytest.mark.usefixtures("ten_eight")
+def test_entries_that_the_cache_does_not_know_are_listed_by_layer():
+    record = editable.to_record(ENTRIES, layers=LAYERS, backend_version="10.8.0", device_sha256="d" * 64)
+
+    with pytest.raises(errors.TacticMismatchError, match="no entry of this key") as caught:
+        editable.prepare_replay(config_with({"key one": (0x1, 9.0)}), record)
+
+    assert caught.value.layers == ("conv2", "reformat")

@@ -1,0 +1,206 @@
+"""Timing cache files: they know what they are for, and are refused where they do not belong."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.backend.trt import api
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.choices import timing_cache
+from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.backend.trt.lines import release_line
+from trtops.spec import Environment
+
+HERE = Environment(backend="tensorrt", backend_version="8.6.0", device="NVIDIA H200", device_sha256="ab" * 32)
+CACHE = TimingCache(data=b"\x00\n\xff" * 100, key=HERE.device_key, entries=12, seconds=3.5)
+
+
+def test_a_cache_goes_to_bytes_and_back():
+    assert TimingCache.from_bytes(CACHE.to_bytes()) == CACHE
+
+
+def test_tensorrts_own_bytes_are_taken_as_they_are():
+    assert TimingCache.from_bytes(CACHE.data) == TimingCache(data=CACHE.data)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"trtops timing cache 1 {\n", b"trtops timing cache 1 ", b"trtops timing cache 1 {}\nx"]
+)
+def test_a_damaged_first_line_is_refused(damage):
+    with pytest.raises(errors.TimingCacheError, match="damaged"):
+        TimingCache.from_bytes(damage)
+
+
+@pytest.mark.parametrize("part", [{"backend_version": "10.8.0"}, {"device_sha256": "cd" * 32}, {"device": "NVIDIA A2"}])
+def test_another_device_or_release_is_refused_with_both_named(part):
+    CACHE.check(HERE)
+    TimingCache(data=b"x").check(HERE)
+
+    elsewhere = replace(HERE, **part)
+    with pytest.raises(errors.TimingCacheError) as caught:
+        CACHE.check(elsewhere)
+    assert HERE.device_key in str(caught.value) and elsewhere.device_key in str(caught.value)
+
+
+def test_the_key_is_in_the_files_name_and_counts_where_the_content_has_none(tmp_path):
+    path = timing_cache.path_for(tmp_path, HERE)
+    path.write_bytes(CACHE.data)
+
+    assert path.name == "nvidia-h200_abababab_tensorrt_8.6.0.timing.cache"
+    assert timing_cache.read(path).key == HERE.device_key
+
+    path.write_bytes(replace(CACHE, key="nvidia-a2_12345678_tensorrt_8.6.0").to_bytes())
+    with pytest.raises(errors.TimingCacheError, match="nvidia-a2"):
+        timing_cache.read(path)
+
+
+def test_caches_are_read_from_paths_files_and_bytes_and_a_missing_file_is_an_empty_one(tmp_path):
+    path = tmp_path / "any.cache"
+    path.write_bytes(CACHE.to_bytes())
+
+    for source in (path, str(path), io.BytesIO(CACHE.to_bytes()), CACHE.to_bytes()):
+        assert timing_cache.read(source) == CACHE
+    assert timing_cache.read(tmp_path / "none.cache").data == b""
+
+
+def test_hits_misses_and_seconds_saved_are_told():
+    after = replace(CACHE, entries=15)
+
+    assert timing_cache.use(None, after, 4.0).misses == 15
+    used = timing_cache.use(CACHE, after, 1.0)
+    assert (used.hits, used.misses, used.saved_seconds) == (12, 3, 2.5)
+    assert timing_cache.use(CACHE, CACHE, 5.0).saved_seconds == 0
+
+
+def test_hits_are_only_what_tensorrt_read():
+    after = replace(CACHE, entries=15)
+
+    used = timing_cache.use(CACHE, after, 1.0, read=9)
+    assert (used.hits, used.misses, used.saved_seconds) == (9, 6, 2.5)
+    lost = timing_cache.use(CACHE, after, 1.0, read=0)
+    assert (lost.hits, lost.misses, lost.saved_seconds) == (0, 15, 0)
+
+
+# What TensorRT 8.6.0 said of caches that it had written on the same device, and what 8.6.1 said of a damaged one.
+COMPILERS_PART = [
+    ("ERROR", "1: [myelinCache.h::deserializeFromBuffer::52] Error Code 1: Myelin (Myelin error from unknown graph)"),
+    ("ERROR", "4: The timing cache will not be used!"),
+]
+DAMAGED = [
+    ("ERROR", "1: [stdArchiveReader.cpp::StdArchiveReaderInitCommon::36] Error Code 1: Serialization (Magic tag does not match)"),
+    ("ERROR", "4: The timing cache will not be used!"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ([], False),
+        ([("INFO", "Loaded engine size: 0 MiB")], False),
+        (COMPILERS_PART, False),
+        (DAMAGED, True),
+        (DAMAGED + COMPILERS_PART, True),
+        (COMPILERS_PART[1:], True),
+        ([("WARNING", "Detected different TensorRT version")], True),
+    ],
+)
+def test_a_cache_whose_compiled_part_alone_is_not_read_is_not_refused(said, refused):
+    log = library.LogLines(False)
+    log.lines += said
+
+    assert timing_cache._is_refused(log) is refused
+
+
+def test_the_log_of_one_thread_has_no_lines_of_others_and_remarks_stand_in_it():
+    with library.collect_log(here=True) as mine, library.collect_log() as everybodys:
+        thread = threading.Thread(target=library.remark, args=("from elsewhere",))
+        thread.start()
+        thread.join()
+        library.remark("from here")
+
+    assert mine.lines == [("WARNING", "trtops: from here")]
+    assert [text for _, text in everybodys.lines] == ["trtops: from elsewhere", "trtops: from here"]
+
+
+def test_caches_of_two_devices_are_not_merged():
+    with pytest.raises(errors.TimingCacheError, match="different devices"):
+        timing_cache.merge(None, replace(CACHE, key="a"), replace(CACHE, key="b"))
+
+
+class Recorded:
+    """Answers and log lines of TensorRT 8.6.0, where a cache of Myelin's was to be merged into another."""
+
+    def __init__(
+        self, entries: int, content: bytes, said: list[tuple[str, str]], other: Recorded | None = None
+    ) -> None:
+        self.entries, self.content, self.said, self.other = entries, content, said, other
+
+    def create_timing_cache(self, data: bytes) -> Recorded | None:
+        tell(COMPILERS_PART if self.said == COMPILERS_PART[:1] else self.said)
+        return self.other
+
+    def get_timing_cache(self) -> Recorded:
+        return self
+
+    def combine(self, other: Recorded, ignore_mismatch: bool) -> bool:
+        tell(self.said)
+        return False
+
+    def serialize(self) -> bytes:
+        tell([("VERBOSE", f"Serialized {self.entries} timing cache entries")])
+        return self.content
+
+
+def tell(said: list[tuple[str, str]]) -> None:
+    for lines in library._collectors:
+        for severity, message in said:
+            lines.hear(severity, message)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "kept", "entries"), [(8, 0, b"mine", 8), (8, 8, b"mine", 8), (2, 5, b"theirs", 5)]
+)
+def test_of_two_caches_that_tensorrt_does_not_merge_the_larger_is_kept_and_the_loss_is_told(
+    monkeypatch, mine, theirs, kept, entries
+):
+    line = release_line(api.stand_in("8.6.0"))
+    monkeypatch.setattr(library, "line", lambda: line)
+    config = Recorded(mine, b"mine", COMPILERS_PART[:1], Recorded(theirs, b"reserialized", []))
+    ours = replace(CACHE, data=b"mine", entries=mine)
+
+    with library.collect_log() as log:
+        merged = timing_cache.merge(config, ours, TimingCache(data=b"theirs"))
+
+    assert (merged.data, merged.entries, merged.key) == (kept, entries, CACHE.key)
+    assert log.said("could not merge") and log.said(f"{min(mine, theirs)} entries")
+
+
+def test_a_damaged_cache_is_not_merged(monkeypatch):
+    line = release_line(api.stand_in("8.6.0"))
+    monkeypatch.setattr(library, "line", lambda: line)
+
+    with pytest.raises(errors.TimingCacheError, match="refuses"):
+        timing_cache.merge(Recorded(8, b"mine", DAMAGED), CACHE, TimingCache(data=b"damaged"))
+
+
+def test_entries_are_counted_from_what_tensorrt_says():
+    log = library.LogLines(False)
+    log.lines += [
+        ("INFO", "Serialized 33 bytes of code generator cache."),
+        ("INFO", "Serialized 26 timing cache entries"),
+    ]
+
+    assert timing_cache._count(log) == 26
+    assert timing_cache._count(library.LogLines(False)) is None
+
+
+def test_the_first_line_is_json_for_other_tools():
+    line = CACHE.to_bytes().split(b"\n", 1)[0]
+
+    assert json.loads(line.removeprefix(b"trtops timing cache 1 "))["key"] == HERE.device_key

@@ -1,0 +1,105 @@
+"""Reading what the engine inspector says, as releases really write it, and judging precisions by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtops import errors
+from trtops.backend.trt import audit_precision
+from trtops.backend.trt.describe.inspector import _parse_single, parse_layers
+from trtops.spec import Layer
+
+# 8.6 with detailed verbosity; a raw control character stands in the metadata.
+EIGHT = """{"Layers": [{
+  "Name": "conv0 + relu0", "LayerType": "CaskConvolution",
+  "Inputs": [{"Name": "x", "Location": "Device", "Dimensions": [8,64,28,28], "Format/Datatype": "Row major linear FP16 format"}],
+  "Outputs": [{"Name": "b", "Location": "Device", "Dimensions": [8,64,28,28],
+               "Format/Datatype": "Channel major FP16 format where channel % 8 == 0"}],
+  "ParameterType": "Convolution", "Kernel": [3,3],
+  "Weights": {"Type": "Half", "Count": 36864}, "Bias": {"Type": "Half", "Count": 64},
+  "TacticName": "sm80_xmma_fprop_implicit_gemm ", "TacticValue": "0x1c20c3fa4f0b2a14",
+  "StreamId": 0, "Metadata": "[ONNX Layer: conv0]\x1e[ONNX Layer: relu0]"
+}, {
+  "Name": "Reformatting CopyNode for Output Tensor 0 to conv0", "LayerType": "Reformat",
+  "Inputs": [{"Name": "b", "Format/Datatype": "Row major linear FP32"}], "Outputs": [], "TacticValue": "0x0000000000000000"
+}], "Bindings": ["x", "y"]}"""
+
+# 11 and RTX: other keys for the same things.
+ELEVEN = """{"Layers": [{"Name": "node_of_m_myl0_1", "LayerType": "gemm",
+  "Inputs": [{"Name": "x", "Dimensions": [-1,4], "Datatype": "Float", "Format": "(Linear) Row major linear format"}],
+  "Outputs": [{"Name": "y", "Dimensions": [-1,4], "Datatype": "Half", "Format": "(Linear) Row major linear format"}],
+  "TacticName": "__myelin_CASK_STUB", "StreamId": 0, "Metadata": "[ONNX Layer: node_of_m][ONNX Layer: node_of_y]"}]}"""
+
+
+def test_layers_of_8_6_are_read_with_tactics_precisions_formats_weights_and_onnx_nodes():
+    layer, reformat = parse_layers(EIGHT)
+
+    assert (layer.name, layer.op, layer.precision) == ("conv0 + relu0", "CaskConvolution", "fp16")
+    assert (layer.tactic, layer.tactic_value) == ("sm80_xmma_fprop_implicit_gemm", "0x1c20c3fa4f0b2a14")
+    assert layer.outputs[0].format == "Channel major FP16 format where channel % 8 == 0"
+    assert layer.inputs[0].shape == (8, 64, 28, 28)
+    assert layer.weights == (("fp16", 36864), ("fp16", 64))
+    assert layer.onnx_nodes == ("conv0", "relu0")
+    assert reformat.precision == "fp32"
+
+
+def test_a_layer_that_reads_fp32_and_multiplies_int8_weights_computes_in_int8():
+    first = EIGHT.replace("linear FP16", "linear FP32").replace(
+        '{"Type": "Half", "Count": 36864}', '{"Type": "Int8", "Count": 9}'
+    )
+
+    assert parse_layers(first)[0].precision == "int8"
+    assert parse_layers(EIGHT.replace('"Type": "Half"', '"Type": "Float"'))[0].precision == "fp16"
+
+
+def test_layers_of_11_are_read_as_well():
+    (layer,) = parse_layers(ELEVEN)
+
+    assert (layer.precision, layer.outputs[0].dtype) == ("fp32", "fp16")
+    assert layer.to_layer().onnx_nodes == ("node_of_m", "node_of_y")
+
+
+def test_a_layers_tactic_ends_in_the_kernels_number_for_all_back_ends():
+    assert parse_layers(EIGHT)[0].to_layer().tactic == "sm80_xmma_fprop_implicit_gemm #0x1c20c3fa4f0b2a14"
+
+
+def test_engines_built_without_details_tell_names_alone():
+    assert [layer.name for layer in parse_layers('{"Layers": ["conv0", "conv1"], "Bindings": []}')] == [
+        "conv0",
+        "conv1",
+    ]
+
+
+def test_a_damaged_answer_is_refused_and_a_damaged_layer_keeps_its_name():
+    with pytest.raises(errors.FormatError):
+        parse_layers(EIGHT[:300])
+
+    assert _parse_single(EIGHT[12:300], 0).name == "conv0 + relu0"
+    assert _parse_single("", 7).name == "layer 7"
+
+
+def layers(*precisions, op="CaskConvolution"):
+    return [Layer(name=str(i), op=op, precision=p) for i, p in enumerate(precisions)]
+
+
+def test_a_precision_that_no_layer_got_is_told():
+    audit = audit_precision(layers("fp32", "fp32"), ["fp16"])
+
+    assert audit.unrealised == ("fp16",)
+    with pytest.raises(errors.EngineBuildError, match=r"asked for fp16.*2 in fp32"):
+        audit.check()
+    assert "in vain: fp16" in audit.summary()
+
+
+def test_one_layer_in_the_precision_is_enough_and_reformats_do_not_count():
+    audit_precision(layers("fp32", "fp16"), ["fp16"]).check()
+
+    assert audit_precision(layers("fp16", op="Reformat") + layers("fp32"), ["fp16"]).unrealised == ("fp16",)
+
+
+def test_nothing_is_claimed_of_layers_that_do_not_say():
+    audit = audit_precision(layers("fp32", ""), ["fp16", "int8"])
+
+    assert audit.unknown == 1
+    assert audit.unrealised == ()
+    assert audit_precision(layers("fp32"), ["fp32"]).unrealised == ()

@@ -1,0 +1,109 @@
+"""What the runner does before anything reaches the device."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.backend.trt import api
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.infer import slots, staging
+from trtops.backend.trt.library import memory
+from trtops.backend.trt.lines import release_line
+
+
+@pytest.fixture
+def tensorrt_8(monkeypatch):
+    line = release_line(api.stand_in("8.6.0"))
+    monkeypatch.setattr(library, "line", lambda: line)
+    return line
+
+
+def shape_tensor(*value_range):
+    slot = object.__new__(slots.Input)
+    slot.name, slot._value_range = "shape", list(value_range)
+    return slot
+
+
+def test_values_of_a_shape_tensor_are_checked_as_far_as_the_release_tells_their_range(tensorrt_8):
+    first_told = shape_tensor((1,), (3,), (9,))
+
+    first_told._check_values(np.array([9, 4], np.int32))
+    first_told._check_values(np.array([1, 999], np.int32))
+    with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*8\.6\.0 tells 1 of 2"):
+        first_told._check_values(np.array([10, 4], np.int32))
+    with pytest.raises(errors.InputShapeError, match=r"\[0, 4\]"):
+        first_told._check_values(np.array([0, 4], np.int32))
+    shape_tensor()._check_values(np.array([10, 4]))
+    shape_tensor((), (), ())._check_values(np.array(10))
+
+
+def test_values_of_a_shape_tensor_whose_range_is_told_are_all_checked(tensorrt_8):
+    with pytest.raises(errors.InputShapeError, match=r"\[9, 5\].*max \(9, 4\)\.$"):
+        shape_tensor((1, 4), (3, 4), (9, 4))._check_values(np.array([9, 5]))
+
+
+def test_the_range_of_an_input_is_that_of_its_shapes_or_of_its_values(tensorrt_8):
+    engine = SimpleNamespace(
+        is_shape_inference_io=lambda name: name == "shape",
+        get_profile_shape_input=lambda profile, name: [[1], [3], [9]],
+        get_tensor_profile_shape=lambda name, profile: [(1, 4), (2, 4), (3, 4)],
+    )
+
+    assert tensorrt_8.profile_range(engine, "shape", 0) == [(1,), (3,), (9,)]
+    assert tensorrt_8.profile_range(engine, "x", 0) == [(1, 4), (2, 4), (3, 4)]
+
+
+@pytest.fixture
+def stager():
+    stager = staging.Stager("test-copy")
+    yield stager
+    stager.close()
+
+
+@pytest.mark.parametrize("nbytes", [4, staging.CHUNK + 4, 5 * staging.CHUNK])
+def test_every_piece_of_a_large_input_is_staged_before_it_is_sent(monkeypatch, stager, nbytes):
+    monkeypatch.setattr(memory, "copy", lambda to, source, count, kind, stream: ctypes.memmove(to, source, count))
+    for seed in range(20):
+        sent = np.zeros(nbytes, np.uint8)
+        array = np.random.default_rng(seed).integers(0, 2**31, nbytes // 4, np.int32)
+        staged = np.zeros_like(array)
+
+        stager.upload(array, staged, sent.ctypes.data, None)
+
+        np.testing.assert_array_equal(staged, array)
+        np.testing.assert_array_equal(sent.view(np.int32), array)
+
+
+def test_a_copy_that_fails_is_raised_once_nobody_writes_any_more(monkeypatch, stager):
+    def fail(*args):
+        raise errors.InferenceError("CUDA: cudaMemcpyAsync failed")
+
+    monkeypatch.setattr(memory, "copy", fail)
+    array = np.ones(40 * staging.CHUNK, np.uint8)
+    staged = np.zeros_like(array)
+
+    with pytest.raises(errors.InferenceError, match="cudaMemcpyAsync"):
+        stager.upload(array, staged, 0, None)
+
+    staged[:] = 0
+    stager.close()
+    assert not staged.any()
+
+
+def test_loading_and_running_an_engine_imports_nothing_that_building_takes():
+    code = """
+import sys
+from trtops.backend.trt import EngineFromBytes, TrtRunner
+print([name for name in sys.modules if name == "onnx" or name.rpartition(".")[2] in ("config", "calibrator", "inspector")
+       and name.startswith("trtops.backend.trt")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"

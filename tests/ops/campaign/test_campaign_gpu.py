@@ -1,0 +1,208 @@
+"""A campaign on TensorRT and a real GPU: FP16 builds that differ, a tolerance between two groups of them, diff and proof by swap.
+
+Run with ``-s`` to read the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.library import memory
+from trtops.comparator.report import Tolerances
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.debug_build import Progress, debug_build
+from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.campaign.promote import promote, resolve
+from trtops.ops.campaign.prove import ProveConfig, ProveResult, prove
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact, Tag
+
+_ABSENT = importlib.util.find_spec("tensorrt") is None or memory.device_count() < 1
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.skipif(
+        _ABSENT and os.environ.get("TRTOPS_REQUIRE_GPU") != "1",
+        reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("campaign-gpu")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    """A small CNN that ends in a fully connected layer for ten classes: kernels of nearly the same speed to choose from."""
+    weights = {
+        "w0": models.random(16, 3, 3, 3, seed=1, scale=0.3),
+        "b0": models.random(16, seed=2),
+        "w2": models.random(16, 10, seed=8, scale=0.5),
+        "b2": models.random(10, seed=9),
+    }
+    proto = models.model(
+        """(float[4,3,16,16] image) => (float[4,10] scores) {
+            [conv0] c0 = Conv<pads = [1,1,1,1]>(image, w0, b0)
+            [relu0] r0 = Relu(c0)
+            [pool] p = GlobalAveragePool(r0)
+            [flatten] f = Flatten(p)
+            [fc] scores = Gemm(f, w2, b2)
+        }""",
+        weights,
+        name="small_cnn",
+    )
+    path = folder / "small_cnn.onnx"
+    onnx.save(proto, path)
+    np.savez(folder / "feed.npz", image=models.random(4, 3, 16, 16, seed=10))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+def campaign(folder: Path, atol: float, **changes: object) -> DebugBuildConfig:
+    check = CheckConfig(
+        data=str(folder / "feed.npz"), tolerances=Tolerances(atol=atol, rtol=0), plots="never", latency_runs=0
+    )
+    usual = DebugBuildConfig(
+        build=BuildConfig(precision="fp16", options=TensorRTOptions()), check=check, timeout_seconds=120.0
+    )
+    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def say(*words: object) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}]", *words, flush=True)
+
+
+def tell(progress: Progress) -> None:
+    if progress.last is not None:
+        last, found = progress.last, progress.found
+        say(
+            f"{progress.done}/{progress.limit}: {last.verdict} in {last.build_seconds:.1f} s; {progress.good} good, "
+            f"{progress.bad} bad, {progress.error} errors{'; ' + found.conclusion if found else ''} {last.reasons[:1]}"
+        )
+
+
+def largest_errors(tracker: MlflowTracker, experiment: str) -> list[float]:
+    runs = tracker.find(experiment, tags={Tag.KIND: "iteration"}, status="finished")
+    return sorted(i.metrics["error", "scores", "max_abs"] for i in runs if ("error", "scores", "max_abs") in i.metrics)
+
+
+def between_groups(found: list[float], least: int) -> float | None:
+    """The middle of the widest gap that has at least so many builds on either side; None if there is no such gap."""
+    gaps = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(found)]
+    widest = max(gaps[least - 1 : len(gaps) - least + 1], default=(0.0, 0.0))
+    return widest[1] if widest[0] > 0 else None
+
+
+@pytest.fixture(scope="module")
+def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float, Vary]:
+    """A tolerance between two groups of builds, and what has to be varied to see both.
+
+    A sixth of the builds by time may be missing among the sixteen that follow. Those by lot draw as these did.
+    """
+    for vary, experiment, least in ((Vary(), "by time", 2), (Vary(tactics=True), "by lot", 1)):
+        debug_build(
+            model,
+            campaign(folder, 1e9, until=6, vary=vary),
+            tracker=tracker,
+            experiment=experiment,
+            progress=tell,
+        )
+        found = largest_errors(tracker, experiment)
+        say(f"largest errors of builds {experiment}: {[f'{e:.3g}' for e in found]}")
+        middle = between_groups(found, least)
+        if middle is not None:
+            return middle, vary
+    pytest.fail("All builds are alike, even with tactics drawn by lot.")
+
+
+def test_a_campaign_of_sixteen_builds_its_diff_and_the_proof_by_swap(
+    model: Path, folder: Path, tracker: MlflowTracker, tolerance: tuple[float, Vary]
+) -> None:
+    atol, vary = tolerance
+    say(f"{library.line().name}: tolerance {atol:.3g}, vary {vary}")
+
+    result = debug_build(
+        model, campaign(folder, atol, until=16, vary=vary), tracker=tracker, experiment="campaign", progress=tell
+    )
+    say(result.found.summary)
+    for suspect in result.found.suspects[:5]:
+        say(f"  {suspect.guilt:.3f} good {suspect.good} bad {suspect.bad}: {suspect.describe()[:300]}")
+    report = diff_tactics(DiffTacticsConfig(runs=(result.run_id,), also=("format",)), tracker=tracker)
+    say("by format:", report.also[0].summary[:500])
+
+    assert (result.iterations, result.errors) == (16, 0)
+    assert result.good and result.bad, "the tolerance lies between builds that were seen"
+    assert result.found.suspects and result.found.varying_layers
+    assert report.found == result.found
+    proofs = proofs_of(result.run_id, result.found.suspects, tracker)
+    assert all(proof.outcome in ("confirmed", "refuted", "not isolable") for proof in proofs)
+    for proof in proofs:
+        assert {t.swap for t in proof.trials} == {"good as it was", "bad as it was", "in", "out"}
+    confirmed = [proof for proof in proofs if proof.outcome == "confirmed"]
+    if confirmed:
+        avoided = debug_build(
+            model,
+            campaign(folder, atol, until=2, vary=vary, mind_deny_list=True),
+            tracker=tracker,
+            experiment="avoided",
+            progress=tell,
+        )
+        environment = promote_and_resolve(result.run_id, model, tracker)
+        denied = deny_list(tracker, environment)
+        assert [entry.evidence for entry in denied.entries] == [confirmed[0].run_id]
+        for info in tracker.find("avoided", tags={Tag.KIND: "iteration"}):
+            log = tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
+            say([line for line in log.splitlines() if "deny-list" in line][:3])
+            assert "deny-list" in log
+        assert avoided.iterations == 2
+
+
+def proofs_of(run_id: str, suspects: tuple, tracker: MlflowTracker) -> list[ProveResult]:
+    """Proofs of the diff's explanation, then of the next suspects, until one is confirmed; three at most."""
+    proofs: list[ProveResult] = []
+    for position in (None, *[i for i, s in enumerate(suspects) if s.choices and s.bad > s.good][:3]):
+        if len(proofs) == 3 or any(proof.outcome == "confirmed" for proof in proofs):
+            break
+        try:
+            proof = prove(run_id, ProveConfig(suspect=position, repeats=2), tracker=tracker)
+        except errors.ConfigError as exc:
+            say(f"suspect {position}: {exc}")
+            continue
+        say(f"suspect {position}, {proof.suspect[:200]}: {proof.outcome}. {proof.summary[:600]}")
+        for trial in proof.trials:
+            say(f"  {trial.swap}: {trial.verdict}, followed {trial.followed}, also {trial.also_changed[:3]}")
+        proofs.append(proof)
+    assert proofs
+    return proofs
+
+
+def promote_and_resolve(run_id: str, model: Path, tracker: MlflowTracker):  # type: ignore[no-untyped-def]
+    good = next(info for info in tracker.find("campaign", parent=run_id) if info.verdict == "good")
+    promoted = promote(good.id, tracker=tracker)
+    found = resolve(model, tracker=tracker, backend="tensorrt")
+    say(f"promoted as {promoted.name}/{promoted.version}, alias {promoted.alias}, coverage {promoted.coverage:.0%}")
+    assert found.run_id == promoted.run_id, found.why
+    return found.engine(tracker).environment

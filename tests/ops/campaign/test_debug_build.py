@@ -1,0 +1,545 @@
+"""Campaigns on real ONNX Runtime and a real store: found guilty, proved, pinned, avoided; and crashes, hangs and kills."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import FAST, GELUS, config, two_blocks
+from tests.forking import ForkedProcess
+from trtops import errors
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
+from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
+from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
+from trtops.ops.campaign.locks import held
+from trtops.ops.campaign.noise import NoiseConfig, noise
+from trtops.ops.campaign.prove import ProveConfig, Trial, conclude, prove
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.deny import deny, deny_list, pardon
+from trtops.ops.judging.command import CommandCheck
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.tactics.record import TacticRecord
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import campaigns
+from trtops.tracking.base import RunInfo
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact, Tag
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("campaigns")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return two_blocks(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path, model: Path) -> Path:
+    return folder / "feed.npz"
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+@pytest.fixture(scope="module")
+def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[Progress]]:
+    """A campaign that ran until it knew who is guilty, and what it said on the way."""
+    said: list[Progress] = []
+    return debug_build(model, config(data), tracker=tracker, progress=said.append), said
+
+
+def test_a_campaign_convicts_the_approximation_with_all_layers_it_came_to_and_nothing_else(decided) -> None:
+    result, said = decided
+
+    [guilty] = result.found.convicted
+    assert {(c.layer, c.choice) for c in guilty.choices} == {(layer, FAST) for layer in GELUS}
+    assert ("GeluApproximation", "on") in guilty.settings  # what decides them
+    assert result.found.explanation.clauses == ((0,),)
+    assert result.verdict == "bad" and result.good > 0 and result.bad > 0 and result.errors == 0
+    assert [p.done for p in said] == list(range(result.iterations + 1))
+    assert (said[-1].good, said[-1].bad) == (result.good, result.bad)
+    assert not any(p.found.decided for p in said[:-1])
+
+
+def test_every_iteration_is_a_whole_run_with_its_verdict_and_everything_a_build_leaves(decided, tracker) -> None:
+    result, _ = decided
+
+    runs = tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
+    parent = tracker.load(result.run_id)
+    assert sorted(int(info.tags[Tag.ITERATION]) for info in runs) == list(range(result.iterations))
+    assert Counter(info.verdict for info in runs) == {"good": result.good, "bad": result.bad}
+    for info in runs:
+        held_ = {entry.path for entry in tracker.load(info.id).manifest.artifacts}
+        assert held_ >= {
+            "engine/engine.ort",
+            "tactics/replay.json",
+            "tactics/layers.json",
+            "caches/timing.cache",
+            "accuracy/results.json",
+            "spec.json",
+            "environment.json",
+            "build.log",
+        }
+        assert info.params["options.tactic_seed"] == info.tags[Tag.ITERATION]
+        assert ("build", "seconds") in info.metrics and ("error", "two/y", "max_abs") in info.metrics
+    assert {entry.path for entry in parent.manifest.artifacts} >= {
+        Artifact.CAMPAIGN,
+        Artifact.CAMPAIGN_TABLE,
+        Artifact.GOLDEN,
+        Artifact.DIFF,
+        Artifact.DIFF_PAGE,
+        Artifact.DIFF_PICTURE,
+        "model/blocks.onnx",
+    }
+    assert parent.read_bytes(Artifact.DIFF_PICTURE).startswith(b"\x89PNG")
+
+
+def test_the_proof_confirms_what_was_convicted_and_puts_it_on_the_deny_list(decided, model, data, tracker) -> None:
+    result, _ = decided
+
+    proved = prove(result.run_id, ProveConfig(repeats=2), tracker=tracker)
+
+    assert proved.outcome == "confirmed" and "2 of 2 bad" in proved.summary
+    assert [t.swap for t in proved.trials] == ["good as it was", "bad as it was", "in", "out", "in", "out"]
+    assert {t.swap: t.verdict for t in proved.trials} == {
+        "good as it was": "good",
+        "bad as it was": "bad",
+        "in": "bad",
+        "out": "good",
+    }
+    assert all(t.followed and not t.also_changed for t in proved.trials)
+    assert {info.id for info in tracker.find("blocks", parent=proved.run_id)} == {t.run_id for t in proved.trials}
+
+    bad = tracker.info(proved.bad_run)
+
+    # Later builds keep off it, and say so; until somebody pardons it.
+    entry = tracker.info(proved.deny_run)
+    assert entry.tags[Tag.EVIDENCE] == proved.run_id
+    again = debug_build(model, config(data, until=10, mind_deny_list=True), tracker=tracker, experiment="avoided")
+    assert (again.good, again.bad) == (10, 0)
+    logs = [
+        tracker.load(info.id).read_bytes(Artifact.BUILD_LOG).decode()
+        for info in tracker.find("avoided", tags={Tag.KIND: "iteration"})
+    ]
+    assert any(f"which run {proved.run_id} convicted; taking the next" in log for log in logs)
+    converted = convert(model, _as_in(bad, data), tracker=tracker, experiment="avoided")
+    assert FAST not in tracker.load(converted.run_id).read_bytes(Artifact.TACTICS).decode()
+
+    pardon(proved.deny_run, tracker=tracker, why="the tolerance was too strict")
+    assert deny_list(tracker, _environment(tracker, converted.run_id)).entries == ()
+    free = convert(model, _as_in(bad, data), tracker=tracker, experiment="avoided")
+    assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
+
+
+def _as_in(bad: RunInfo, data: Path) -> ConvertConfig:
+    """A convert whose lot falls on what a bad iteration's fell on."""
+    usual = config(data)
+    return ConvertConfig(build=usual.build_of(int(bad.tags[Tag.ITERATION])), check=usual.check)
+
+
+def _environment(tracker: MlflowTracker, run_id: str):
+    from trtops.spec import Environment
+
+    return Environment.from_json(tracker.load(run_id).read_bytes(Artifact.ENVIRONMENT))
+
+
+def test_what_is_innocent_is_refuted(decided, tracker) -> None:
+    result, _ = decided
+    innocent = next(
+        i
+        for i, suspect in enumerate(result.found.suspects)
+        if {name for name, _ in suspect.settings} == {"MatMulScaleFusion"}
+    )
+
+    proved = prove(result.run_id, ProveConfig(suspect=innocent, repeats=1), tracker=tracker)
+
+    assert proved.outcome == "refuted" and proved.deny_run is None
+    with pytest.raises(errors.ConfigError, match="only 'confirmed' ones convict"):
+        deny(proved.run_id, tracker=tracker)
+
+
+def test_a_diff_reads_a_campaign_an_experiment_and_folders_and_agrees_with_the_campaign(
+    decided, tracker, tmp_path: Path
+) -> None:
+    result, _ = decided
+    for info in tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"}):
+        place = tmp_path / info.verdict
+        place.mkdir(exist_ok=True)
+        (place / f"{info.id}.json").write_bytes(tracker.load(info.id).read_bytes(Artifact.TACTICS))
+
+    by_run = diff_tactics(DiffTacticsConfig(runs=(result.run_id,), also=("format", "precision")), tracker=tracker)
+    by_experiment = diff_tactics(
+        DiffTacticsConfig(experiment="blocks", tags={"trtops.kind": "iteration"}), tracker=tracker
+    )
+    by_folder = diff_tactics(DiffTacticsConfig(folder=str(tmp_path)), tracker=tracker)
+    by_files = diff_tactics(
+        DiffTacticsConfig(good=str(tmp_path / "good"), bad=str(tmp_path / "bad")), tracker=tracker, experiment="files"
+    )
+
+    assert by_run.found == result.found
+    assert [other.by for other in by_run.also] == ["format", "precision"]
+    assert tracker.info(by_run.run_id).parent == result.run_id
+    assert by_experiment.builds == result.iterations  # proofs' builds were prescribed and do not count
+    assert by_experiment.found.convicted[0].choices == result.found.convicted[0].choices
+    # Files do not tell the order that an early conviction rests on, but name the same suspect.
+    assert by_folder.found == by_files.found and not by_folder.found.ordered
+    assert {(c.layer, c.choice) for c in by_folder.found.suspects[0].choices} == {(layer, FAST) for layer in GELUS}
+    assert by_files.experiment == "files" and by_folder.experiment == "tactics"
+
+
+def test_builds_of_several_campaigns_are_weighed_in_the_order_in_which_they_ended(model, data) -> None:
+    memory = MemoryTracker()
+    first, other, last = (debug_build(model, config(data, until=n), tracker=memory).run_id for n in (3, 2, 3))
+    single = memory.find(parent=other, tags={Tag.ITERATION: "1"})[0].id
+    ended = {info.id: info.end_time for info in memory.find(tags={Tag.KIND: "iteration"})}
+
+    sources = [{"runs": (last, single, first)}, {"runs": (first, single, last)}, {"experiment": "blocks"}]
+    results = [diff_tactics(DiffTacticsConfig(**source), tracker=memory) for source in sources]
+
+    tables = [CampaignTable.from_bytes(memory.load(r.run_id).read_bytes(Artifact.CAMPAIGN_TABLE)) for r in results]
+    assert [len(table) for table in tables] == [7, 7, 8]
+    for table in tables:
+        assert table.ordered and list(table.names) == sorted(table.names, key=ended.__getitem__)
+    assert results[0].found == results[1].found
+
+
+def test_a_diff_needs_one_source_with_builds_in_it(tracker) -> None:
+    with pytest.raises(errors.ConfigError, match="one source"):
+        DiffTacticsConfig()
+    with pytest.raises(errors.ConfigError, match="one source"):
+        DiffTacticsConfig(runs=("a",), folder="b")
+    with pytest.raises(errors.ConfigError, match="no judged build"):
+        diff_tactics(DiffTacticsConfig(experiment="nobody's"), tracker=tracker)
+    with pytest.raises(errors.RunNotFoundError):
+        diff_tactics(DiffTacticsConfig(runs=("0" * 32,)), tracker=tracker)
+
+
+def test_noise_is_put_down_to_tactics_where_builds_differ_and_runs_do_not(decided, tracker) -> None:
+    result, _ = decided
+
+    measured = noise(result.run_id, NoiseConfig(builds=6, runs=3), tracker=tracker)
+
+    assert len(measured.errors) == 6 and all(len(row) == 3 for row in measured.errors)
+    assert measured.noise.cause == "tactic" or measured.noise.share_build > measured.noise.share_run
+    assert measured.noise.share_run == 0
+
+
+def test_the_builders_own_timing_varies_nothing_that_is_not_logged(model, data) -> None:
+    memory = MemoryTracker()
+
+    result = debug_build(model, config(data, vary=Vary(), until=3), tracker=memory)
+
+    assert result.iterations == 3 and result.good + result.bad == 3
+    runs = memory.find("blocks", tags={Tag.KIND: "iteration"})
+    fast = {info.id: FAST in memory.load(info.id).read_bytes(Artifact.TACTICS).decode() for info in runs}
+    assert {info.id: info.verdict == "bad" for info in runs} == fast
+
+
+@pytest.mark.parametrize("until", ["good", "bad"])
+def test_a_campaign_stops_with_the_first_build_of_the_kind_asked_for(model, data, until: str) -> None:
+    said: list[Progress] = []
+
+    result = debug_build(model, config(data, until=until), tracker=MemoryTracker(), progress=said.append)
+
+    assert getattr(result, until) == 1
+    assert said[-1].last.verdict == until
+    assert result.found.summary
+
+
+def test_a_campaign_that_finds_nothing_ends_with_its_limit(model, data) -> None:
+    exact = dataclasses.replace(config(data).build, options=OnnxRuntimeOptions(intra_op_threads=1))
+
+    result = debug_build(model, config(data, build=exact, max_iterations=4), tracker=MemoryTracker())
+
+    assert (result.verdict, result.iterations, result.found.conclusion) == ("good", 4, "no bad builds")
+
+
+def test_precisions_are_gone_through_and_what_was_varied_can_be_the_culprit(model, data) -> None:
+    exact = BuildConfig(options=OnnxRuntimeOptions(intra_op_threads=1, tactics=()))
+    varied = config(data, build=exact, vary=Vary(precisions=("fp32", "fp16")), until=12)
+    memory = MemoryTracker()
+
+    result = debug_build(model, varied, tracker=memory)
+
+    assert (result.good, result.bad) == (6, 6)
+    assert ("precision", "fp16") in result.found.suspects[0].settings
+    table = CampaignTable.from_bytes(memory.load(result.run_id).read_bytes(Artifact.CAMPAIGN_TABLE))
+    assert "precision" in table.settings
+    info = memory.find("blocks", tags={Tag.ITERATION: "1"})[0]
+    assert info.params["precision"] == "fp16" and "precision" in info.tags[Tag.VARIED]
+
+
+def test_a_build_that_crashes_or_hangs_is_an_error_with_its_last_words_and_the_campaign_goes_on(
+    model, data, tmp_path: Path
+) -> None:
+    # The data script runs in the child that builds; golden outputs are made here, where it does nothing.
+    script = tmp_path / "loader.py"
+    script.write_text(
+        f"""
+import os, sys, time
+import numpy as np
+def load_data():
+    if os.getpid() != {os.getpid()}:
+        with open({str(tmp_path / "calls")!r}, "a") as file:
+            file.write("x")
+        call = os.path.getsize({str(tmp_path / "calls")!r})
+        if call == 2:
+            print("about to crash", flush=True)
+            os.abort()
+        if call == 3:
+            print("about to hang", flush=True)
+            time.sleep(600)
+    with np.load({str(data)!r}) as feed:
+        return [dict(feed)]
+"""
+    )
+    memory = MemoryTracker()
+    check = dataclasses.replace(config(data).check, data=str(script))
+
+    result = debug_build(model, config(data, check=check, until=4, timeout_seconds=15.0), tracker=memory)
+
+    runs = {int(i.tags[Tag.ITERATION]): i for i in memory.find("blocks", tags={Tag.KIND: "iteration"})}
+    assert [runs[n].verdict == "error" for n in range(4)] == [False, True, True, False]
+    assert result.errors == 2 and result.iterations == 4
+    assert "SIGABRT" in runs[1].tags[Tag.ERROR] and "about to crash" in runs[1].tags[Tag.ERROR]
+    assert "did not finish within 15 s" in memory.load(runs[2].id).read_bytes(Artifact.BUILD_LOG).decode()
+    assert set(result.found.errors) == {runs[1].id, runs[2].id}
+    assert all(info.status == "finished" for info in runs.values())
+
+
+def test_an_external_command_judges_by_exit_code_and_output(model, data) -> None:
+    # The engine of a build with the approximation names the op; what names neither GELU is another failure.
+    judge = (
+        "import sys; plan = open(sys.argv[1], 'rb').read(); "
+        "sys.exit(print('approximate') or 1 if b'FastGelu' in plan else 0 if b'BiasGelu' in plan else 3)"
+    )
+    command = CommandCheck(command=(sys.executable, "-c", judge, "{engine}"), fail_regex=("approx",), fail_codes=(1,))
+    memory = MemoryTracker()
+
+    result = debug_build(model, config(data, command=command, until=8), tracker=memory)
+
+    runs = memory.find("blocks", tags={Tag.KIND: "iteration"})
+    for info in runs:
+        plan = memory.load(info.id).read_bytes("engine/engine.ort")
+        expected = "bad" if b"FastGelu" in plan else "good" if b"BiasGelu" in plan else "error"
+        assert info.verdict == expected
+    assert result.good + result.bad + result.errors == 8
+    assert memory.peek(result.run_id, Artifact.GOLDEN) is None  # nobody asked for it
+
+
+def test_a_python_callable_judges_and_what_it_raises_ends_the_campaign(model, data) -> None:
+    answers = iter([True, False, "error"])
+    memory = MemoryTracker()
+
+    result = debug_build(model, config(data, until=3), tracker=memory, judge=lambda engine: next(answers))
+
+    assert (result.good, result.bad, result.errors) == (1, 1, 1)
+    with pytest.raises(errors.ConfigError, match="answered 7"):
+        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: 7, experiment="seven")
+    assert {info.status for info in memory.find("seven")} == {"failed"}
+
+
+def test_a_campaign_can_be_gone_on_with_for_longer_and_not_with_other_builds(model, data) -> None:
+    memory = MemoryTracker()
+
+    class Enough(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        debug_build(model, config(data, until=5), tracker=memory, progress=stop)
+    [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
+    first = {i.id for i in memory.find("blocks", parent=parent.id, status="finished")}
+
+    with pytest.raises(errors.ConfigError, match="nothing that decides a build"):
+        debug_build(resume=parent.id, config=config(data, seed=7), tracker=memory)
+    result = debug_build(resume=parent.id, config=config(data, until=6), tracker=memory)
+
+    whole = {i.id for i in memory.find("blocks", parent=parent.id, status="finished")}
+    assert len(first) == 3 and first < whole and len(whole) == 6
+    assert result.run_id == parent.id and result.iterations == 6
+    assert debug_build(resume=parent.id, tracker=memory) == result  # ended: nothing to do
+
+
+def test_two_processes_do_not_work_on_one_campaign(decided, model, data) -> None:
+    memory = MemoryTracker()
+    with pytest.raises(errors.ConfigError):
+        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: None)
+    [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
+
+    with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="at work"):
+        debug_build(resume=parent.id, tracker=memory)
+
+
+def test_a_campaign_goes_on_with_its_own_model_only(model, data, tmp_path: Path) -> None:
+    memory = MemoryTracker()
+    with pytest.raises(errors.ConfigError):
+        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: None)
+    [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
+    from tests import models
+
+    other = models.conv_net().write(tmp_path, "other")
+
+    with pytest.raises(errors.ConfigError, match="digest"):
+        debug_build(other, resume=parent.id, tracker=memory)
+    with pytest.raises(errors.ConfigError, match="No model"):
+        debug_build(tracker=memory)
+
+
+def test_configs_that_cannot_be_meant_are_refused() -> None:
+    for wrong in (
+        {"until": 0},
+        {"until": "later"},
+        {"parallel": 0},
+        {"vary": Vary(optimization_levels=(1, 2))},
+    ):
+        with pytest.raises(errors.ConfigError):
+            DebugBuildConfig(**wrong)
+    with pytest.raises(errors.ConfigError):
+        Vary(precisions=("fp12",))  # type: ignore[arg-type]
+
+
+def test_what_is_varied_is_gone_through_in_all_combinations() -> None:
+    campaign = DebugBuildConfig(
+        build=BuildConfig(options=TensorRTOptions()),
+        vary=Vary(precisions=("fp32", "fp16"), optimization_levels=(1, 3), tactic_sources=(("CUDNN",), ())),
+    )
+
+    builds = [campaign.build_of(number) for number in range(8)]
+
+    assert len({build.digest for build in builds}) == 8
+    assert campaign.build_of(8) == builds[0]
+    assert {b.options.tactic_sources for b in builds} == {("CUDNN",), ()}
+    assert DebugBuildConfig.from_json(campaign.to_json()) == campaign
+
+
+def trial(swap: str, verdict: str, **more: object) -> Trial:
+    return Trial(swap=swap, run_id="r", verdict=verdict, **({"followed": True} | more))  # type: ignore[arg-type]
+
+
+CONTROLS = (trial("good as it was", "good"), trial("bad as it was", "bad"))
+
+
+@pytest.mark.parametrize(
+    ("trials", "outcome", "words"),
+    [
+        ((*CONTROLS, trial("in", "bad"), trial("out", "good")), "confirmed", "1 of 1 bad"),
+        ((*CONTROLS, trial("in", "bad"), trial("out", "bad")), "confirmed", "something else wrong as well"),
+        ((*CONTROLS, trial("in", "good"), trial("out", "bad")), "refuted", "0 of 1 bad"),
+        ((*CONTROLS, trial("in", "good"), trial("out", "good")), "not isolable", "only together"),
+        ((*CONTROLS, trial("in", "error", reason="mismatch"), trial("out", "good")), "not isolable", "mismatch"),
+        ((*CONTROLS, trial("in", "bad", followed=False), trial("out", "good")), "not isolable", "not followed"),
+        (
+            (*CONTROLS, trial("in", "bad"), trial("in", "good"), trial("out", "good")),
+            "not isolable",
+            "noise from run to run",
+        ),
+        (
+            (trial("good as it was", "bad"), CONTROLS[1], trial("in", "bad"), trial("out", "good")),
+            "not isolable",
+            "do not decide the verdict",
+        ),
+    ],
+)
+def test_a_proof_concludes_what_its_builds_show(trials, outcome: str, words: str) -> None:
+    found, summary = conclude(trials)
+
+    assert found == outcome and words in summary
+
+
+# Killed at any moment
+
+
+def live(tracker: MlflowTracker, model: Path, campaign: DebugBuildConfig, resume: str | None) -> None:
+    debug_build(None if resume else model, campaign, tracker=tracker, experiment="killed", resume=resume)
+
+
+def test_a_campaign_killed_at_twenty_random_moments_comes_to_the_same(model, data, tracker) -> None:
+    campaign = config(data, until=45, keep_model=False)
+    undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
+    moments = random.Random(6)
+    resume = None
+
+    for _ in range(20):
+        life = ForkedProcess(target=live, args=(tracker, model, campaign, resume))
+        life.start()
+        life.join(moments.uniform(0.0, 1.2))
+        life.kill()
+        life.join()
+        parents = tracker.find("killed", tags={Tag.KIND: "debug_build"})
+        assert len(parents) <= 1
+        resume = parents[0].id if parents else None
+    result = debug_build(model, campaign, tracker=tracker, experiment="killed", resume=resume)
+
+    runs = tracker.find("killed", parent=result.run_id)
+    whole = [info for info in runs if info.status == "finished"]
+    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(45))
+    assert {info.status for info in runs} == {"finished", "killed"}
+    assert {info.id for info in runs if info.status == "killed"} == set(result.interrupted)
+    assert tracker.find("killed", status="running") == []
+    assert all(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
+    assert tracker.info(result.run_id).status == "finished"
+    assert (result.good, result.bad, result.found) == (undisturbed.good, undisturbed.bad, undisturbed.found)
+    table = CampaignTable.from_bytes(tracker.load(result.run_id).read_bytes(Artifact.CAMPAIGN_TABLE))
+    assert set(table.names) == {info.id for info in whole}
+
+
+def test_an_iteration_whose_table_was_not_written_any_more_is_read_from_its_run(model, data) -> None:
+    memory = MemoryTracker()
+    result = debug_build(model, config(data, until=4), tracker=memory)
+    info = memory.info(result.run_id)
+    whole = campaigns.iterations(memory, info).whole
+    kept = memory._kept(result.run_id)
+    written = CampaignTable.from_bytes(kept.artifacts[Artifact.CAMPAIGN_TABLE])
+
+    for data_ in (None, b"damaged", _first_two(written)):
+        kept.artifacts.pop(Artifact.CAMPAIGN_TABLE, None)
+        if data_ is not None:
+            kept.artifacts[Artifact.CAMPAIGN_TABLE] = data_
+        again = campaigns.table_of(memory, info, whole.values())
+        assert again.names == written.names and list(again.verdicts) == list(written.verdicts)
+        assert [again.choices[c] for c in again.codes.ravel()] == [written.choices[c] for c in written.codes.ravel()]
+
+
+def _first_two(table: CampaignTable) -> bytes:
+    return CampaignTable.from_columns(
+        names=table.names[:2],
+        verdicts=[("good", "bad", "error")[v] for v in table.verdicts[:2]],
+        layers=table.layers,
+        choices=table.choices,
+        codes=table.codes[:2],
+        settings=table.settings,
+        values=table.values,
+        setting_codes=table.setting_codes[:2],
+    ).to_bytes()
+
+
+def test_an_iteration_that_a_living_process_is_making_is_left_to_it(model, data) -> None:
+    memory = MemoryTracker()
+    parent = memory.start("m", "campaign", kind="debug_build")
+    memory.start("m", "iteration 1", kind="iteration", parent=parent.id, tags={Tag.ITERATION: "1"})
+
+    found = campaigns.iterations(memory, memory.info(parent.id))
+
+    assert (found.whole, found.marked, found.running) == ({}, (), frozenset({1}))
+
+
+def test_a_record_keeps_what_was_varied_as_settings() -> None:
+    record = TacticRecord(mechanism="onnxruntime", backend_version="1", device_sha256="d", settings=(("z", "on"),))
+
+    assert campaigns.with_varied(record, [["a", "1"]]).settings == (("a", "1"), ("z", "on"))

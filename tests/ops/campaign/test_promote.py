@@ -1,0 +1,172 @@
+"""Pinning a good build and finding it again: verified, registered, resolved, and refused whenever something is not as promised."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from tests.campaigns import config, two_blocks
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, alias_of, promote, registered_model, resolve
+from trtops.ops.engines.convert import convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.tactics.record import TacticRecord
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact, Tag
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("promote")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return two_blocks(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+@pytest.fixture(scope="module")
+def good_and_bad(folder: Path, model: Path, tracker: MlflowTracker) -> dict[str, str]:
+    result = debug_build(model, config(folder / "feed.npz", until=10), tracker=tracker)
+    runs = tracker.find("blocks", parent=result.run_id)
+    return {verdict: next(info.id for info in runs if info.verdict == verdict) for verdict in ("good", "bad")}
+
+
+@pytest.fixture(scope="module")
+def promoted(good_and_bad: dict[str, str], tracker: MlflowTracker) -> PromoteResult:
+    return promote(good_and_bad["good"], tracker=tracker)
+
+
+def test_a_good_iteration_is_built_again_tactic_by_tactic_and_registered(promoted, good_and_bad, tracker) -> None:
+    run, source = tracker.load(promoted.run_id), tracker.load(good_and_bad["good"])
+
+    records = [TacticRecord.from_json(r.read_bytes(Artifact.TACTICS)) for r in (run, source)]
+    assert records[0].deciding() == records[1].deciding()
+    assert promoted.coverage == 1.0
+    assert promoted.judgement.report.verdict == promoted.agreement.report.verdict == "good"
+    assert run.info.tags[Tag.EVIDENCE] == good_and_bad["good"]
+    version = tracker.registered("blocks", promoted.alias)
+    assert (version.run_id, version.version) == (promoted.run_id, promoted.version)
+    assert version.tags[Tag.ENGINE_SHA256] == promoted.engine_sha256 == run.info.tags[Tag.ENGINE_SHA256]
+
+
+def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, folder, tracker) -> None:
+    from trtops.backend.engines import engine_backend
+
+    found = resolve(model, tracker=tracker)
+
+    engine = found.engine(tracker)
+    with np.load(folder / "feed.npz") as feed, engine_backend(engine.backend).runner(engine) as runner:
+        assert set(runner.infer(dict(feed))) == {"two/y"}
+    assert (found.run_id, found.version, found.why) == (promoted.run_id, promoted.version, "")
+
+
+def test_a_build_of_convert_can_be_promoted_too_and_the_newest_is_accepted(folder, tracker) -> None:
+    path = models.conv_net().write(folder, "small")
+    built = convert(path, tracker=tracker)
+
+    first = promote(built.run_id, tracker=tracker)
+    second = promote(built.run_id, tracker=tracker)
+
+    assert first.alias == second.alias and first.version != second.version
+    assert resolve(path, tracker=tracker).run_id == second.run_id
+
+
+def test_bad_builds_and_builds_of_another_model_are_not_promoted(good_and_bad, folder, tracker) -> None:
+    other = models.conv_net().write(folder, "other")
+
+    with pytest.raises(errors.ConfigError, match="'bad'"):
+        promote(good_and_bad["bad"], tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="digest"):
+        promote(good_and_bad["good"], PromoteConfig(model=str(other)), tracker=tracker)
+    with pytest.raises(errors.RunNotFoundError):
+        promote("0" * 32, tracker=tracker)
+
+
+def test_an_engine_that_fails_a_stricter_check_is_not_registered(good_and_bad, folder, tracker) -> None:
+    from trtops.comparator.report import Tolerances
+
+    strict = CheckConfig(data=str(folder / "feed.npz"), tolerances=Tolerances(atol=0, rtol=0), latency_runs=0)
+
+    with pytest.raises(errors.ConfigError, match="golden outputs"):
+        promote(good_and_bad["good"], PromoteConfig(check=strict, name="strict"), tracker=tracker)
+
+    assert tracker.aliases("strict") == {}
+    [failed] = tracker.find("blocks", tags={Tag.KIND: "promote"}, status="failed")
+    assert "golden outputs" in failed.tags[Tag.ERROR]
+
+
+def test_resolving_says_why_there_is_no_engine(promoted, model, folder, tracker) -> None:
+    never = resolve(models.identity().write(folder, "never"), tracker=tracker)
+    proto = onnx.load(model)
+    proto.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(
+            onnx.numpy_helper.to_array(proto.graph.initializer[0]) * 2, proto.graph.initializer[0].name
+        )
+    )
+    retrained = resolve(Model.from_proto(proto, "blocks"), tracker=tracker)
+    here = resolve(model, tracker=tracker).engine(tracker).environment
+    elsewhere = resolve(model, tracker=tracker, environment=dataclasses.replace(here, backend_version="99.0"))
+
+    assert "ever accepted" in never.why
+    assert "another model than this one" in retrained.why
+    assert here.backend_version in elsewhere.why and "none for" in elsewhere.why and "99.0" in elsewhere.why
+    for resolution in (never, retrained, elsewhere):
+        assert resolution.run_id is None
+        with pytest.raises(errors.ConfigError, match="Promote a good run"):
+            resolution.engine(tracker)
+
+
+def test_a_changed_engine_is_not_accepted_any_more(good_and_bad, folder, tracker) -> None:
+    path = two_blocks(folder)[0]
+    result = promote(good_and_bad["good"], PromoteConfig(name="changed"), tracker=tracker)
+    file = tracker.load(result.run_id).local_path("engine/engine.ort")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+    found = resolve(path, tracker=tracker, name="changed")
+
+    assert found.run_id is None and "other content than its manifest says" in found.why
+
+
+def test_a_version_that_points_anywhere_but_into_its_run_is_not_accepted(promoted, model, folder, tracker) -> None:
+    forged = folder / "forged.ort"
+    forged.write_bytes(b"not ours")
+    client = tracker._client
+    for name, source in (("path", str(forged)), ("climb", f"runs:/{promoted.run_id}/../engine.ort")):
+        client.create_registered_model(name)
+        version = client.create_model_version(name, source, promoted.run_id)
+        client.set_registered_model_alias(name, promoted.alias, version.version)
+
+        found = resolve(model, tracker=tracker, name=name)
+
+        assert found.run_id is None and "no artifact of a run" in found.why
+
+
+def test_a_version_that_was_not_registered_by_promoting_is_not_accepted(promoted, good_and_bad, model, tracker) -> None:
+    tracker.register("sneaked", good_and_bad["bad"], "engine/engine.ort", alias=promoted.alias)
+
+    found = resolve(model, tracker=tracker, name="sneaked")
+
+    assert found.run_id is None and "not registered by promoting" in found.why
+
+
+def test_names_and_aliases_are_such_as_a_registry_takes(promoted, tracker, model) -> None:
+    environment = resolve(model, tracker=tracker).engine(tracker).environment
+
+    assert registered_model("team/net:1") == "team-2f-net-3a-1"
+    assert registered_model("resnet-50") == "resnet-50"
+    alias = alias_of("a" * 64, dataclasses.replace(environment, backend_version="8.6.0+cu12"))
+    assert alias.startswith("model-aaaaaaaaaaaa_device-") and alias.endswith("onnxruntime-8-6-0-cu12")

@@ -1,0 +1,181 @@
+"""Calibration as an op: the cache, its run, the engines judged beside it, and what bad data leaves behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.digits import Digits, make_digits
+from tests import models
+from trtops import errors
+from trtops.calibration import CalibrationCache
+from trtops.calibration.data import FeedDigest
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate, diff_caches
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking.calibrations import load_cache
+from trtops.tracking.memory import MemoryTracker
+
+QUICK = BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1))
+SMALL_CHECK = CheckConfig(latency_runs=0, plots="never")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    return make_digits(tmp_path_factory.mktemp("digits"))
+
+
+def digits_config(digits: Digits, **changes) -> CalibrateConfig:
+    check = replace(SMALL_CHECK, data=str(digits.images), labels=str(digits.labels))
+    return CalibrateConfig(**{"data": str(digits.calibration), "build": QUICK, "check": check, "batch": 16} | changes)
+
+
+def images(count: int, batch: int = 4):
+    for seed in range(count):
+        yield {"image": models.random(batch, 3, 8, 8, seed=seed)}
+
+
+@pytest.fixture
+def conv_net(tmp_path: Path) -> Path:
+    return models.conv_net().write(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["minmax", "entropy"])
+def test_int8_of_the_demo_model_is_within_a_point_of_fp32_on_held_out_images(digits: Digits, algorithm) -> None:
+    result = calibrate(digits.model, digits_config(digits, algorithm=algorithm), tracker=MemoryTracker())
+
+    top1 = {engine.precision: engine.judgement.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
+    assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64 and result.feeds == 4
+    assert result.engine("int8").judgement.accuracy.samples == 599  # type: ignore[union-attr]
+    assert abs(top1["int8"] - top1["fp32"]) <= 0.01
+    assert result.verdict == "good"
+
+
+def test_the_run_holds_the_cache_in_both_formats_a_table_pictures_and_the_accuracies(digits: Digits) -> None:
+    tracker = MemoryTracker()
+    result = calibrate(digits.model, digits_config(digits, algorithm="percentile", percentile=99.0), tracker=tracker)
+
+    run = tracker.load(result.run_id)
+    ours = CalibrationCache.from_bytes(run.read_bytes("caches/calibration.json"))
+    text = CalibrationCache.from_bytes(run.read_bytes("caches/calibration.cache"))
+    assert ours.digest == result.cache_sha256 and ours.percentile == 99.0
+    assert [e.name for e in text.ranges] == [e.name for e in ours.ranges]
+    assert [e.amax for e in text.ranges] == pytest.approx([e.amax for e in ours.ranges])
+    table = json.loads(run.read_bytes("calibration/ranges.json"))
+    assert table["columns"] == ["tensor", "amax", "scale", "lowest", "highest", "clipped"]
+    rows = {row[0]: row[1:] for row in table["data"]}
+    assert rows["relu_0"][2] == 0.0 and 0 < rows["relu_0"][4] <= 0.01
+    assert json.loads(run.info.tags["mlflow.loggedArtifacts"]) == [{"path": "calibration/ranges.json", "type": "table"}]
+    assert run.read_bytes("calibration/histograms_00.png").startswith(b"\x89PNG")
+    assert run.info.metrics["accuracy", "int8"] == result.engine("int8").judgement.accuracy.actual  # type: ignore[union-attr]
+    assert run.info.metrics["calibration", "samples"] == 64
+    children = tracker.find(parent=result.run_id)
+    assert {child.id for child in children} == {engine.run_id for engine in result.engines}
+    int8 = tracker.load(result.engine("int8").run_id)
+    assert int8.read_bytes("caches/calibration.cache") == ours.to_bytes()
+
+
+def test_the_digest_is_of_the_data_that_was_used(digits: Digits) -> None:
+    config = digits_config(digits, samples=20, beside=(), pictures=0)
+    array = np.load(digits.calibration)["image"]
+    expected = FeedDigest()
+    expected.add({"image": array[:16]})
+    expected.add({"image": array[16:20]})
+
+    result = calibrate(digits.model, config, tracker=MemoryTracker())
+
+    assert (result.samples, result.data_sha256) == (20, expected.hexdigest())
+
+
+def test_a_folder_of_arrays_and_an_iterable_calibrate_alike(conv_net: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, feed in enumerate(images(3)):
+        np.save(folder / f"{number}.npy", feed["image"])
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+
+    first = calibrate(conv_net, replace(config, data=str(folder)), tracker=MemoryTracker())
+    second = calibrate(conv_net, config, data=list(images(3)), tracker=MemoryTracker())
+
+    assert first.cache_sha256 == second.cache_sha256 and first.data_sha256 == second.data_sha256
+
+
+def test_progress_is_told(conv_net: Path) -> None:
+    told: list[int] = []
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+
+    calibrate(
+        conv_net, config, data=list(images(3)), tracker=MemoryTracker(), on_progress=lambda p: told.append(p.samples)
+    )
+
+    assert told == [4, 8, 12]
+
+
+def test_data_that_fails_half_way_leaves_what_it_gave_in_the_run_and_in_a_file(conv_net: Path, tmp_path: Path) -> None:
+    class Loader:
+        def __iter__(self):
+            yield from images(2)
+            raise ConnectionResetError("bucket closed")
+
+    tracker = MemoryTracker()
+    output = tmp_path / "out" / "cal.json"
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, output=str(output))
+
+    with pytest.raises(errors.CalibrationError, match="bucket closed") as caught:
+        calibrate(conv_net, config, data=Loader(), tracker=tracker)
+
+    [run] = tracker.find()
+    assert run.status == "failed" and "bucket closed" in run.tags["trtops.error"]
+    assert f"run {run.id}, caches/calibration.partial.json" in str(caught.value)
+    partial = load_cache(f"{output}.partial")
+    assert (partial.complete, partial.feeds, partial.samples) == (False, 2, 8) and not output.exists()
+    assert tracker._runs[run.id].artifacts["caches/calibration.partial.json"] == partial.to_bytes().rstrip(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "no data came"),
+        ([{"image": np.zeros((1, 3, 8, 8), np.float32)}], "has 1 sample"),
+        ([{"image": np.full((2, 3, 8, 8), np.nan, np.float32)}], "384 values that are NaN or infinite"),
+        ([{"image": np.zeros((2, 3, 8, 9), np.float32)}], r"shape \(2, 3, 8, 9\)"),
+        (["image.png"], "expected a mapping"),
+    ],
+)
+def test_bad_data_fails_the_run_with_a_clear_error(conv_net: Path, data, message) -> None:
+    tracker = MemoryTracker()
+
+    with pytest.raises(errors.CalibrationError, match=message):
+        calibrate(conv_net, CalibrateConfig(build=QUICK, check=SMALL_CHECK), data=data, tracker=tracker)
+
+    assert [run.status for run in tracker.find()] == ["failed"]
+
+
+def test_random_data_and_unknown_algorithms_are_refused(conv_net: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="No calibration data"):
+        calibrate(conv_net, CalibrateConfig(build=QUICK), tracker=MemoryTracker())
+    with pytest.raises(errors.ConfigError, match="Did you mean 'entropy'"):
+        CalibrateConfig(algorithm="entrophy")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="calibrator='onnxruntime'"):
+        CalibrateConfig(algorithm="percentile", calibrator="tensorrt")
+
+
+def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net: Path, tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0, algorithm="minmax")
+    text = tmp_path / "first.cache"
+
+    first = calibrate(conv_net, replace(config, output=str(text)), data=list(images(3)), tracker=tracker)
+    loud = [{"image": feed["image"] * 3} for feed in images(3)]
+    second = calibrate(conv_net, config, data=loud, tracker=tracker)
+
+    assert text.read_bytes().startswith(b"TRT-8600-EntropyCalibration2\nimage: ")
+    assert diff_caches(str(text), f"run:{first.run_id}", ratio=1.0001, tracker=tracker).same
+    difference = diff_caches(str(text), f"run:{second.run_id}", ratio=1.5, tracker=tracker)
+    assert {change.name: change.ratio for change in difference.apart}["image"] == pytest.approx(3.0)
+    with pytest.raises(errors.ConfigError, match=r"nowhere\.cache"):
+        load_cache(str(tmp_path / "nowhere.cache"))

@@ -1,0 +1,228 @@
+"""The convert op without Prefect: what it leaves in a run, and what bad input gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.engines import engine_backend
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig, default_tolerances
+from trtops.spec import BuildConfig
+from trtops.tracking import builds, schema
+from trtops.tracking.memory import MemoryTracker
+
+QUICK = CheckConfig(latency_runs=3, warm_up=1)
+
+
+@pytest.fixture
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture
+def conv_net(tmp_path: Path) -> Path:
+    return models.conv_net().write(tmp_path, "conv")
+
+
+def test_a_build_reads_back_from_its_run_as_it_was_logged_and_runs_again(
+    tracker: MemoryTracker, conv_net: Path
+) -> None:
+    result = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker)
+
+    build = builds.load_build(tracker.load(result.run_id))
+    with engine_backend("onnxruntime").runner(build.engine) as runner:
+        outputs = runner.infer(models.conv_net().feed)
+
+    assert build.spec.digest == result.spec_sha256
+    assert build.tactics.choices and build.layers and build.timing_cache
+    assert set(outputs) == {value.name for value in models.conv_net().proto.graph.output}
+
+
+def test_a_run_holds_the_statistics_of_every_output_and_the_model_itself(
+    tracker: MemoryTracker, tmp_path: Path
+) -> None:
+    path = models.multi_output().write(tmp_path, "two")
+
+    result = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
+
+    run = tracker.load(result.run_id)
+    for value in models.multi_output().proto.graph.output:
+        assert ("error", value.name, "max_abs") in run.info.metrics
+    assert run.read_bytes("model/two.onnx") == path.read_bytes()
+    assert run.info.metrics["latency", "p50_ms"] > 0
+    assert ("latency", "device_p50_ms") not in run.info.metrics  # a processor has no device of its own
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_every_precision_gives_a_good_engine_of_a_small_network(
+    tracker: MemoryTracker, conv_net: Path, precision: str
+) -> None:
+    config = ConvertConfig(build=BuildConfig(precision=precision), check=replace(QUICK, iterations=4))  # type: ignore[arg-type]
+
+    assert convert(conv_net, config, tracker=tracker).verdict == "good"
+
+
+def test_a_build_whose_run_is_not_whole_is_not_reused(tracker: MemoryTracker, conv_net: Path) -> None:
+    first = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker)
+    key = tracker.info(first.run_id).tags[schema.Tag.BUILD_KEY]
+    interrupted = tracker.start("conv", "half", kind="build", tags={schema.Tag.BUILD_KEY: key})
+
+    again = convert(conv_net, ConvertConfig(check=QUICK), tracker=tracker)
+
+    assert interrupted.id != again.reused_from == first.run_id
+
+
+def test_a_timing_cache_and_a_replay_of_one_run_make_the_next_one_the_same(
+    tracker: MemoryTracker, tmp_path: Path
+) -> None:
+    path = models.transformer().write(tmp_path, "block")
+    first = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
+    run = tracker.load(first.run_id)
+
+    cached = ConvertConfig(check=QUICK, timing_cache=str(run.local_path(schema.Artifact.TIMING_CACHE)))
+    replayed = ConvertConfig(check=QUICK, replay=str(run.local_path(schema.Artifact.TACTICS)))
+    second = builds.load_build(tracker.load(convert(path, cached, tracker=tracker).run_id))
+    third = builds.load_build(tracker.load(convert(path, replayed, tracker=tracker).run_id))
+
+    assert second.timing_cache_use.hits > 0 and second.timing_cache_use.misses == 0
+    assert second.tactics.digest == third.tactics.digest == builds.load_build(run).tactics.digest
+
+
+def test_saved_outputs_can_stand_for_the_reference(tracker: MemoryTracker, tmp_path: Path) -> None:
+    from trtops.comparator.results import IterationResult, RunResults
+
+    path = models.identity().write(tmp_path, "identity")
+    x = np.full((1, 1, 2, 2), 3, np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    for name, y in (("right", x), ("wrong", x + 1)):
+        RunResults([("golden", [IterationResult({"y": y})])]).save(str(tmp_path / f"{name}.json"))
+
+    def verdict(name: str) -> str:
+        check = replace(QUICK, data=str(tmp_path / "x.npz"), golden=str(tmp_path / f"{name}.json"))
+        return convert(path, ConvertConfig(check=check), tracker=tracker).verdict
+
+    assert verdict("right") == "good"
+    assert verdict("wrong") == "bad"
+
+
+def test_an_isolated_build_gives_the_same_engine_and_its_death_is_an_error_with_its_signal(
+    tracker: MemoryTracker, conv_net: Path, tmp_path: Path
+) -> None:
+    config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=120)
+    here = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())
+
+    there = convert(conv_net, config, tracker=tracker)
+    with pytest.raises(errors.WorkerError, match=r"0\.001 s"):
+        convert(conv_net, replace(config, timeout_seconds=0.001, rebuild=True), tracker=tracker)
+
+    assert there.verdict == here.verdict == "good"
+    assert there.spec_sha256 == here.spec_sha256
+    assert [run.status for run in tracker.find()] == ["failed", "finished"]
+
+
+def _not_onnx(folder: Path) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(b"\x00\x01 nothing of the kind" * 9)
+    return path
+
+
+def _cut_short(folder: Path) -> Path:
+    path = models.conv_net().write(folder, "model")
+    path.write_bytes(path.read_bytes()[:-40])
+    return path
+
+
+def _data_missing(folder: Path) -> Path:
+    path = models.write_external(models.conv_net(), folder)
+    (folder / "weights.bin").unlink()
+    return path
+
+
+def _data_outside(folder: Path) -> Path:
+    inner = folder / "inner"
+    inner.mkdir()
+    path = models.write_external(models.conv_net(), inner)
+    (inner / "weights.bin").rename(folder / "weights.bin")
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../weights.bin"
+    onnx.save(proto, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (_not_onnx, errors.InvalidModelError, "model.onnx"),
+        (_cut_short, errors.InvalidModelError, "model.onnx"),
+        (lambda folder: folder / "absent.onnx", errors.InvalidModelError, "absent.onnx"),
+        (_data_missing, errors.ExternalDataError, "weights.bin"),
+        (_data_outside, errors.ExternalDataError, "weights.bin"),
+        (lambda folder: models.no_kernel().write(folder, "odd"), errors.EngineBuildError, ""),
+    ],
+    ids=["not-onnx", "cut-short", "absent", "data-missing", "data-outside", "no-kernel"],
+)
+def test_a_bad_model_is_named_and_its_run_fails_with_that_message(
+    tracker: MemoryTracker,
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    kind: type[errors.TrtopsError],
+    text: str,
+) -> None:
+    path = make(tmp_path)
+
+    with pytest.raises(kind, match=text) as caught:
+        convert(path, tracker=tracker)
+
+    [run] = tracker.find()
+    assert run.status == "failed" and run.tags[schema.Tag.ERROR].endswith(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("feed", "kind", "text"),
+    [
+        ({"wrong": np.zeros((1, 1, 2, 2), np.float32)}, errors.UnknownInputError, "'wrong'"),
+        ({"x": np.zeros((1, 2, 2), np.float32)}, errors.InputShapeError, r"\(1, 2, 2\)"),
+        ({"x": np.zeros((1, 1, 2, 2), np.float64)}, errors.InputDtypeError, "float64"),
+    ],
+)
+def test_a_feed_that_does_not_fit_is_named_and_the_run_fails(
+    tracker: MemoryTracker, tmp_path: Path, feed: dict[str, np.ndarray], kind: type[errors.TrtopsError], text: str
+) -> None:
+    path = models.identity().write(tmp_path, "identity")
+    np.savez(tmp_path / "x.npz", **feed)
+
+    with pytest.raises(kind, match=text):
+        convert(path, ConvertConfig(check=replace(QUICK, data=str(tmp_path / "x.npz"))), tracker=tracker)
+
+    assert [run.status for run in tracker.find()] == ["failed"]
+
+
+def test_unknown_precisions_and_missing_caches_are_named(tracker: MemoryTracker, conv_net: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="fp16"):
+        BuildConfig(precision="fp17")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match=r"none\.cache"):
+        convert(conv_net, ConvertConfig(timing_cache="none.cache"), tracker=tracker)
+
+
+def test_labels_must_be_as_many_as_samples(tracker: MemoryTracker, tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path, "conv")
+    np.save(tmp_path / "labels.npy", np.zeros(7, np.int64))
+
+    with pytest.raises(errors.ComparisonError, match="7 labels"):
+        convert(path, ConvertConfig(check=replace(QUICK, labels=str(tmp_path / "labels.npy"))), tracker=tracker)
+
+
+def test_default_tolerances_get_wider_with_fewer_bits() -> None:
+    assert default_tolerances("fp32").atol < default_tolerances("fp16").atol < default_tolerances("bf16").atol
+    assert default_tolerances("int8").min_cosine == default_tolerances("fp8").min_cosine == 0.99

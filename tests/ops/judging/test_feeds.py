@@ -1,0 +1,94 @@
+"""Where input data comes from, and what happens when it is not what it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtops import errors
+from trtops.metadata import TensorMetadata
+from trtops.ops.judging.feeds import open_feeds
+
+INPUTS = TensorMetadata().add("x", "float32", (1, "n"))
+
+
+def feed(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full((1, 3), value, np.float32)}
+
+
+def test_random_data_is_the_same_for_the_same_seed_and_differs_per_iteration() -> None:
+    first = list(open_feeds(None, INPUTS, iterations=2, seed=7))
+    again = list(open_feeds(None, INPUTS, iterations=2, seed=7))
+
+    assert first[0]["x"].shape == (1, 1)
+    assert not np.array_equal(first[0]["x"], first[1]["x"])
+    assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, again))
+
+
+def test_a_script_is_called_anew_for_every_reading(tmp_path: Path) -> None:
+    script = tmp_path / "loader.py"
+    script.write_text(
+        "import numpy as np\n"
+        "def load_data():\n    for i in range(3):\n        yield {'x': np.full((1, 2), i, np.float32)}\n"
+        "def other():\n    return [{'x': np.zeros((1, 5), np.float32)}]\n"
+    )
+
+    feeds = open_feeds(f"{script}", INPUTS)
+
+    assert [float(f["x"][0, 0]) for f in feeds] == [0, 1, 2]
+    assert [float(f["x"][0, 0]) for f in feeds] == [0, 1, 2]
+    assert [f["x"].shape for f in open_feeds(f"{script}:other", INPUTS)] == [(1, 5)]
+
+
+def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", **feed(2))
+    np.save(tmp_path / "a.npy", feed(1)["x"])
+
+    assert [float(f["x"][0, 0]) for f in open_feeds(tmp_path, INPUTS)] == [1, 2]
+
+
+def test_a_bare_iterator_can_still_be_read_twice() -> None:
+    feeds = open_feeds(iter([feed(1), feed(2)]), INPUTS)
+
+    assert len(list(feeds)) == len(list(feeds)) == 2
+
+
+def test_the_digest_depends_on_content_and_order_but_not_on_where_data_lies(tmp_path: Path) -> None:
+    np.savez(tmp_path / "one.npz", **feed(1))
+    np.savez(tmp_path / "two.npz", **feed(2))
+
+    from_files = open_feeds(tmp_path, INPUTS).digest()
+
+    assert from_files == open_feeds([feed(1), feed(2)], INPUTS).digest()
+    assert from_files != open_feeds([feed(2), feed(1)], INPUTS).digest()
+    assert from_files != open_feeds([feed(1)], INPUTS).digest()
+
+
+@pytest.mark.parametrize("name", ["missing.npz", "data.txt"])
+def test_a_source_that_is_nothing_readable_is_named_with_what_would_do(tmp_path: Path, name: str) -> None:
+    if name == "data.txt":
+        (tmp_path / name).write_text("1 2 3")
+
+    with pytest.raises(errors.ConfigError, match=name) as caught:
+        open_feeds(tmp_path / name, INPUTS)
+
+    assert ".npz" in str(caught.value)
+
+
+def test_no_data_and_data_of_another_kind_are_errors_that_name_the_source(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="no data came"):
+        list(open_feeds([], INPUTS))
+    with pytest.raises(errors.InputError, match="item 2 is a list"):
+        list(open_feeds([feed(1), [1, 2]], INPUTS))  # type: ignore[list-item]
+
+
+def test_pickles_and_cut_files_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "whole.npz", **feed(1))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:150])
+
+    for name in ("objects.npy", "cut.npz"):
+        with pytest.raises(errors.FormatError, match=name):
+            list(open_feeds(tmp_path / name, INPUTS))

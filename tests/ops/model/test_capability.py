@@ -1,0 +1,61 @@
+"""Which nodes a back end takes, and the model in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from tests import models
+from trtops.ops.model.capability import CapabilityConfig, CapabilityReport, capability
+
+
+def interleaved() -> onnx.ModelProto:
+    """Two branches, with one node in each that no back end knows."""
+    return models.model(
+        """(float[4] x) => (float[4] y) {
+            [a] a = Relu(x) [b] b = custom.Frobnicate(a) [c] c = Abs(b)
+            [d] d = Neg(x) [e] e = custom.Frobnicate(d) [f] f = Exp(e)
+            [g] y = Add(c, f)
+        }"""
+    )
+
+
+def test_nodes_without_a_kernel_are_named_and_the_rest_is_parted_around_them(tmp_path: Path) -> None:
+    config = CapabilityConfig(backend="onnxruntime")
+    report = capability(interleaved(), config)
+
+    assert not report.supported
+    [refusal] = report.refused
+    assert (refusal.op, refusal.nodes) == ("custom.Frobnicate", ("b", "e"))
+    assert [(part.supported, part.nodes) for part in report.parts] == [
+        (True, ("a", "d")),
+        (False, ("b", "e")),
+        (True, ("c", "f", "g")),
+    ]
+    assert "refuses 2 of 7 nodes" in report.text()
+    assert CapabilityReport.from_json(report.to_json()) == report
+
+
+def test_parts_are_written_as_models_that_hand_their_tensors_on(tmp_path: Path) -> None:
+    case = models.conv_net()
+    report = capability(case.proto, CapabilityConfig(backend="onnxruntime", output_dir=str(tmp_path / "parts")))
+    [part] = report.parts
+    assert report.supported and part.supported
+    session = ort.InferenceSession(str(part.path), providers=["CPUExecutionProvider"])
+    feed = {name: case.feed[name] for name in part.inputs}
+    np.testing.assert_allclose(session.run(None, feed)[0], ort_outputs(case)[0], rtol=1e-5)
+    assert report.text().endswith("nodes.")
+
+
+def ort_outputs(case: models.Case) -> list[np.ndarray]:
+    session = ort.InferenceSession(case.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(case.feed))
+
+
+@pytest.mark.parametrize("make", models.ALL)
+def test_onnx_runtime_takes_every_model_it_runs(make: models.Callable[[], models.Case]) -> None:
+    assert capability(make().proto, CapabilityConfig(backend="onnxruntime")).supported

@@ -1,0 +1,103 @@
+"""Models as pictures: where boxes go, what a page holds, and that it is served."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescription, TensorDescription
+from trtops.comparator import RunResults
+from trtops.metadata import TensorSpec
+from trtops.ops.model import engine_tensors, graph
+
+
+@pytest.mark.parametrize("make", [models.identity, models.transformer, models.branch, models.loop, models.multi_output])
+def test_every_model_is_drawn_below_what_it_reads(make: Callable[[], models.Case]) -> None:
+    found = graph.boxes(graph.describe_onnx(make().proto))
+    at = graph.places(found)
+
+    maker = {tensor: index for index, box in enumerate(found) for tensor in box.outputs}
+    for index, box in enumerate(found):
+        assert all(at[maker[tensor]][1] < at[index][1] for tensor in box.inputs if tensor in maker)
+    assert len(set(at)) == len(found)
+
+
+def test_a_chain_is_drawn_straight_and_branches_side_by_side() -> None:
+    proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x)\n b = Neg(a)\n c = Abs(a)\n y = Add(b, c) }")
+    at = graph.places(graph.boxes(graph.describe_onnx(proto)))
+
+    assert at == [(0, 0), (0, 1), (0, 2), (1, 2), (0, 3), (0, 4)]
+
+
+def test_a_page_holds_every_node_needs_nothing_from_elsewhere_and_minds_what_names_hold() -> None:
+    proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n y = Neg(t) }")
+    proto.graph.node[0].name = "</script><i>&@DRAWN@"
+
+    page = graph.page(graph.describe_onnx(proto), "<net>")
+    assert "<i>&" not in page and page.count("</script>") == 1 and "&lt;net&gt;" in page
+    assert len(re.findall("<g id=n", page)) == 4 and len(re.findall("<path", page)) == 3
+    assert "http" not in page and "src=" not in page
+
+
+def test_a_page_is_served_to_this_machine_only() -> None:
+    address: list[str] = []
+    ready = threading.Event()
+
+    def told(found: str) -> None:
+        address.append(found)
+        ready.set()
+
+    threading.Thread(target=graph.serve, args=("<p>page</p>", 0, told), daemon=True).start()
+    assert ready.wait(10)
+    assert address[0].startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(address[0], timeout=10) as answer:
+        assert answer.read() == b"<p>page</p>"
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"{address[0]}other", timeout=10)
+    with pytest.raises(errors.ConfigError, match="cannot be used"):
+        graph.serve("", int(address[0].rstrip("/").rpartition(":")[2]), told)
+
+
+def engine() -> EngineDescription:
+    tensors = [TensorDescription(name=name, dtype="fp16", shape=(4,)) for name in ("x", "t", "y")]
+    layers = (
+        LayerDescription(name="relu", op="PointWise", tactic="k1", inputs=(tensors[0],), outputs=(tensors[1],)),
+        LayerDescription(name="neg", op="PointWise", inputs=(tensors[1],), outputs=(tensors[2],)),
+    )
+    x, y = TensorSpec("x", None, (4,)), TensorSpec("y", None, (4,))
+    return EngineDescription(
+        name="net",
+        inputs=(x,),
+        outputs=(y,),
+        profiles=(),
+        device_memory_bytes=0,
+        weights_bytes=0,
+        refittable=False,
+        layers=layers,
+    )
+
+
+def test_an_engine_is_drawn_with_its_tactics() -> None:
+    found = graph.boxes(engine())
+
+    assert [box.title for box in found] == ["input", "PointWise", "PointWise", "output"]
+    assert "tactic: k1" in found[1].details
+
+
+def test_what_tensors_held_stands_beside_an_engine_s_layers(tmp_path) -> None:
+    results = RunResults()
+    results.add([{"t": models.random(4), "elsewhere": models.random(2)}], runner_name="trt-runner-N0")
+    results.save(str(tmp_path / "saved.json"))
+
+    text = engine_tensors.text(engine(), engine_tensors.read_tensors(tmp_path / "saved.json"))
+    assert text.count("t [dtype=float32, shape=(4,), mean=") == 2
+    assert "x [not saved]" in text and "Not of any layer: elsewhere" in text
+    with pytest.raises(errors.ConfigError, match="does not exist"):
+        engine_tensors.read_tensors(tmp_path / "nowhere.json")

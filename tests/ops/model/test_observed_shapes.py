@@ -1,0 +1,39 @@
+"""Shapes taken from running a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.ops.model.observed_shapes import with_observed_shapes
+
+
+def shapes_of(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+    graph = proto.graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+
+
+def test_shapes_that_depend_on_values_are_those_of_the_run() -> None:
+    proto = models.model("(float[n] x) => (int64[1,k] y) { a = Abs(x)\n y = NonZero(a) }")
+
+    found = with_observed_shapes(proto, [{"x": np.array([0, 2, 0, 3], np.float32)}])
+    assert shapes_of(found) == {"x": (4,), "a": (4,), "y": (1, 2)}
+    assert "dim_value" not in str(proto.graph.input[0])  # the model itself is as it was
+
+
+def test_sub_graphs_are_left_as_they_are_and_the_model_still_runs() -> None:
+    for case in (models.branch(), models.loop(), models.transformer()):
+        proto = with_observed_shapes(case.proto, [case.feed])
+        onnx.checker.check_model(proto)
+        assert all(dim > 0 for shape in shapes_of(proto).values() for dim in shape)
+
+
+def test_data_that_does_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(errors.InputError):
+        with_observed_shapes(models.identity().proto, [{"other": np.zeros(3, np.float32)}])

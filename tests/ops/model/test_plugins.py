@@ -1,0 +1,150 @@
+"""Where plugins fit, and models with their nodes; patterns as users of the field's tool write them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+
+from tests import models
+from trtops import errors
+from trtops.ops.model.plugins import Match, Place, match_plugins, read_matches, replace_plugins, write_matches
+
+GELU = """
+def get_plugin_metadata():
+    return {"name": "gelu", "op": "FastGelu"}
+
+
+def get_matching_subgraphs(graph):
+    found = []
+    for node in graph.nodes:
+        if node.op == "Relu":
+            reader = node.outputs[0].outputs[0]
+            if reader.op == "Neg":
+                found.append({"inputs": [node.inputs[0].name], "outputs": [reader.outputs[0].name], "attributes": {"scale": 2}})
+    return found
+"""
+OWN = """
+
+def replace_with_plugin(graph, input_tensors, output_tensors, attrs, op):
+    if input_tensors[0].name == "x":
+        return None
+    output_tensors[0].inputs.clear()
+    return graph.layer(op=op + "Own", inputs=input_tensors, outputs=output_tensors, attrs=attrs)
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """Two plugins: one that fits, and one that does not."""
+    folder = tmp_path / "plugins"
+    for name, text in (("gelu", GELU), ("none", GELU.replace('"gelu"', '"none"').replace('"Relu"', '"Sin"'))):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "pattern.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model in which the pattern is found twice."""
+    proto = models.model(
+        "(float[4] x) => (float[4] y) { a = Relu(x)\n b = Neg(a)\n c = Abs(b)\n d = Relu(c)\n y = Neg(d) }"
+    )
+    return models.Case(proto, {}, name="twice").write(tmp_path)
+
+
+FOUND = (
+    Match(
+        name="gelu",
+        op="FastGelu",
+        places=(
+            Place(inputs=("x",), outputs=("b",), attributes={"scale": 2}),
+            Place(inputs=("c",), outputs=("y",), attributes={"scale": 2}),
+        ),
+    ),
+    Match(name="none", op="FastGelu", places=()),
+)
+
+
+def test_every_place_of_every_plugin_is_found(model: Path, plugins: Path) -> None:
+    assert match_plugins(model, plugins) == FOUND
+    assert match_plugins(model, plugins, include=["none"]) == FOUND[1:]
+    assert match_plugins(model, plugins, exclude=["none"]) == FOUND[:1]
+
+
+def test_places_are_written_and_read_again_without_the_plugins_that_have_none(tmp_path: Path) -> None:
+    write_matches(FOUND, tmp_path / "config.yaml")
+
+    assert read_matches(tmp_path / "config.yaml") == FOUND[:1]
+
+
+def test_nodes_between_a_place_s_ends_give_way_to_the_plugin_s(model: Path, plugins: Path, tmp_path: Path) -> None:
+    result = replace_plugins(model, tmp_path / "replaced.onnx", FOUND[:1], plugins)
+
+    graph = onnx.load(result.path).graph
+    assert [(n.op_type, list(n.input), list(n.output)) for n in graph.node] == [
+        ("FastGelu", ["x"], ["b"]),
+        ("Abs", ["b"], ["c"]),
+        ("FastGelu", ["c"], ["y"]),
+    ]
+    assert [(a.name, a.i) for a in graph.node[0].attribute] == [("scale", 2)]
+    assert (result.nodes_before, result.nodes) == (5, 3)
+    assert result.changes == ("Put gelu in at 2 places.",)
+
+
+def test_a_plugin_may_put_its_node_in_itself_and_refuse_a_place(model: Path, plugins: Path) -> None:
+    (plugins / "gelu" / "pattern.py").write_text(GELU + OWN)
+
+    result = replace_plugins(model, None, FOUND[:1], plugins)
+    assert [n.op_type for n in result.model.graph.node] == ["Relu", "Neg", "Abs", "FastGeluOwn"]
+    assert result.changes == ("Put gelu in at 1 places, 1 left as they were.",)
+
+
+def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="Did you mean 'gelu'"):
+        match_plugins(model, plugins, include=["gelo"])
+    with pytest.raises(errors.ConfigError, match="has no plugins"):
+        match_plugins(model, tmp_path)
+    with pytest.raises(errors.ConfigError, match="no tensor 'q'"):
+        replace_plugins(
+            model, None, [Match(name="gelu", op="F", places=(Place(inputs=("q",), outputs=("y",)),))], plugins
+        )
+    with pytest.raises(errors.ConfigError, match="share it"):
+        replace_plugins(model, None, [*FOUND[:1], *FOUND[:1]], plugins)
+    with pytest.raises(errors.ConfigError, match="replace the model itself"):
+        replace_plugins(model, model, FOUND[:1], plugins)
+    with pytest.raises(errors.ConfigError, match="plugin match"):
+        read_matches(tmp_path / "nowhere.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(errors.FormatError, match="no YAML"):
+        read_matches(tmp_path / "bad.yaml")
+    (tmp_path / "other.yaml").write_text("!!python/object/apply:os.getcwd []")
+    with pytest.raises(errors.FormatError, match="no YAML"):
+        read_matches(tmp_path / "other.yaml")
+    (plugins / "gelu" / "pattern.py").write_text("def get_plugin_metadata():\n    return 1\n")
+    with pytest.raises(errors.ConfigError, match="expected a dict with name and op"):
+        match_plugins(model, plugins)
+
+
+@pytest.mark.parity
+def test_the_field_s_tool_reads_and_writes_the_same_file_and_makes_the_same_model(
+    model: Path, plugins: Path, tmp_path: Path
+) -> None:
+    def theirs(*words: str) -> None:
+        command = [str(Path(sys.executable).with_name("polygraphy")), "plugin", *words, "--plugin-dir", str(plugins)]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+
+    theirs("match", str(model), "-o", "theirs.yaml")
+    write_matches(match_plugins(model, plugins), tmp_path / "ours.yaml")
+    assert [*yaml.safe_load_all((tmp_path / "ours.yaml").read_text())] == [
+        *yaml.safe_load_all((tmp_path / "theirs.yaml").read_text())
+    ]
+
+    theirs("replace", str(model), "--config", "ours.yaml", "-o", "theirs.onnx")
+    ours = replace_plugins(model, None, read_matches(tmp_path / "theirs.yaml"), plugins).model
+    nodes = [(n.op_type, list(n.input), list(n.output)) for n in onnx.load(tmp_path / "theirs.onnx").graph.node]
+    assert [(n.op_type, list(n.input), list(n.output)) for n in ours.graph.node] == nodes

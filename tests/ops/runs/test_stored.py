@@ -1,0 +1,91 @@
+"""What the memory holds: found, put side by side, judged again, checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.comparator.report import Tolerances
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.runs.stored import audit, judge_again, list_runs, side_by_side
+from trtops.spec import BuildConfig
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+QUICK = CheckConfig(latency_runs=1, warm_up=0, plots="never")
+
+
+@pytest.fixture(scope="module")
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture(scope="module")
+def built(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Runs of a good FP32 build, and of one that no tolerance lets pass."""
+    path = models.conv_net().write(tmp_path_factory.mktemp("model"), "conv")
+    strict = CheckConfig(latency_runs=1, warm_up=0, plots="never", tolerances=Tolerances(atol=0, rtol=0))
+    fine = convert(path, ConvertConfig(check=QUICK), tracker=tracker)
+    poor = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=strict), tracker=tracker)
+    return fine.run_id, poor.run_id
+
+
+def test_runs_are_found_newest_first_by_what_they_are(tracker: MemoryTracker, built: tuple[str, str]) -> None:
+    good, bad = built
+
+    assert [row.id for row in list_runs(tracker)] == [bad, good]
+    assert [row.id for row in list_runs(tracker, verdict="good", kind="build")] == [good]
+    assert [row.id for row in list_runs(tracker, limit=1)] == [bad]
+    assert list_runs(tracker, experiment="another") == list_runs(tracker, parent=good) == []
+    row = list_runs(tracker, tags={schema.Tag.VERDICT: "bad"})[0]
+    assert (row.experiment, row.kind, row.status, row.verdict) == ("conv", "build", "finished", "bad")
+
+
+def test_params_and_numbers_stand_side_by_side_and_say_whether_they_are_the_same(
+    tracker: MemoryTracker, built: tuple[str, str]
+) -> None:
+    lines = {line.name: line for line in side_by_side(built, tracker)}
+
+    precision = next(line for name, line in lines.items() if name.endswith("precision"))
+    assert (precision.kind, precision.values, precision.same) == ("param", ("fp32", "fp16"), False)
+    assert lines["build/engine_bytes"].kind == "metric"
+    assert any(line.same for line in lines.values())
+    with pytest.raises(errors.RunNotFoundError):
+        side_by_side(["0" * 32], tracker)
+
+
+def test_a_stored_comparison_is_judged_again_and_the_memory_left_as_it_was(
+    tracker: MemoryTracker, built: tuple[str, str]
+) -> None:
+    good, bad = built
+
+    strict = judge_again([good, bad], Tolerances(atol=0, rtol=0), tracker)
+    loose = judge_again([bad], Tolerances(atol=1, rtol=1), tracker)
+
+    assert [(each.before, each.verdict) for each in loose] == [("bad", "good")] and loose[0].reasons == ()
+    assert strict[1].verdict == "bad" and strict[1].reasons
+    assert tracker.info(bad).verdict == "bad"
+    with pytest.raises(errors.RunNotFoundError):
+        judge_again(["0" * 32], Tolerances(), tracker)
+
+
+def test_an_audit_reads_every_file_and_says_which_run_is_not_whole(
+    tracker: MemoryTracker, built: tuple[str, str]
+) -> None:
+    run = tracker.start("conv", "half", kind="build")
+    run.log_text("x", "x.txt")
+
+    whole, _, half = audit([*built, run.id], tracker)
+
+    assert whole.whole and whole.files == len(tracker.load(built[0]).manifest.artifacts) > 5
+    assert (half.whole, half.name) == (False, "half") and half.why
+
+
+def test_a_run_without_a_comparison_cannot_be_judged_again(tracker: MemoryTracker) -> None:
+    run = tracker.start("conv", "bare", kind="build")
+    run.finish("good")
+
+    with pytest.raises(errors.IncompleteRunError):
+        judge_again([run.id], Tolerances(), tracker)

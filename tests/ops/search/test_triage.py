@@ -1,0 +1,203 @@
+"""The first tensor at which two sides part: found, explained, and said to be gone when it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import BaseRunner
+from trtops.comparator.report import Tolerances
+from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.search.triage import Emulated, MakeRunner, TriageConfig, TriageResult, draw, triage
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking.base import tracked
+from trtops.tracking.memory import MemoryTracker
+
+TIGHT = Tolerances(atol=1e-3, rtol=1e-3)
+
+
+def chain(length: int = 12) -> onnx.ModelProto:
+    body = "\n".join(f"[n{i}] t{i + 1} = {('Neg', 'Neg', 'LeakyRelu')[i % 3]}(t{i})" for i in range(length))
+    return models.model(
+        f"(float[2,8] x) => (float[2,8] y) {{ [first] t0 = Mul(x, two)\n{body}\n[last] y = Add(t{length}, t0) }}",
+        {"two": np.float32(2)},
+    )
+
+
+def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunner:
+    """A back end that computes one node wrongly; like a bad fusion, only as long as nobody looks inside."""
+
+    def make(model: onnx.ModelProto) -> BaseRunner:
+        wrong = onnx.ModelProto()
+        wrong.CopyFrom(model)
+        [culprit] = [n for n in wrong.graph.node if n.name == node]
+        result = culprit.output[0]
+        if not (unless_observed and result in {value.name for value in model.graph.output}):
+            culprit.output[0] = f"{result}_right"
+            wrong.graph.initializer.append(numpy_helper.from_array(np.float32(amount), "amount"))
+            place = list(wrong.graph.node).index(culprit) + 1
+            wrong.graph.node.insert(place, helper.make_node("Add", [f"{result}_right", "amount"], [result]))
+        return onnxruntime_runner(wrong)
+
+    return make
+
+
+def test_the_node_that_is_computed_wrongly_is_named() -> None:
+    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT))
+
+    assert (result.verdict, result.first, result.origin) == ("bad", "t6", "t6")
+    assert result.tensor("t6").node == "n5"
+    assert result.tensor("t5").error < 1e-5
+    assert result.chain[:3] == ("t6", "t5", "t4")
+    assert "First tensor that differs: 't6', made by LeakyRelu 'n5'" in result.text()
+
+
+def test_sides_that_agree_have_no_first_tensor() -> None:
+    result = triage(chain(), onnxruntime_runner, TriageConfig(tolerances=TIGHT))
+    assert (result.verdict, result.first, result.origin, result.chain) == ("good", None, None, ())
+    assert [t.name for t in result.tensors] == ["t0", *(f"t{i}" for i in range(1, 13)), "y"]
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_small_windows_give_the_same_numbers_as_one(iterations: int) -> None:
+    one = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, iterations=iterations))
+    many = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, iterations=iterations, window_bytes=150))
+    assert many.windows > one.windows
+    assert many.tensors == one.tensors
+
+
+def test_an_error_that_disappears_when_observed_is_said_to_and_found_one_tensor_at_a_time() -> None:
+    result = triage(chain(), off_by("n5", 0.5, unless_observed=True), TriageConfig(tolerances=TIGHT))
+
+    assert result.verdict == "bad"
+    assert result.disappears
+    assert all(t.verdict == "good" for t in result.tensors)
+    assert result.first == "t7"  # t6 itself is right whenever anybody looks
+    assert [probe.name for probe in result.probes if not probe.output_differs] == ["t6"]
+    assert "disappears when all tensors are observed" in result.text()
+    assert "takes the error away: t6" in result.text()
+
+
+def test_observing_one_at_a_time_can_be_asked_for() -> None:
+    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, observe="one"))
+    assert result.first == "t6"
+    assert not result.tensors and len(result.probes) <= 5
+
+
+def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
+    model = models.model(
+        "(float[4] x) => (float[4] y) { [a] big = Mul(x, k) [b] square = Mul(big, big) [c] root = Sqrt(square) [d] y = Div(root, k) }",
+        {"k": np.float32(1000)},
+    )
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
+
+    assert result.first_nonfinite == "square"
+    assert result.chain == ("square", "big")
+    assert result.tensor("big").magnitude == 1000
+    assert result.tensor("square").nonfinite == 4
+    assert result.tensor("square").error == float("inf")
+    assert "First NaN or infinity: 'square'" in result.text()
+
+
+def test_where_infinity_comes_in_is_the_origin_and_not_what_is_behind_it() -> None:
+    model = models.model(
+        "(float[4] x) => (float[1] y) { a = Mul(x, k) b = Mul(a, a) c = ReduceMean<axes = [0]>(b) y = Sqrt(c) }",
+        {"k": np.float32(300)},
+    )
+    feed = {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)}
+
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[feed])
+
+    assert (result.origin, result.first_nonfinite) == ("b", "b")
+
+
+def test_the_error_is_measured_against_the_reference() -> None:
+    model = models.model("(float[4] x) => (float[4] y, float[4] z) { [big] y = Neg(x) [zero] z = Sub(x, x) }")
+    feeds = [{"x": np.full(4, n, np.float32)} for n in (1, 2)]
+
+    large = triage(model, off_by("big", 1000), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("y")
+    beside_zero = triage(model, off_by("zero", 7), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("z")
+
+    assert large.error == pytest.approx(1000 * 8**0.5 / 20**0.5)
+    assert beside_zero.error == 1
+
+
+def test_nan_that_the_model_itself_makes_is_said_to_be_the_models() -> None:
+    model = models.model("(float[2] x) => (float[2] y) { [neg] a = Neg(x) [root] b = Sqrt(a) [add] y = Add(b, x) }")
+
+    result = triage(model, onnxruntime_runner, feeds=[{"x": np.ones(2, np.float32)}])
+
+    assert (result.reference_nan, result.first_nonfinite, result.origin) == ("b", None, "b")
+    assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in result.text()
+
+
+def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated() -> None:
+    model = models.model(
+        """(float[4] x, bool flag) => (float[4] y) {
+            t = Mul(x, x)
+            u = Exp(t)
+            b = If(flag) <
+                then_branch = yes () => (float[4] p) { p = Add(t, u) },
+                else_branch = no () => (float[4] q) { q = Sub(t, u) }
+            >
+            v = Neg(t)
+            y = Add(b, v)
+        }"""
+    )
+    feed = {"x": np.ones(4, np.float32), "flag": np.array(True)}
+
+    assert triage(model, Emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_what_is_expected_of_the_precision_that_is_emulated_is_the_default(to: Literal["fp16", "bf16"]) -> None:
+    model = models.model("(float[64] x) => (float[64] y) { y = Exp(x) }")
+    assert triage(model, Emulated(to)).verdict == "good"
+
+
+def test_growth_tells_where_rounding_is_blown_up() -> None:
+    model = models.model(
+        "(float[256] x) => (float[256] y) { a = Add(x, k) b = Sub(a, k) y = Mul(b, two) }",
+        {"k": np.float32(100), "two": np.float32(2)},
+    )
+    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT))
+    growth = result.tensor("b").growth
+    assert growth is not None and growth > 50
+    assert result.origin == "b"
+
+
+def test_tensors_are_mapped_to_the_layers_of_the_engine() -> None:
+    case = models.conv_net()
+    config = BuildConfig(options=OnnxRuntimeOptions(tactics=()))
+    result = triage(case.proto, config, TriageConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
+    assert result.verdict == "good"
+    assert any(t.layer for t in result.tensors)
+
+
+@pytest.mark.parametrize("make", models.ALL)
+def test_every_model_can_be_compared_with_itself(make: models.Callable[[], models.Case]) -> None:
+    case = make()
+    result = triage(case.proto, onnxruntime_runner, TriageConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
+    assert result.verdict == "good"
+
+
+def test_everything_is_logged_and_drawn() -> None:
+    tracker = MemoryTracker()
+    with tracked(tracker, "e", "triage", kind="triage") as run:
+        result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT), run=run)
+        run.finish("bad")
+    assert draw(result).startswith(b"\x89PNG")
+    assert TriageResult.from_json(result.to_json()).first == result.first
+    assert tracker.info(run.id).metrics["triage", "differing"] > 0
+
+
+def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:
+    result = triage(chain(2), onnxruntime_runner, TriageConfig(tolerances=TIGHT))
+    with pytest.raises(errors.ConfigError, match="Did you mean 't0'"):
+        result.tensor("t00")

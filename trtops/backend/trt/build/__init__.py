@@ -1,0 +1,1 @@
+"""Building: from an ONNX model to a plan."""

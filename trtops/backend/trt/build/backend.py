@@ -1,0 +1,400 @@
+"""TensorRT as an engine back end: one build config in, one build out, with everything worth remembering."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
+from trtops.backend.onnx.quantize import is_quantized
+from trtops.backend.trt import library
+from trtops.backend.trt.build import int8
+from trtops.backend.trt.build.calibrator import Calibrator, calibrator_class
+from trtops.backend.trt.build.config import CreateConfig
+from trtops.backend.trt.build.engine import build_plan, engine_from_bytes
+from trtops.backend.trt.build.network import NetworkFromOnnxBytes, NetworkFromOnnxPath
+from trtops.backend.trt.build.network_changes import SetLayerPrecisions
+from trtops.backend.trt.build.profile import Profile
+from trtops.backend.trt.choices import editable, selector, timing_cache
+from trtops.backend.trt.describe import inspector
+from trtops.backend.trt.infer.runner import TrtRunner
+from trtops.backend.trt.library import device
+from trtops.backend.trt.lines import Feature
+from trtops.record import sha256
+from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
+from trtops.tactics.record import TacticRecord
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
+
+NO_CACHES = Caches()
+
+
+@dataclass(frozen=True)
+class TensorRTBackend:
+    """Builds TensorRT engines (or TensorRT-RTX engines, see :mod:`trtops.backend.trt.library`), and runs them.
+
+    Attributes:
+        name: The back end's name.
+        engine_suffix: Ending of engine files.
+        calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
+        require_precision: Whether a build fails that asked for a precision which no layer got.
+    """
+
+    name: str = "tensorrt"
+    engine_suffix: str = ".engine"
+    calibration_algorithm: str = "entropy2"
+    require_precision: bool = False
+
+    def environment(self) -> Environment:
+        """Where builds made now are made.
+
+        Raises:
+            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        """
+        return device.environment()
+
+    def device_state(self) -> dict[str, str]:
+        """The GPU by a digest of its UUID, its clocks, and how many other processes use it; empty without a GPU."""
+        return device.state()
+
+    def build(
+        self,
+        model: Model,
+        config: BuildConfig,
+        *,
+        caches: Caches = NO_CACHES,
+        calibration_data: Iterable[Feed] | None = None,
+    ) -> Build:
+        """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
+        return _Building(self, model, config, caches, calibration_data).run()
+
+    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
+        """A runner for an engine, or for what a callable returns at activation; outputs come in the model's order."""
+
+        def load() -> Any:
+            built = engine() if callable(engine) else engine
+            runner.output_order = _outputs_of(built)
+            return _load(built)
+
+        runner = TrtRunner(load, name)
+        return runner
+
+
+def _outputs_of(built: Engine) -> tuple[str, ...]:
+    """Names of the model's outputs in its order; none for engines from before these were kept."""
+    names = built.options.get("outputs")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _load(built: Engine) -> Any:
+    """Load an engine, after making sure that its bytes are whole and that it belongs here.
+
+    Raises:
+        EngineLoadError: If not. TensorRT itself runs engines with altered weights without a word.
+    """
+    expected = built.options.get("sha256")
+    found = sha256(built.plan)
+    if expected is not None and expected != found:
+        raise errors.EngineLoadError(
+            f"The engine's {len(built.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
+            "damaged. Fetch the engine again, or build it anew."
+        )
+    here, there = device.environment(), built.environment
+    if here.device_sha256 != there.device_sha256:
+        raise errors.EngineLoadError(
+            f"The engine was built for {there.device}; this is {here.device}. TensorRT engines run on the kind of GPU "
+            "that they were built on: build it anew here."
+        )
+    if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
+        raise errors.EngineLoadError(
+            f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Build it anew, or "
+            "build with version_compatible=True."
+        )
+    return engine_from_bytes(built.plan)
+
+
+class _Building:
+    """One build under way."""
+
+    def __init__(
+        self,
+        backend: TensorRTBackend,
+        model: Model,
+        build_config: BuildConfig,
+        caches: Caches,
+        calibration_data: Iterable[Feed] | None,
+    ) -> None:
+        if not isinstance(build_config.options, TensorRTOptions):
+            raise errors.ConfigError(
+                f"The build config is for {build_config.backend!r}; expected BuildConfig(options=TensorRTOptions(...))."
+            )
+        self.backend = backend
+        self.model = model
+        self.build_config = build_config
+        self.options = build_config.options
+        self.caches = caches
+        self.calibration_data = calibration_data
+        self.line = library.line()
+        self.environment = device.environment()
+        self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
+        self.timings_read: int | None = None
+        self.recorded = selector.TacticReplayData()
+        self.denied = caches.denied.here(self.environment)
+        self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
+        self.calibrator: Any = None
+        self.quantized: int8.Quantized | None = None
+
+    def run(self) -> Build:
+        """Build, load what was built for its layers, and put everything together."""
+        if self.timing is not None:
+            self.timing.check(self.environment)
+        self._check_replay_fits()
+        if self.options.tactic_seed is not None and (self._edits or self.caches.replay is not None):
+            raise errors.UnsupportedFeatureError(
+                f"{self.line.name}: tactic_seed needs a release with algorithm selectors, and no replay. Leave it out; "
+                "TensorRT's own timing varies as well."
+            )
+        with ExitStack() as stack:
+            log = stack.enter_context(library.collect_log())
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtops-build-"))
+            selector = self._selector()
+            self._quantize()
+            loader = self._config_loader(selector, folder)
+            builder, network, _parser = self._network(loader)
+            builder_config = loader(builder, network)
+            if self._timing_data() and loader.load_timing_cache is not None:
+                self.timings_read = timing_cache.held(builder_config)
+            if self.caches.replay is not None and self._edits:
+                editable.prepare_replay(builder_config, self.caches.replay)
+            started = time.perf_counter()
+            try:
+                plan = bytes(build_plan(builder, network, builder_config, selector=selector))
+            finally:
+                if self.calibrator is not None:
+                    self.calibrator.free()
+            seconds = time.perf_counter() - started
+            if self.caches.replay is not None and self._edits:
+                editable.check_replay(builder_config, self.caches.replay)
+            cache = self._collect_cache(builder_config, seconds)
+            layers = self._layers(plan)
+            record = self._record(builder_config, layers, watched=selector is not None)
+            self._check_denied(record)
+        return Build(
+            spec=self._spec(),
+            engine=Engine(
+                backend=self.backend.name,
+                plan=plan,
+                options={
+                    "sha256": sha256(plan),
+                    "version_compatible": self.options.version_compatible,
+                    "outputs": [spec.name for spec in self.model.info.outputs],
+                },
+                environment=self.environment,
+            ),
+            tactics=record,
+            layers=layers,
+            timing_cache=None if cache is None else cache.to_bytes(),
+            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.timings_read),
+            calibration_cache=self._calibration_cache(),
+            seconds=seconds,
+            log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
+        )
+
+    # --- before -------------------------------------------------------------------------------------------------
+
+    @property
+    def _edits(self) -> bool:
+        """Whether tactics are recorded through the editable timing cache, rather than by a selector."""
+        return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
+
+    @property
+    def _precisions(self) -> tuple[str, ...]:
+        wanted = {self.build_config.precision, *self.options.also} - {"fp32"}
+        return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
+
+    def _check_replay_fits(self) -> None:
+        replay = self.caches.replay
+        if replay is None:
+            return
+        if not (self._edits or self.line.supports(Feature.ALGORITHM_SELECTOR)):
+            self.line.require(Feature.ALGORITHM_SELECTOR)
+        if (why := self.denied.why(replay.choices)) is not None:
+            raise errors.TacticMismatchError(
+                f"The tactic record may not be followed: {why}. Pardon it, or replay another."
+            )
+        here = (self.line.version, self.environment.device_sha256)
+        if (replay.backend_version, replay.device_sha256) != here:
+            raise errors.TacticMismatchError(
+                f"The tactic record is of TensorRT {replay.backend_version} on a device {replay.device_sha256[:8]}; this is "
+                f"{here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
+            )
+
+    def _selector(self) -> Any:
+        if self._edits or not self.line.supports(Feature.ALGORITHM_SELECTOR):
+            return None
+        if self.caches.replay is not None:
+            replayer = selector.TacticReplayer(selector.from_record(self.caches.replay))
+            self.recorded = replayer.chosen
+            return replayer
+        restricted = self.denied.entries or self.options.tactic_seed is not None
+        if not restricted and not self.options.record_tactics:
+            return None
+        return selector.TacticRecorder(self.recorded, self.restriction if restricted else None)
+
+    def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
+        options = self.options
+        trt = library.load()
+        pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
+        wanted = self._precisions
+        return CreateConfig(
+            tf32=options.tf32,
+            calibrator=self._make_calibrator(folder),
+            profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
+            # A replay leaves nothing to time: the selector offers one tactic per layer.
+            load_timing_cache=None if selector is not None and self.caches.replay is not None else self._timing_data(),
+            algorithm_selector=selector,
+            sparse_weights=options.sparse_weights,
+            tactic_sources=self._tactic_sources(),
+            memory_pool_limits=pools,
+            refittable=options.refittable,
+            version_compatible=options.version_compatible,
+            builder_optimization_level=options.optimization_level,
+            edit_timing_cache=self._edits,
+            fp16="fp16" in wanted,
+            bf16="bf16" in wanted,
+            fp8="fp8" in wanted,
+            int8="int8" in wanted,
+            use_dla=options.use_dla,
+            allow_gpu_fallback=options.allow_gpu_fallback,
+            precision_constraints=None if options.precision_constraints == "none" else options.precision_constraints,
+        )
+
+    def _timing_data(self) -> bytes | None:
+        if not self.line.supports(Feature.TIMING_CACHE):
+            return None
+        return b"" if self.timing is None else self.timing.data
+
+    def _tactic_sources(self) -> list[Any] | None:
+        if self.options.tactic_sources is None:
+            return None
+        members = library.load().TacticSource.__members__
+        for name in self.options.tactic_sources:
+            if name.upper() not in members:
+                raise errors.ConfigError(
+                    f"{self.line.name} has no tactic source {name!r}. {errors.near(name, members)}"
+                )
+        return [members[name.upper()] for name in self.options.tactic_sources]
+
+    def _quantize(self) -> None:
+        """Write INT8 into the model where there are no calibrators, or where layers are to be kept from it."""
+        if "int8" not in self._precisions or self._is_quantized():
+            return
+        if self.build_config.keep or not self.line.supports(Feature.CALIBRATOR):
+            self.quantized = int8.quantize(
+                self.model, self.build_config, self.caches.calibration, self.calibration_data
+            )
+
+    def _make_calibrator(self, folder: str) -> Any:
+        if "int8" not in self._precisions or self.quantized is not None or self._is_quantized():
+            return None
+        if self.caches.calibration is None and self.calibration_data is None:
+            raise errors.CalibrationError(
+                "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
+            )
+        algorithm, data = self.backend.calibration_algorithm, self.calibration_data
+        path = os.path.join(folder, "calibration.cache")
+        if self.caches.calibration is not None:
+            text = int8.tensorrt_text(
+                self.caches.calibration, self.model, self.build_config, release=self.line.version, algorithm=algorithm
+            )
+            with open(path, "wb") as file:
+                file.write(text)
+        feeds = itertools.islice(() if data is None else data, self.build_config.calibration_samples)
+        self.calibrator = Calibrator(feeds, cache=path, BaseClass=calibrator_class(algorithm))
+        return self.calibrator
+
+    def _calibration_cache(self) -> bytes | None:
+        if self.quantized is not None:
+            return self.quantized.calibration_cache
+        return None if self.calibrator is None else self.calibrator.cache_contents()
+
+    def _is_quantized(self) -> bool:
+        return is_quantized(self.model.proto())
+
+    def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
+        strongly = self.options.strongly_typed
+        network: Any
+        if self.model.path is not None and self.quantized is None:
+            network = NetworkFromOnnxPath(self.model.path, strongly_typed=strongly, config=loader)
+        else:
+            proto = self.model.proto() if self.quantized is None else self.quantized.model
+            network = NetworkFromOnnxBytes(proto.SerializeToString(), strongly_typed=strongly, config=loader)
+        if self.options.layer_precisions:
+            network = SetLayerPrecisions(network, dict(self.options.layer_precisions))
+        parts: tuple[Any, Any, Any] = network()
+        return parts
+
+    # --- after --------------------------------------------------------------------------------------------------
+
+    def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
+        if not self.line.supports(Feature.TIMING_CACHE):
+            return None
+        if self.caches.replay is not None and not self._edits:
+            return None
+        before = None if self.timings_read == 0 else self.timing
+        return timing_cache.collect(builder_config, self.environment, before, seconds)
+
+    def _layers(self, plan: bytes) -> tuple[Layer, ...]:
+        """The engine's layers; none where there is no GPU to load it on."""
+        if library.uses_rtx() and self.environment.compute_capability is None:
+            return ()
+        layers = tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan)))
+        if self.backend.require_precision:
+            inspector.audit_precision(layers, self._precisions).check()
+        return layers
+
+    def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
+        version, sha = self.line.version, self.environment.device_sha256
+        if self._edits:
+            entries = self.line.timing_entries(builder_config)
+            return editable.to_record(entries, backend_version=version, device_sha256=sha, layers=layers)
+        if watched:
+            return selector.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
+        choices = tuple(selector.unreplayable(layer) for layer in layers)
+        return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
+
+    def _check_denied(self, record: TacticRecord) -> None:
+        """Refuse a build that made a denied choice where no algorithm selector could keep TensorRT from it.
+
+        The editable timing cache says which tactic was chosen, and not which others there are.
+        """
+        why = self.denied.why(record.choices) if self._edits else None
+        if why is not None:
+            raise errors.EngineBuildError(
+                f"{self.line.name} chose a tactic on the deny-list: {why}. This release cannot be told what to choose "
+                "instead: build from the tactic record of a good run, or again."
+            )
+
+    def _spec(self) -> BuildSpec:
+        caches = self.caches
+        calibration = None if caches.calibration is None else sha256(caches.calibration)
+        if calibration is None and self.calibrator is not None:
+            calibration = self.calibrator.data_digest()
+        if calibration is None and self.quantized is not None:
+            calibration = self.quantized.data_sha256
+        return BuildSpec(
+            model_sha256=self.model.info.sha256,
+            config=self.build_config,
+            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
+            calibration_sha256=calibration,
+            replay_sha256=None if caches.replay is None else caches.replay.digest,
+            denied_sha256=caches.denied_sha256(self.environment),
+        )

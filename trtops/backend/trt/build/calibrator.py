@@ -1,0 +1,304 @@
+"""INT8 calibrators: TensorRT's four algorithms, fed from any data loader.
+
+They exist up to TensorRT 10.16; from 11 on INT8 comes from Q/DQ nodes in the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.common import open_atomically
+from trtops.backend.trt import library
+from trtops.backend.trt.library import dtypes, memory
+from trtops.backend.trt.lines import Feature
+from trtops.metadata import DataType, TensorMetadata, check_feed
+
+if TYPE_CHECKING:
+    from trtops.backend.trt.build.profile import Profile
+
+log = logging.getLogger(__name__)
+
+ALGORITHMS = {
+    "entropy2": "IInt8EntropyCalibrator2",
+    "entropy": "IInt8EntropyCalibrator",
+    "minmax": "IInt8MinMaxCalibrator",
+    "legacy": "IInt8LegacyCalibrator",
+}
+"""TensorRT's calibrator classes by the names that trtops gives them."""
+
+LEGACY_QUANTILE = 0.5
+LEGACY_REGRESSION_CUTOFF = 0.5
+"""What the legacy calibrator is told unless something else is given."""
+
+
+class TrtopsCalibrator(Protocol):
+    """What :func:`Calibrator` makes, beside being one of TensorRT's calibrators.
+
+    Attributes:
+        is_trtops_calibrator: True.
+        num_batches: Batches handed to TensorRT since the last :meth:`reset`.
+        error: What went wrong while TensorRT was calibrating, which cannot raise through C++.
+    """
+
+    is_trtops_calibrator: bool
+    num_batches: int
+    error: Exception | None
+
+    def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
+        """Say what the inputs look like; the data loader is told too, if it has an ``input_metadata``."""
+
+    def reset(self) -> None:
+        """Begin anew, for another network."""
+
+    def free(self) -> None:
+        """Give device memory back."""
+
+    def data_digest(self) -> str | None:
+        """SHA-256 over names, dtypes, shapes and values of the batches handed out; None if some lay on the device."""
+
+    def cache_contents(self) -> bytes | None:
+        """The calibration cache, read or written; None before either."""
+
+
+def Calibrator(
+    data_loader: Iterable[Mapping[str, Any]],
+    cache: str | os.PathLike[str] | IO[bytes] | None = None,
+    BaseClass: type | None = None,
+    batch_size: int | None = None,
+    quantile: float | None = None,
+    regression_cutoff: float | None = None,
+    algo: Any = None,
+) -> Any:
+    """Make a calibrator for ``CreateConfig(int8=True, calibrator=...)`` or for TensorRT itself.
+
+    Each batch is copied to the device once, and stays there only until the next.
+
+    Args:
+        data_loader: Feeds: numpy arrays, ``DeviceView`` or device addresses as ``int`` by input name. Anything that can
+            be iterated; a generator serves one calibration only.
+        cache: File, or open file, that the calibration cache is read from, if it is there, and written to.
+        BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` unless given.
+        batch_size: Accepted for scripts that pass it; with explicit batch it means nothing.
+        quantile: For ``IInt8LegacyCalibrator``: the quantile that becomes the range; 0.5 unless given.
+        regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 unless given.
+        algo: For ``IInt8Calibrator`` itself: the algorithm; entropy 2 unless given.
+
+    Returns:
+        An instance of ``BaseClass`` with what :class:`TrtopsCalibrator` lists.
+
+    Raises:
+        UnsupportedFeatureError: If this release calibrates by Q/DQ nodes alone.
+    """
+    library.line().require(Feature.CALIBRATOR)
+    trt = library.load()
+    base: Any = trt.IInt8EntropyCalibrator2 if BaseClass is None else BaseClass
+
+    class TensorRTCalibrator(_Batches, base):  # type: ignore[misc]
+        """Answers TensorRT's questions during calibration. Called from C++: exceptions are kept, not raised."""
+
+        is_trtops_calibrator = True
+
+        def __init__(self) -> None:
+            # By hand and on the class itself: without it the bindings crash when TensorRT calls back.
+            base.__init__(self)
+            _Batches.__init__(self, data_loader, cache)
+
+        def get_batch_size(self) -> int:
+            return batch_size or 1
+
+        def get_batch(self, names: list[str], *_: Any) -> list[int] | None:
+            return self.next_batch(names)
+
+        def read_calibration_cache(self, *_: Any) -> bytes | None:
+            return self.read_cache()
+
+        def write_calibration_cache(self, contents: Any, *_: Any) -> None:
+            self.write_cache(bytes(contents))
+
+        if base is trt.IInt8LegacyCalibrator:
+
+            def get_quantile(self) -> float:
+                return LEGACY_QUANTILE if quantile is None else quantile
+
+            def get_regression_cutoff(self) -> float:
+                return LEGACY_REGRESSION_CUTOFF if regression_cutoff is None else regression_cutoff
+
+            def read_histogram_cache(self, length: int) -> None:
+                return None
+
+            def write_histogram_cache(self, ptr: Any, length: int) -> None:
+                return None
+
+        if base is trt.IInt8Calibrator:
+
+            def get_algorithm(self) -> Any:
+                return trt.CalibrationAlgoType.ENTROPY_CALIBRATION_2 if algo is None else algo
+
+    return TensorRTCalibrator()
+
+
+def calibrator_class(algorithm: str) -> Any:
+    """TensorRT's calibrator class for one of :data:`ALGORITHMS`.
+
+    Raises:
+        ConfigError: If there is no algorithm of that name.
+    """
+    library.line().require(Feature.CALIBRATOR)
+    if algorithm not in ALGORITHMS:
+        raise errors.ConfigError(f"Unknown calibration algorithm {algorithm!r}. {errors.near(algorithm, ALGORITHMS)}")
+    return getattr(library.load(), ALGORITHMS[algorithm])
+
+
+class _Batches:
+    """Batches on their way to TensorRT, and the cache; knows no TensorRT class."""
+
+    def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
+        self.data_loader = data_loader
+        self.cache = cache
+        self.input_metadata: TensorMetadata | None = None
+        self._buffers: dict[str, memory.DeviceArray] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self._iterator: Iterator[Mapping[str, Any]] | None = None
+        self._contents: bytes | None = None
+        self._hash: Any = hashlib.sha256()
+        self.num_batches = 0
+        self.error: Exception | None = None
+
+    def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
+        self.input_metadata = input_metadata
+        if hasattr(self.data_loader, "input_metadata"):
+            self.data_loader.input_metadata = input_metadata
+
+    def data_digest(self) -> str | None:
+        return None if self._hash is None else str(self._hash.hexdigest())
+
+    def cache_contents(self) -> bytes | None:
+        return self._contents
+
+    def free(self) -> None:
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.free()
+
+    def next_batch(self, names: list[str]) -> list[int] | None:
+        try:
+            return self._next_batch(names)
+        except Exception as exc:  # whatever the user's data loader raises must not cross C++
+            self.error = exc
+            log.error("Calibration stopped: %s", exc)
+            self.free()
+            return None
+
+    def _next_batch(self, names: list[str]) -> list[int] | None:
+        if self._iterator is None:
+            self._iterator = iter(self.data_loader)
+        feed = next(self._iterator, None)
+        if feed is None:
+            self.free()
+            if self.num_batches == 0:
+                raise errors.CalibrationError(
+                    "The calibrator's data loader gave no batch. A generator gives its batches once: use a list, or an "
+                    "object that can be iterated again."
+                )
+            return None
+        self._check(feed)
+        self.num_batches += 1
+        return [self._address(name, feed[name]) for name in names]
+
+    def _check(self, feed: Mapping[str, Any]) -> None:
+        if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
+            check_feed(self.input_metadata, feed)
+
+    def _address(self, name: str, value: Any) -> int:
+        if isinstance(value, int):
+            self._hash = None
+            return value
+        if isinstance(value, memory.DeviceView):
+            self._hash = None
+            return value.ptr
+        array = np.ascontiguousarray(value)
+        if self._hash is not None:
+            self._hash.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+            self._hash.update(array.reshape(-1).view(np.uint8))
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.dtype != array.dtype:
+            buffer = self._buffers[name] = memory.DeviceArray(array.shape, array.dtype)
+        buffer.copy_from(array)
+        return buffer.ptr
+
+    def read_cache(self) -> bytes | None:
+        if self._contents is not None:
+            return self._contents
+        if self.cache is None:
+            return None
+        if isinstance(self.cache, (str, os.PathLike)):
+            path = Path(self.cache)
+            self._contents = path.read_bytes() if path.exists() else None
+        else:
+            self.cache.seek(0)
+            self._contents = self.cache.read()
+        return self._contents or None
+
+    def write_cache(self, contents: bytes) -> None:
+        self._contents = contents
+        if self.cache is None:
+            return
+        try:
+            if isinstance(self.cache, (str, os.PathLike)):
+                with open_atomically(Path(self.cache)) as file:
+                    file.write(contents)
+            else:
+                self.cache.seek(0)
+                self.cache.truncate()
+                self.cache.write(contents)
+        except OSError as exc:
+            self.error = exc
+
+
+def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
+    """Tell one of our calibrators what the network's inputs look like in the calibration profile; others are left alone.
+
+    Args:
+        calibrator: Any calibrator.
+        network: The network to be calibrated.
+        profile: Shapes of all its inputs.
+    """
+    if not getattr(calibrator, "is_trtops_calibrator", False):
+        return
+    metadata = TensorMetadata()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        shapes = profile.find(tensor.name)
+        dtype = dtypes.from_trt(tensor.dtype)
+        # Calibration computes in FP32, and takes such inputs whatever the network declares.
+        declared = DataType.FLOAT32 if dtype.is_floating else dtype
+        metadata.add(tensor.name, declared, None if shapes is None or tensor.is_shape_tensor else shapes.opt)
+    calibrator.reset()
+    calibrator.set_input_metadata(metadata)
+
+
+def check_calibration(calibrator: Any) -> None:
+    """Raise what went wrong inside a calibrator during a build.
+
+    Raises:
+        CalibrationError: If something did.
+    """
+    error = getattr(calibrator, "error", None)
+    if error is not None:
+        raise errors.CalibrationError(f"INT8 calibration failed: {error}") from error

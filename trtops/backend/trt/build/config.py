@@ -1,0 +1,330 @@
+"""The builder config: every option of the field's tool, on every release that has it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal
+
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.build import precision
+from trtops.backend.trt.build.calibrator import prepare_calibrator
+from trtops.backend.trt.build.profile import Profile, ShapeTuple
+from trtops.backend.trt.choices import timing_cache
+from trtops.backend.trt.lines import Feature
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    """What :class:`CreateConfig` and :class:`CreateConfigRTX` share. None leaves TensorRT's default.
+
+    Attributes:
+        profiles: Optimization profiles, in the order the engine will number them; inputs that they do not mention are
+            filled in. Without any there is one with the network's own shapes, 1 where they are dynamic.
+        precision_constraints: How binding per-layer precisions are: ``none``, ``prefer`` or ``obey``.
+        load_timing_cache: A timing cache: path, file or bytes. A file that does not exist counts as empty; one of
+            another device or release is refused.
+        algorithm_selector: Chooses tactics, such as :func:`TacticRecorder` and :func:`TacticReplayer`. Without
+            ``load_timing_cache`` it switches the timing cache off.
+        sparse_weights: Whether kernels for 2:4 sparse weights may be used.
+        tactic_sources: Libraries (``trt.TacticSource``) that tactics may come from.
+        restricted: Stay within the safety-certified scope.
+        profiling_verbosity: How much the engine tells its inspector; everything, unless given.
+        memory_pool_limits: Bytes by ``trt.MemoryPoolType``.
+        refittable: Whether weights can be exchanged later.
+        strip_plan: Leave refittable weights out of the plan.
+        preview_features: Features (``trt.PreviewFeature``) to switch on; others are switched off if this is given.
+        engine_capability: Scope of the engine (``trt.EngineCapability``).
+        direct_io: Forbid reformatting at inputs and outputs.
+        builder_optimization_level: 0 to 5.
+        hardware_compatibility_level: Devices that the engine should run on (``trt.HardwareCompatibilityLevel``).
+        max_aux_streams: Streams that the engine may use beside its own.
+        version_compatible: Whether later releases may load the engine.
+        exclude_lean_runtime: Leave the lean runtime out of a version compatible engine.
+        quantization_flags: Flags (``trt.QuantizationFlag``) to set; others are cleared if this is given.
+        error_on_timing_cache_miss: Fail rather than time a tactic.
+        disable_compilation_cache: Keep compiled code out of the timing cache.
+        progress_monitor: A ``trt.IProgressMonitor``.
+        weight_streaming: Let weights stay in host memory until needed; for strongly typed networks.
+        runtime_platform: Platform (``trt.RuntimePlatform``) to build for.
+        tiling_optimization_level: How hard to look for tilings (``trt.TilingOptimizationLevel``).
+        edit_timing_cache: Keep one entry per layer in the timing cache, for recording and replaying tactics.
+    """
+
+    profiles: Sequence[Profile] | None = None
+    precision_constraints: Literal["none", "prefer", "obey"] | None = None
+    load_timing_cache: str | os.PathLike[str] | IO[bytes] | bytes | None = None
+    algorithm_selector: Any = None
+    sparse_weights: bool = False
+    tactic_sources: Sequence[Any] | None = None
+    restricted: bool = False
+    profiling_verbosity: Any = None
+    memory_pool_limits: Mapping[Any, int] | None = None
+    refittable: bool = False
+    strip_plan: bool = False
+    preview_features: Sequence[Any] | None = None
+    engine_capability: Any = None
+    direct_io: bool = False
+    builder_optimization_level: int | None = None
+    hardware_compatibility_level: Any = None
+    max_aux_streams: int | None = None
+    version_compatible: bool = False
+    exclude_lean_runtime: bool = False
+    quantization_flags: Sequence[Any] | None = None
+    error_on_timing_cache_miss: bool = False
+    disable_compilation_cache: bool = False
+    progress_monitor: Any = None
+    weight_streaming: bool = False
+    runtime_platform: Any = None
+    tiling_optimization_level: Any = None
+    edit_timing_cache: bool = False
+
+    def __post_init__(self) -> None:
+        if self.exclude_lean_runtime and not self.version_compatible:
+            raise errors.ConfigError(
+                "exclude_lean_runtime needs version_compatible: only such engines carry a runtime."
+            )
+        if self.precision_constraints not in (None, "none", "prefer", "obey"):
+            raise errors.ConfigError(
+                f"precision_constraints is {self.precision_constraints!r}. "
+                f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
+            )
+
+    def __call__(self, builder: Any, network: Any) -> Any:
+        """Make the config.
+
+        Args:
+            builder: The builder that the engine will be built with.
+            network: The network to be built; None leaves out what depends on it (profiles, calibration).
+
+        Raises:
+            UnsupportedFeatureError: If this release cannot do what is asked; says which can and what to do instead.
+            ConfigError: If a profile does not fit the network.
+            TimingCacheError: If the timing cache is damaged, or of another device or release.
+        """
+        config = builder.create_builder_config()
+        self._set_flags(config)
+        self._set_values(config)
+        self._set_optional(config)
+        if network is not None:
+            for ranges in self._filled_profiles(network):
+                if config.add_optimization_profile(ranges.to_trt(builder, network)) < 0:
+                    raise errors.ConfigError(f"TensorRT refuses the profile {ranges!r}; its log says why.")
+        self._set_timing_cache(config)
+        self._configure(builder, network, config)
+        return config
+
+    def _configure(self, builder: Any, network: Any, config: Any) -> None:
+        """What the two kinds of config add."""
+
+    def _filled_profiles(self, network: Any) -> list[Profile]:
+        return [Profile(profile).fill_defaults(network) for profile in self.profiles or [Profile()]]
+
+    def _set_flags(self, config: Any) -> None:
+        flags = library.load().BuilderFlag
+        for wanted, flag in (
+            (self.sparse_weights, flags.SPARSE_WEIGHTS),
+            (self.restricted, flags.SAFETY_SCOPE),
+            (self.refittable, flags.REFIT),
+            (self.direct_io, flags.DIRECT_IO),
+            (self.version_compatible, flags.VERSION_COMPATIBLE),
+            (self.exclude_lean_runtime, flags.EXCLUDE_LEAN_RUNTIME),
+        ):
+            if wanted:
+                config.set_flag(flag)
+
+    def _set_values(self, config: Any) -> None:
+        trt = library.load()
+        config.profiling_verbosity = (
+            trt.ProfilingVerbosity.DETAILED if self.profiling_verbosity is None else self.profiling_verbosity
+        )
+        if self.engine_capability is not None:
+            config.engine_capability = self.engine_capability
+        if self.builder_optimization_level is not None:
+            config.builder_optimization_level = self.builder_optimization_level
+        if self.hardware_compatibility_level is not None:
+            config.hardware_compatibility_level = self.hardware_compatibility_level
+        if self.max_aux_streams is not None:
+            config.max_aux_streams = self.max_aux_streams
+        for pool, nbytes in (self.memory_pool_limits or {}).items():
+            config.set_memory_pool_limit(pool, nbytes)
+        if self.tactic_sources is not None:
+            config.set_tactic_sources(sum(1 << int(source) for source in set(self.tactic_sources)))
+        if self.preview_features is not None:
+            for feature in trt.PreviewFeature.__members__.values():
+                config.set_preview_feature(feature, feature in self.preview_features)
+
+    def _set_optional(self, config: Any) -> None:
+        """What only some releases have; the line refuses where it is missing."""
+        line = library.line()
+        if self.precision_constraints in ("prefer", "obey"):
+            line.set_precision_constraints(config, self.precision_constraints)
+        if self.strip_plan:
+            line.strip_plan(config)
+        if self.quantization_flags is not None:
+            line.set_quantization_flags(config, self.quantization_flags)
+        if self.error_on_timing_cache_miss:
+            line.fail_on_timing_cache_miss(config)
+        if self.disable_compilation_cache:
+            line.disable_compilation_cache(config)
+        if self.progress_monitor is not None:
+            line.set_progress_monitor(config, self.progress_monitor)
+        if self.weight_streaming:
+            line.enable_weight_streaming(config)
+        if self.runtime_platform is not None:
+            line.set_runtime_platform(config, self.runtime_platform)
+        if self.tiling_optimization_level is not None:
+            line.set_tiling(config, self.tiling_optimization_level)
+        if self.algorithm_selector is not None:
+            line.set_algorithm_selector(config, self.algorithm_selector)
+        if self.edit_timing_cache:
+            line.edit_timing_cache(config)
+
+    def _set_timing_cache(self, config: Any) -> None:
+        line = library.line()
+        if self.load_timing_cache is None and self.algorithm_selector is not None:
+            config.set_flag(library.load().BuilderFlag.DISABLE_TIMING_CACHE)
+        elif self.load_timing_cache is not None:
+            line.require(Feature.TIMING_CACHE)
+            timing_cache.apply(config, timing_cache.read(self.load_timing_cache))
+        elif line.supports(Feature.TIMING_CACHE):
+            # An empty one fills up during the build, and can be saved afterwards.
+            line.set_timing_cache(config, b"")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateConfig(_Common):
+    """Makes a TensorRT builder config; the other attributes are those of both kinds, listed at ``_Common``.
+
+    Attributes:
+        tf32: Whether FP32 layers may round their inputs to TF32. Off unless asked for, other than in TensorRT itself.
+        fp16: Whether layers may compute in FP16. For networks from ONNX this works on every release: where the flag is
+            gone, it is written into the model.
+        int8: Whether layers may compute in INT8: from Q/DQ nodes, or with a calibrator up to 10.16.
+        fp8: Whether layers may compute in FP8.
+        bf16: Whether layers may compute in BF16.
+        calibrator: An INT8 calibrator, such as :func:`Calibrator`. Calibrates at the last profile's ``opt`` shapes.
+        use_dla: Run on DLA core 0.
+        allow_gpu_fallback: Let layers that DLA cannot run go to the GPU.
+    """
+
+    tf32: bool = False
+    fp16: bool = False
+    int8: bool = False
+    fp8: bool = False
+    bf16: bool = False
+    calibrator: Any = field(default=None, repr=False)
+    use_dla: bool = False
+    allow_gpu_fallback: bool = False
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions below FP32 that are asked for."""
+        return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if getattr(self, name))
+
+    def _configure(self, builder: Any, network: Any, config: Any) -> None:
+        line = library.line()
+        flags = library.load().BuilderFlag
+        if self.tf32:
+            config.set_flag(flags.TF32)
+        else:
+            config.clear_flag(flags.TF32)
+        if not line.supports(Feature.PRECISION_FLAGS) or (network is not None and line.is_strongly_typed(network)):
+            if network is not None:
+                precision.check_network(network, self.precisions)
+        else:
+            line.set_precisions(config, self.precisions)
+        if self.calibrator is not None:
+            self._set_calibrator(builder, network, config)
+        if self.use_dla:
+            self._set_dla(builder, config)
+
+    def _set_calibrator(self, builder: Any, network: Any, config: Any) -> None:
+        if not self.int8:
+            log.warning("A calibrator was given, but int8 was not asked for; it will not be used.")
+        elif network is not None and not _is_quantized(network):
+            ranges = self._filled_profiles(network)[-1]
+            fixed = Profile({name: ShapeTuple(s.opt, s.opt, s.opt) for name, s in ranges.items()})
+            library.line().set_calibrator(config, self.calibrator, fixed.to_trt(builder, network))
+            prepare_calibrator(self.calibrator, network, fixed)
+
+    def _set_dla(self, builder: Any, config: Any) -> None:
+        trt = library.load()
+        if builder.num_DLA_cores == 0 and not self.allow_gpu_fallback:
+            raise errors.UnsupportedFeatureError(
+                "use_dla=True, but this device has no DLA core. Leave use_dla out, or set allow_gpu_fallback."
+            )
+        config.default_device_type = trt.DeviceType.DLA
+        config.DLA_core = 0
+        if self.allow_gpu_fallback:
+            config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+
+
+def create_config(builder: Any, network: Any, **options: Any) -> Any:
+    """Make a TensorRT builder config at once; the options are the attributes of :class:`CreateConfig`."""
+    return CreateConfig(**options)(builder, network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateConfigRTX(_Common):
+    """Makes a TensorRT-RTX builder config; the other attributes are those of both kinds, listed at ``_Common``.
+
+    Attributes:
+        use_gpu: Build for the GPU of this machine; False builds for ``compute_capabilities`` without looking at it.
+        compute_capabilities: What to build for (``trt.ComputeCapability`` or names such as ``SM89``).
+    """
+
+    use_gpu: bool | None = None
+    compute_capabilities: Sequence[Any] | None = None
+
+    def _configure(self, builder: Any, network: Any, config: Any) -> None:
+        capabilities = self.compute_capabilities
+        if capabilities is None and self.use_gpu:
+            capabilities = ["CURRENT"]
+        if capabilities is not None:
+            library.line().set_compute_capabilities(config, capabilities)
+
+
+def create_config_rtx(builder: Any, network: Any, **options: Any) -> Any:
+    """Make a TensorRT-RTX builder config at once; the options are the attributes of :class:`CreateConfigRTX`."""
+    return CreateConfigRTX(**options)(builder, network)
+
+
+@dataclass(frozen=True)
+class PostprocessConfig:
+    """Calls a function on a builder config.
+
+    Attributes:
+        config: A builder config, or a callable that makes one from a builder and a network.
+        func: Called as ``func(builder, network, config)``; changes the config in place.
+    """
+
+    config: Any
+    func: Callable[[Any, Any, Any], None]
+
+    def __post_init__(self) -> None:
+        if not callable(self.func):
+            raise errors.ConfigError(f"PostprocessConfig got {self.func!r} as func; expected a function.")
+
+    def __call__(self, builder: Any, network: Any) -> Any:
+        """Make the config and change it."""
+        config = self.config(builder, network) if callable(self.config) else self.config
+        if network is not None:
+            self.func(builder, network, config)
+        return config
+
+
+def postprocess_config(config: Any, func: Callable[[Any, Any, Any], None], builder: Any, network: Any) -> Any:
+    """Do at once what :class:`PostprocessConfig` does when called."""
+    return PostprocessConfig(config, func)(builder, network)
+
+
+def _is_quantized(network: Any) -> bool:
+    kinds = library.load().LayerType
+    quantizing = (kinds.QUANTIZE, kinds.DEQUANTIZE)
+    return any(network.get_layer(index).type in quantizing for index in range(network.num_layers))

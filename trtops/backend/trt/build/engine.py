@@ -1,0 +1,446 @@
+"""Loaders that build, load, save and refit engines, and those that load plugins and runtimes.
+
+What only building takes is imported while building, since most processes load an engine and run it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.backend.common import open_atomically
+from trtops.backend.runner import ValueOrCallable
+from trtops.backend.trt import library
+from trtops.func import make_iterable, value_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    from trtops.backend.trt.build.network import NetworkParts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadPlugins:
+    """Loads plugin libraries, and TensorRT's own plugins, before anything else is made.
+
+    Attributes:
+        plugins: Paths of shared libraries.
+        obj: A callable whose product is passed on, or a value.
+    """
+
+    plugins: Sequence[str | os.PathLike[str]] | None = None
+    obj: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Load them, then make the product.
+
+        Raises:
+            BackendUnavailableError: If a library cannot be loaded.
+        """
+        trt = library.load()
+        for path in self.plugins or ():
+            try:
+                ctypes.CDLL(os.fspath(path))
+            except OSError as exc:
+                raise errors.BackendUnavailableError(f"The plugin library {path} cannot be loaded: {exc}.") from exc
+        trt.init_libnvinfer_plugins(library.get_trt_logger(), "")
+        return self.obj(*args, **kwargs) if callable(self.obj) else self.obj
+
+
+def load_plugins(plugins: Sequence[str | os.PathLike[str]] | None = None, obj: Any = None) -> Any:
+    """Do at once what :class:`LoadPlugins` does when called."""
+    return LoadPlugins(plugins, obj)()
+
+
+@dataclass(frozen=True)
+class LoadRuntime:
+    """Loads a lean runtime from a library of its own, for version compatible engines.
+
+    Attributes:
+        path: The library.
+    """
+
+    path: str | os.PathLike[str]
+
+    def __call__(self) -> Any:
+        """Load it.
+
+        Raises:
+            BackendUnavailableError: If TensorRT cannot load it.
+        """
+        runtime = library.make_runtime()
+        with library.collect_log() as lines:
+            loaded = runtime.load_runtime(os.fspath(self.path))
+        if loaded is None:
+            raise errors.BackendUnavailableError(f"TensorRT cannot load the runtime {self.path}. {lines.tail()}")
+        return loaded
+
+
+def load_runtime(path: str | os.PathLike[str]) -> Any:
+    """Do at once what :class:`LoadRuntime` does when called."""
+    return LoadRuntime(path)()
+
+
+@dataclass(frozen=True)
+class EngineBytesFromNetwork:
+    """Builds an engine, as bytes.
+
+    Attributes:
+        network: A network's parts, or a callable that makes them.
+        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
+        save_timing_cache: Where to save the timing cache, merged with what is there; TensorRT's own bytes. Where that
+            fails, the engine is not lost: a warning says why, and the file stays as it is.
+    """
+
+    network: ValueOrCallable[NetworkParts]
+    config: Any = None
+    save_timing_cache: str | os.PathLike[str] | None = None
+
+    def __call__(self) -> Any:
+        """Build.
+
+        Returns:
+            The plan, as ``trt.IHostMemory``: a buffer that ``bytes()`` copies.
+
+        Raises:
+            EngineBuildError: If no engine comes out; the message has TensorRT's last errors.
+            CalibrationError: If INT8 calibration fails.
+            TacticMismatchError: If a replay was not followed.
+            TimingCacheError: If the timing cache to load is of another device or release.
+        """
+        from trtops.backend.trt.build.config import CreateConfig
+        from trtops.backend.trt.build.network_changes import with_config
+
+        config_loader = CreateConfig() if self.config is None else self.config
+        parts = make_iterable(value_of(with_config(self.network, config_loader)))
+        builder, network = parts[0], parts[1]
+        config = config_loader(builder, network) if callable(config_loader) else config_loader
+        started = time.perf_counter()
+        plan = build_plan(builder, network, config, selector=_selector_of(config_loader))
+        seconds = time.perf_counter() - started
+        log.info("Built an engine in %.2f s", seconds)
+        if self.save_timing_cache is not None:
+            _save_timing_cache(config, self.save_timing_cache, seconds)
+        return plan
+
+
+def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float) -> None:
+    """Save the timing cache of a build that succeeded; a cache that cannot be saved must not take its engine along."""
+    from trtops.backend.trt.choices import timing_cache
+
+    cache = timing_cache.collect(config, None, None, seconds)
+    if cache is None:
+        return
+    try:
+        timing_cache.save(config, cache, path, raw=True)
+    except (errors.TimingCacheError, OSError) as exc:
+        library.remark(f"The timing cache was not saved to {path}: {exc}")
+
+
+def _selector_of(config: Any) -> Any:
+    return getattr(config, "algorithm_selector", None)
+
+
+def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None) -> Any:
+    """Build a network under a config, and raise what callbacks could not.
+
+    Args:
+        builder: The builder.
+        network: The network. If single layers ask for a precision that the config lacks, others may be held to FP32.
+        config: The builder config; may get the flags for what single layers ask for.
+        selector: The algorithm selector in it, if any.
+
+    Returns:
+        The plan, as ``trt.IHostMemory``.
+
+    Raises:
+        EngineBuildError: If no engine comes out; the message has TensorRT's last errors.
+        CalibrationError: If INT8 calibration fails.
+        TacticMismatchError: If a replay was not followed.
+    """
+    from trtops.backend.trt.build.calibrator import check_calibration
+    from trtops.backend.trt.build.precision import let_layers_have
+    from trtops.backend.trt.choices.selector import check_replay
+
+    let_layers_have(network, config)
+    with library.collect_log() as lines:
+        plan = builder.build_serialized_network(network, config)
+    check_calibration(_calibrator_of(config))
+    if plan is None:
+        if selector is not None:
+            check_replay(selector)
+        raise errors.EngineBuildError(f"{library.line().name} built no engine. {lines.tail()}")
+    if selector is not None:
+        check_replay(selector)
+    return plan
+
+
+def _calibrator_of(config: Any) -> Any:
+    from trtops.backend.trt.lines import Feature
+
+    return library.line().get_calibrator(config) if library.line().supports(Feature.CALIBRATOR) else None
+
+
+def engine_bytes_from_network(
+    network: ValueOrCallable[NetworkParts], config: Any = None, save_timing_cache: str | os.PathLike[str] | None = None
+) -> Any:
+    """Do at once what :class:`EngineBytesFromNetwork` does when called."""
+    return EngineBytesFromNetwork(network, config, save_timing_cache)()
+
+
+@dataclass(frozen=True)
+class EngineFromNetwork:
+    """Builds an engine, and loads it.
+
+    Attributes:
+        network: A network's parts, or a callable that makes them.
+        config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
+        save_timing_cache: Where to save the timing cache, merged with what is there.
+        runtime: A runtime to load the engine with, or a callable that makes one.
+        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+    """
+
+    network: ValueOrCallable[NetworkParts]
+    config: Any = None
+    save_timing_cache: str | os.PathLike[str] | None = None
+    runtime: Any = None
+    dla_workspace_allocation_strategy: Any = None
+
+    def __call__(self) -> Any:
+        """Build and load; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
+        plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
+        return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
+
+
+def engine_from_network(
+    network: ValueOrCallable[NetworkParts],
+    config: Any = None,
+    save_timing_cache: str | os.PathLike[str] | None = None,
+    runtime: Any = None,
+    dla_workspace_allocation_strategy: Any = None,
+) -> Any:
+    """Do at once what :class:`EngineFromNetwork` does when called."""
+    return EngineFromNetwork(network, config, save_timing_cache, runtime, dla_workspace_allocation_strategy)()
+
+
+@dataclass(frozen=True)
+class EngineFromBytes:
+    """Loads an engine from the bytes of its plan.
+
+    A plan is code: version compatible ones bring a runtime of their own, which is allowed to run. Load what you trust.
+
+    Attributes:
+        serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
+        runtime: A runtime to load it with, or a callable that makes one.
+        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+    """
+
+    serialized_engine: ValueOrCallable[Any] = field(repr=False)
+    runtime: Any = None
+    dla_workspace_allocation_strategy: Any = None
+
+    def __call__(self) -> Any:
+        """Load it.
+
+        Raises:
+            EngineLoadError: If the bytes are damaged, or were built for another release or device.
+            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+        """
+        plan = value_of(self.serialized_engine)
+        runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
+        if self.dla_workspace_allocation_strategy is not None:
+            library.line().set_dla_workspace_strategy(runtime, self.dla_workspace_allocation_strategy)
+        runtime.engine_host_code_allowed = True  # or version compatible engines do not load
+        # The registry lets an engine find TensorRT's own plugins; it is filled once per process.
+        library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")
+        with library.collect_log() as lines:
+            engine = runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise errors.EngineLoadError(
+                f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or was "
+                f"built for another release or device. Build it anew here. {lines.tail()}"
+            )
+        return engine
+
+
+def engine_from_bytes(
+    serialized_engine: ValueOrCallable[Any], runtime: Any = None, dla_workspace_allocation_strategy: Any = None
+) -> Any:
+    """Do at once what :class:`EngineFromBytes` does when called."""
+    return EngineFromBytes(serialized_engine, runtime, dla_workspace_allocation_strategy)()
+
+
+@dataclass(frozen=True)
+class EngineFromPath:
+    """Loads an engine from a plan file.
+
+    Attributes:
+        path: The file.
+        runtime: A runtime to load it with, or a callable that makes one.
+        dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+    """
+
+    path: str | os.PathLike[str]
+    runtime: Any = None
+    dla_workspace_allocation_strategy: Any = None
+
+    def __call__(self) -> Any:
+        """Load it; raises what :class:`EngineFromBytes` raises, also where there is no such file."""
+        import mmap
+
+        try:
+            # TensorRT copies what it keeps, so pages are read as it goes and never held twice.
+            with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+                return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
+        except (OSError, ValueError) as exc:
+            raise errors.EngineLoadError(f"{self.path} cannot be read: {exc}. Expected a TensorRT plan.") from exc
+
+
+def engine_from_path(
+    path: str | os.PathLike[str], runtime: Any = None, dla_workspace_allocation_strategy: Any = None
+) -> Any:
+    """Do at once what :class:`EngineFromPath` does when called."""
+    return EngineFromPath(path, runtime, dla_workspace_allocation_strategy)()
+
+
+@dataclass(frozen=True)
+class BufferFromEngine:
+    """Serializes an engine, as ``trt.IHostMemory``.
+
+    Attributes:
+        engine: The engine, or a callable that makes one.
+    """
+
+    engine: ValueOrCallable[Any]
+
+    def __call__(self) -> Any:
+        """Serialize it."""
+        return value_of(self.engine).serialize()
+
+
+def buffer_from_engine(engine: ValueOrCallable[Any]) -> Any:
+    """Do at once what :class:`BufferFromEngine` does when called."""
+    return BufferFromEngine(engine)()
+
+
+@dataclass(frozen=True)
+class BytesFromEngine:
+    """Serializes an engine, as ``bytes``.
+
+    Attributes:
+        engine: The engine, or a callable that makes one.
+    """
+
+    engine: ValueOrCallable[Any]
+
+    def __call__(self) -> bytes:
+        """Serialize it."""
+        return bytes(buffer_from_engine(self.engine))
+
+
+def bytes_from_engine(engine: ValueOrCallable[Any]) -> bytes:
+    """Do at once what :class:`BytesFromEngine` does when called."""
+    return BytesFromEngine(engine)()
+
+
+@dataclass(frozen=True)
+class SaveEngine:
+    """Writes an engine to a file, whole or not at all, and passes it on.
+
+    Attributes:
+        engine: The engine, or a callable that makes one.
+        path: The file.
+    """
+
+    engine: ValueOrCallable[Any]
+    path: str | os.PathLike[str]
+
+    def __call__(self) -> Any:
+        """Make the engine, write it, and return it."""
+        engine = value_of(self.engine)
+        with open_atomically(Path(self.path)) as file:
+            file.write(buffer_from_engine(engine))
+        return engine
+
+
+def save_engine(engine: ValueOrCallable[Any], path: str | os.PathLike[str]) -> Any:
+    """Do at once what :class:`SaveEngine` does when called."""
+    return SaveEngine(engine, path)()
+
+
+def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx.ModelProto | bytes) -> tuple[str, ...]:
+    """Exchange weights of a refittable engine in place; contexts made before use the new ones.
+
+    Args:
+        engine: An engine built with ``refittable=True``.
+        weights: Arrays by weight name (ONNX initializers keep their names), or an ONNX model or its bytes, whose
+            initializers are taken.
+
+    Returns:
+        Names of the weights that were set.
+
+    Raises:
+        ConfigError: If the engine is not refittable, or does not know a name.
+        EngineBuildError: If TensorRT refuses the weights, or misses some.
+    """
+    import numpy as np
+
+    if not engine.refittable:
+        raise errors.ConfigError("The engine is not refittable. Build it with CreateConfig(refittable=True).")
+    trt = library.load()
+    refitter = trt.Refitter(engine, library.get_trt_logger())
+    known = list(refitter.get_all_weights())
+    named = dict(weights) if isinstance(weights, Mapping) else _initializers(weights, known)
+    # TensorRT keeps the pointers until refit_cuda_engine returns.
+    held = {name: np.ascontiguousarray(array) for name, array in named.items()}
+    with library.collect_log() as lines:
+        for name, array in held.items():
+            if name not in known:
+                raise errors.ConfigError(f"The engine has no refittable weight {name!r}. {errors.near(name, known)}")
+            if not refitter.set_named_weights(name, trt.Weights(array)):
+                raise errors.EngineBuildError(
+                    f"TensorRT refuses weight {name!r} of shape {array.shape}, {array.dtype}. {lines.tail()}"
+                )
+        if not refitter.refit_cuda_engine():
+            missing = ", ".join(refitter.get_missing_weights()) or "none"
+            raise errors.EngineBuildError(f"Refitting failed; weights still missing: {missing}. {lines.tail()}")
+    return tuple(held)
+
+
+def _initializers(model: onnx.ModelProto | bytes, known: Sequence[str]) -> dict[str, Any]:
+    import onnx
+
+    proto = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else model
+    return {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in known}
+
+
+@dataclass(frozen=True)
+class OnnxLikeFromNetwork:
+    """Shows a TensorRT network as an ONNX model, for viewers; it does not run.
+
+    Attributes:
+        network: A network's parts, or a callable that makes them.
+    """
+
+    network: ValueOrCallable[NetworkParts]
+
+    def __call__(self) -> onnx.ModelProto:
+        """Draw the network."""
+        from trtops.backend.trt.describe.onnx_like import draw
+
+        return draw(make_iterable(value_of(self.network))[1])
+
+
+def onnx_like_from_network(network: ValueOrCallable[NetworkParts]) -> onnx.ModelProto:
+    """Do at once what :class:`OnnxLikeFromNetwork` does when called."""
+    return OnnxLikeFromNetwork(network)()

@@ -1,0 +1,127 @@
+"""INT8 from a calibration cache of either format: as TensorRT's own text, or written into the model as Q/DQ nodes.
+
+Calibrators exist up to TensorRT 10.16, and quantize every layer they can. Q/DQ nodes are taken by every release; they are
+the only way from 11 on, and the one that keeps chosen layers in higher precision.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.onnx.quantize import insert_qdq, tensors_to_calibrate
+from trtops.backend.trt.build.calibrator import LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF
+from trtops.calibration.cache import CalibrationCache, fit, legacy_header, read_cache, tensorrt_header
+from trtops.metadata import TensorMetadata
+from trtops.spec import BuildConfig
+
+if TYPE_CHECKING:
+    import onnx
+
+    from trtops.backend.onnx.model import Model
+
+log = logging.getLogger(__name__)
+
+_CALIBRATIONS = {
+    "entropy2": "EntropyCalibration2",
+    "entropy": "EntropyCalibration",
+    "minmax": "MinMaxCalibration",
+}
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model with Q/DQ nodes, and the ranges they were made from.
+
+    Attributes:
+        model: The model.
+        calibration_cache: The cache, in the bytes it was given in, or else as our JSON.
+        data_sha256: Digest of the calibration data, as far as known.
+    """
+
+    model: onnx.ModelProto = field(repr=False)
+    calibration_cache: bytes = field(repr=False)
+    data_sha256: str | None
+
+
+def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
+    """A calibration cache of either format as the text that one release's calibrator reads.
+
+    The header is made to fit: a calibrator refuses what another one or another release wrote, though scales mean the same
+    to all.
+
+    Args:
+        data: The cache.
+        model: The model to be built. Its tensors are looked for in our own caches; TensorRT's have names of its own.
+        config: Says what to do about those that are missing.
+        release: TensorRT's release, such as ``8.6.0``.
+        algorithm: The calibrator that will read it (:data:`trtops.backend.trt.build.calibrator.ALGORITHMS`).
+
+    Raises:
+        CalibrationError: If the cache cannot be read or does not fit the model.
+    """
+    cache = read_cache(data)
+    wanted = tensors_to_calibrate(model.proto())
+    missing = fit(cache, wanted, config.calibration_fit if cache.tensorrt_header is None else "partial")
+    if missing:
+        log.warning(
+            "The calibration cache lacks %d of %d tensors, whose layers will not be INT8: %s",
+            len(missing),
+            len(wanted),
+            ", ".join(missing[:8]),
+        )
+    if algorithm == "legacy":
+        return cache.to_tensorrt(legacy_header(LEGACY_QUANTILE, LEGACY_REGRESSION_CUTOFF))
+    return cache.to_tensorrt(tensorrt_header(release, _CALIBRATIONS[algorithm]))
+
+
+def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
+    """Write INT8 into a model, with ranges from a cache, or else found by ONNX Runtime on the CPU.
+
+    Args:
+        model: The model.
+        config: Which layers to keep, and what to do about missing ranges.
+        cache: A calibration cache of either format.
+        data: Calibration data, unless there is a cache.
+
+    Raises:
+        CalibrationError: If there is neither cache nor data, or they do not fit the model.
+        BackendUnavailableError: If calibration needs ONNX Runtime, and it is not installed.
+    """
+    proto = model.proto()
+    if cache is not None:
+        ranges = read_cache(cache)
+    elif data is not None:
+        ranges = _collect(model, config, data, proto)
+    else:
+        raise errors.CalibrationError(
+            "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
+        )
+    done = insert_qdq(proto, ranges, style="tensorrt", keep=config.keep, policy=config.calibration_fit)
+    done.require_layers()
+    log.info("%d layers in INT8, kept in higher precision: %s", len(done.layers), ", ".join(done.kept) or "none")
+    return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256)
+
+
+def _collect(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
+    try:
+        from trtops.backend.onnxrt.calibration import collect
+    except ModuleNotFoundError as exc:
+        if (exc.name or "trtops").startswith("trtops"):
+            raise
+        raise errors.BackendUnavailableError(
+            f"Calibrating for Q/DQ nodes needs {exc.name!r}, which is not installed. Install it (pip install "
+            "onnxruntime), or give a calibration cache."
+        ) from exc
+    return collect(
+        proto,
+        data,
+        inputs=TensorMetadata.of(model.info.inputs),
+        algorithm="entropy",
+        max_feeds=config.calibration_samples,
+        model_sha256=model.info.sha256,
+    ).cache

@@ -1,0 +1,255 @@
+"""Loaders that make TensorRT networks: empty ones, and those that an ONNX model describes.
+
+Each makes ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``; the parser holds weights and must live
+until the engine is built. Each has an immediate twin in snake_case that does the same at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from trtops import errors
+from trtops.backend.base import ValueOrCallable
+from trtops.backend.trt import library
+from trtops.backend.trt.build import precision
+from trtops.backend.trt.lines import Feature, ReleaseLine
+from trtops.func import value_of
+
+NetworkParts: TypeAlias = "tuple[Any, ...]"
+"""``(builder, network)`` or ``(builder, network, parser)``."""
+
+
+@dataclass(frozen=True)
+class CreateNetwork:
+    """Makes an empty network, to be filled by ``func.extend``.
+
+    Attributes:
+        explicit_batch: Accepted for scripts that pass it; every network has an explicit batch.
+        strongly_typed: Take every precision from the tensors. On TensorRT 11 and RTX all networks do.
+        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
+    """
+
+    explicit_batch: bool | None = None
+    strongly_typed: bool = False
+    mark_unfused_tensors_as_debug_tensors: bool = False
+
+    def __call__(self) -> tuple[Any, Any]:
+        """Make the builder and the network.
+
+        Raises:
+            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+            UnsupportedFeatureError: If this release cannot do what is asked.
+        """
+        line = library.line()
+        builder = library.make_builder()
+        network = builder.create_network(line.network_flags(self.strongly_typed))
+        if network is None:
+            raise errors.EngineBuildError(f"{line.name} could not make a network; its log says why.")
+        if self.mark_unfused_tensors_as_debug_tensors:
+            line.mark_unfused_debug(network)
+        return builder, network
+
+
+def create_network(
+    explicit_batch: bool | None = None,
+    strongly_typed: bool = False,
+    mark_unfused_tensors_as_debug_tensors: bool = False,
+) -> tuple[Any, Any]:
+    """Do at once what :class:`CreateNetwork` does when called."""
+    return CreateNetwork(explicit_batch, strongly_typed, mark_unfused_tensors_as_debug_tensors)()
+
+
+@dataclass(frozen=True)
+class ParserOptions:
+    """What both loaders from ONNX take beside the model.
+
+    Attributes:
+        flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
+        plugin_instancenorm: Use the InstanceNormalization plugin rather than TensorRT's own layer.
+        strongly_typed: Take every precision from the model. On TensorRT 11 and RTX all networks do.
+        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
+        enable_uint8_asymmetric_quantization_dla: Let the parser take UINT8 and asymmetric quantization for DLA.
+        config: The builder config that the network will be built with. Where precision flags are gone, the precisions
+            it asks for are written into the model before it is parsed. ``EngineFromNetwork`` fills it in.
+        layer_precisions: Precisions by node name for the same purpose; :class:`SetLayerPrecisions` fills it in.
+    """
+
+    flags: Sequence[Any] | None = None
+    plugin_instancenorm: bool = False
+    strongly_typed: bool = False
+    mark_unfused_tensors_as_debug_tensors: bool = False
+    enable_uint8_asymmetric_quantization_dla: bool = False
+    config: Any = None
+    layer_precisions: Mapping[str, object] | None = field(default=None, kw_only=True)
+
+    def _model_precision(self, line: ReleaseLine) -> precision.ModelPrecision:
+        """What has to be written into the model; nothing on releases that have flags for it."""
+        if line.supports(Feature.PRECISION_FLAGS) and not self.strongly_typed:
+            return precision.ModelPrecision()
+        return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
+
+    def _parse(self, read: Callable[[Any], bool], what: str) -> tuple[Any, Any, Any]:
+        line = library.line()
+        trt = library.load()
+        builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
+        parser = trt.OnnxParser(network, library.get_trt_logger())
+        line.set_parser_flags(parser, self._flags(line))
+        if self.enable_uint8_asymmetric_quantization_dla:
+            config = self.config(builder, network) if callable(self.config) else self.config
+            line.allow_uint8_on_dla(parser, builder.create_builder_config() if config is None else config)
+        with library.collect_log() as lines:
+            if not read(parser):
+                raise errors.EngineBuildError(f"TensorRT cannot parse {what}. {_parser_errors(parser)} {lines.tail()}")
+        return builder, network, parser
+
+    def _flags(self, line: ReleaseLine) -> list[Any]:
+        chosen = list(self.flags or ())
+        # Up to 8.6 the plugin was the parser's default; from 10 on the flag is, and the plugin has to be asked for.
+        if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
+            chosen.append(line.native_instancenorm_flag())
+        return chosen
+
+
+@dataclass(frozen=True)
+class _OnnxPath:
+    path: str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
+    """Parses an ONNX file, with external data beside it if it has any.
+
+    Attributes:
+        path: The file. The other attributes are those of :class:`NetworkFromOnnxBytes`.
+    """
+
+    def __call__(self) -> tuple[Any, Any, Any]:
+        """Parse the file.
+
+        Raises:
+            InvalidModelError: If there is no such file.
+            EngineBuildError: If TensorRT cannot parse it; the message has the parser's errors.
+            BackendUnavailableError: If TensorRT or the GPU cannot be used here.
+            UnsupportedFeatureError: If this release cannot do what is asked.
+        """
+        path = os.fspath(self.path)
+        if not os.path.isfile(path):
+            raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
+        wanted = self._model_precision(library.line())
+        if wanted:
+            from trtops.backend.onnx.model import Model
+
+            data = precision.carry_out(Model.load(path).proto(), wanted).SerializeToString()
+        elif library.line().reads_bare_constants:
+            return self._parse(lambda parser: parser.parse_from_file(path), path)
+        else:
+            data = readable(Path(path).read_bytes())
+        return self._parse(lambda parser: parser.parse(data, path), path)  # the path tells where external data lies
+
+
+def network_from_onnx_path(
+    path: str | os.PathLike[str],
+    flags: Sequence[Any] | None = None,
+    plugin_instancenorm: bool = False,
+    strongly_typed: bool = False,
+    mark_unfused_tensors_as_debug_tensors: bool = False,
+    enable_uint8_asymmetric_quantization_dla: bool = False,
+    config: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Do at once what :class:`NetworkFromOnnxPath` does when called."""
+    return NetworkFromOnnxPath(
+        path,
+        flags,
+        plugin_instancenorm,
+        strongly_typed,
+        mark_unfused_tensors_as_debug_tensors,
+        enable_uint8_asymmetric_quantization_dla,
+        config,
+    )()
+
+
+@dataclass(frozen=True)
+class _OnnxBytes:
+    model_bytes: ValueOrCallable[bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
+    """Parses a serialized ONNX model; weights outside it are not found this way.
+
+    Attributes:
+        model_bytes: The bytes, or a callable that makes them.
+        flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
+        plugin_instancenorm: Use the InstanceNormalization plugin rather than TensorRT's own layer.
+        strongly_typed: Take every precision from the model. On TensorRT 11 and RTX all networks do.
+        mark_unfused_tensors_as_debug_tensors: Report every tensor that survives fusion to a debug listener.
+        enable_uint8_asymmetric_quantization_dla: Let the parser take UINT8 and asymmetric quantization for DLA.
+        config: The builder config that the network will be built with. Where precision flags are gone, the precisions
+            it asks for are written into the model before it is parsed. ``EngineFromNetwork`` fills it in.
+        layer_precisions: Precisions by node name for the same purpose; :class:`SetLayerPrecisions` fills it in.
+    """
+
+    def __call__(self) -> tuple[Any, Any, Any]:
+        """Parse the bytes; raises what :class:`NetworkFromOnnxPath` raises."""
+        data = value_of(self.model_bytes)
+        wanted = self._model_precision(library.line())
+        if wanted:
+            from trtops.backend.onnx.model import parse_proto
+
+            data = precision.carry_out(parse_proto(bytes(data)), wanted).SerializeToString()
+        data = readable(data)
+        return self._parse(lambda parser: parser.parse(data), "the ONNX model")
+
+
+def network_from_onnx_bytes(
+    model_bytes: ValueOrCallable[bytes],
+    flags: Sequence[Any] | None = None,
+    plugin_instancenorm: bool = False,
+    strongly_typed: bool = False,
+    mark_unfused_tensors_as_debug_tensors: bool = False,
+    enable_uint8_asymmetric_quantization_dla: bool = False,
+    config: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Do at once what :class:`NetworkFromOnnxBytes` does when called."""
+    return NetworkFromOnnxBytes(
+        model_bytes,
+        flags,
+        plugin_instancenorm,
+        strongly_typed,
+        mark_unfused_tensors_as_debug_tensors,
+        enable_uint8_asymmetric_quantization_dla,
+        config,
+    )()
+
+
+def readable(model_bytes: bytes) -> bytes:
+    """A serialized model as this release's parser reads it rightly; the nodes keep their places.
+
+    Raises:
+        InvalidModelError: If it has to be changed for that, and is no model.
+    """
+    from trtops.backend.onnx import constants
+    from trtops.backend.onnx.model import parse_proto
+
+    if library.line().reads_bare_constants or not constants.may_be_bare(model_bytes):
+        return model_bytes
+    model = parse_proto(bytes(model_bytes))
+    return model.SerializeToString() if constants.spell_out(model) else model_bytes
+
+
+def _parser_errors(parser: Any) -> str:
+    found = [parser.get_error(index) for index in range(parser.num_errors)]
+    return "; ".join(f"node {error.node()}: {error.desc()}" for error in found)
+
+
+def precisions_of(loader: Any) -> tuple[str, ...]:
+    """The precisions below FP32 that a builder config's loader asks for; none if it does not say."""
+    from trtops.backend.trt.build.config import CreateConfig, PostprocessConfig
+
+    if isinstance(loader, PostprocessConfig):
+        return precisions_of(loader.config)
+    return loader.precisions if isinstance(loader, CreateConfig) else ()

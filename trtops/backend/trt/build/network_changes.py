@@ -1,0 +1,317 @@
+"""Loaders that change what another one made: its outputs, its precisions, types and formats.
+
+Each has an immediate twin in snake_case that does the same at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtops import errors
+from trtops.backend.base import ValueOrCallable
+from trtops.backend.trt import library
+from trtops.backend.trt.build.network import NetworkParts, ParserOptions
+from trtops.backend.trt.describe.layers import expand, io_of, layer_outputs, layers_of, markable, tensors_of
+from trtops.backend.trt.library import dtypes
+from trtops.backend.trt.lines import Feature
+from trtops.func import make_iterable, value_of
+
+log = logging.getLogger(__name__)
+
+MARK_ALL = "mark-all"
+"""Given as ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
+
+
+@dataclass(frozen=True)
+class _Postprocess:
+    """A loader that changes what another one made. A network given as such is changed in place."""
+
+    network: ValueOrCallable[NetworkParts]
+
+    def __call__(self) -> NetworkParts:
+        """Make the network and change it; returns everything that the inner loader made."""
+        parts = make_iterable(value_of(self.network))
+        self.change(parts[1])
+        return parts
+
+    def change(self, network: Any) -> None:
+        """Change one network."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PostprocessNetwork(_Postprocess):
+    """Calls a function on a network.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        func: Called as ``func(network=network)``; changes it in place.
+        name: What to call the function in the log.
+    """
+
+    func: Callable[..., None]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.func):
+            raise errors.ConfigError(f"PostprocessNetwork got {self.func!r} as func; expected a function.")
+
+    def change(self, network: Any) -> None:
+        """Call the function."""
+        log.info("Applying %s to the network", self.name or getattr(self.func, "__name__", self.func))
+        self.func(network=network)
+
+
+def postprocess_network(
+    network: ValueOrCallable[NetworkParts], func: Callable[..., None], name: str | None = None
+) -> NetworkParts:
+    """Do at once what :class:`PostprocessNetwork` does when called."""
+    return PostprocessNetwork(network, func, name)()
+
+
+@dataclass(frozen=True)
+class ModifyNetworkOutputs(_Postprocess):
+    """Chooses a network's outputs anew.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        outputs: Names or patterns (``conv*``) of the tensors to be outputs, instead of those that are; or
+            :data:`MARK_ALL`. None keeps the outputs.
+        exclude_outputs: Names or patterns of outputs that are to be none.
+        mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs are to be the network's.
+    """
+
+    outputs: Sequence[str] | str | None = None
+    exclude_outputs: Sequence[str] | None = None
+    mark_layer_types: Sequence[str] | None = None
+
+    def change(self, network: Any) -> None:
+        """Mark and unmark.
+
+        Raises:
+            ConfigError: If a tensor or layer type is named that the network does not have, or no output is left.
+        """
+        tensors = tensors_of(network)
+        wanted = self._wanted(network, tensors)
+        if wanted is not None:
+            for tensor in tensors.values():
+                if tensor.is_network_output:
+                    network.unmark_output(tensor)
+            for name in wanted:
+                network.mark_output(tensors[name])
+        for name in expand(self.exclude_outputs or (), tensors, "tensor"):
+            if tensors[name].is_network_output:
+                network.unmark_output(tensors[name])
+        if network.num_outputs == 0:
+            raise errors.ConfigError(f"{self.outputs or self.exclude_outputs} leaves the network without outputs.")
+
+    def _wanted(self, network: Any, tensors: Mapping[str, Any]) -> list[str] | None:
+        if self.mark_layer_types is not None:
+            types = library.load().LayerType.__members__
+            names = [name.upper() for name in self.mark_layer_types]
+            for name in names:
+                if name not in types:
+                    raise errors.ConfigError(f"TensorRT has no layer type {name}. {errors.near(name, types)}")
+            return [name for name, kind in layer_outputs(network) if kind in names]
+        if self.outputs is None:
+            return None
+        if self.outputs == MARK_ALL or list(self.outputs) in ([MARK_ALL], ["mark", "all"]):
+            return markable(network)
+        return expand([self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, "tensor")
+
+
+def modify_network_outputs(
+    network: ValueOrCallable[NetworkParts],
+    outputs: Sequence[str] | str | None = None,
+    exclude_outputs: Sequence[str] | None = None,
+    mark_layer_types: Sequence[str] | None = None,
+) -> NetworkParts:
+    """Do at once what :class:`ModifyNetworkOutputs` does when called."""
+    return ModifyNetworkOutputs(network, outputs, exclude_outputs, mark_layer_types)()
+
+
+@dataclass(frozen=True)
+class SetLayerPrecisions(_Postprocess):
+    """Sets the precision that layers compute in; bind it with ``precision_constraints`` of the builder config.
+
+    On releases without per-layer precisions the ONNX model is changed instead, before it is parsed.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        layer_precisions: Data types by layer name or pattern: ``trt.DataType``, numpy dtypes or names.
+    """
+
+    layer_precisions: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self) -> NetworkParts:
+        """Make the network with these precisions."""
+        if library.line().supports(Feature.LAYER_PRECISION):
+            return super().__call__()
+        loader = with_layer_precisions(self.network, self.layer_precisions)
+        if loader is None:
+            library.line().require(Feature.LAYER_PRECISION)
+        parts: NetworkParts = make_iterable(value_of(loader))
+        return parts
+
+    def change(self, network: Any) -> None:
+        """Set the precisions.
+
+        Raises:
+            ConfigError: If a layer is named that the network does not have.
+        """
+        layers = {layer.name: layer for layer in layers_of(network)}
+        for pattern, dtype in self.layer_precisions.items():
+            for name in expand([pattern], layers, "layer"):
+                library.line().set_layer_precision(layers[name], dtypes.to_trt(dtype))
+
+
+def set_layer_precisions(
+    network: ValueOrCallable[NetworkParts], layer_precisions: Mapping[str, object]
+) -> NetworkParts:
+    """Do at once what :class:`SetLayerPrecisions` does when called."""
+    return SetLayerPrecisions(network, layer_precisions)()
+
+
+@dataclass(frozen=True)
+class SetTensorDatatypes(_Postprocess):
+    """Sets the data types of a network's inputs and outputs.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        tensor_datatypes: Data types by tensor name or pattern, or one for all floating-point inputs and outputs.
+    """
+
+    tensor_datatypes: Mapping[str, object] | object = field(default_factory=dict)
+
+    def change(self, network: Any) -> None:
+        """Set the data types.
+
+        Raises:
+            ConfigError: If a tensor is named that is no input or output.
+        """
+        tensors = io_of(network)
+        wanted = self.tensor_datatypes
+        if not isinstance(wanted, Mapping):
+            wanted = {name: wanted for name, t in tensors.items() if dtypes.from_trt(t.dtype).is_floating}
+        for pattern, dtype in wanted.items():
+            for name in expand([pattern], tensors, "input or output"):
+                tensor = tensors[name]
+                tensor.dtype = dtypes.to_trt(dtype)
+
+
+def set_tensor_datatypes(
+    network: ValueOrCallable[NetworkParts], tensor_datatypes: Mapping[str, object] | object
+) -> NetworkParts:
+    """Do at once what :class:`SetTensorDatatypes` does when called."""
+    return SetTensorDatatypes(network, tensor_datatypes)()
+
+
+@dataclass(frozen=True)
+class SetTensorFormats(_Postprocess):
+    """Sets which memory formats a network's inputs and outputs may have.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        tensor_formats: Formats (``trt.TensorFormat`` or their names) by tensor name or pattern, or one list for all.
+    """
+
+    tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any] = field(default_factory=dict)
+
+    def change(self, network: Any) -> None:
+        """Set the formats.
+
+        Raises:
+            ConfigError: If a tensor is named that is no input or output, or a format that does not exist.
+        """
+        tensors = io_of(network)
+        wanted = self.tensor_formats
+        if not isinstance(wanted, Mapping):
+            wanted = dict.fromkeys(tensors, wanted)
+        for pattern, formats in wanted.items():
+            mask = 0
+            for item in formats:
+                mask |= 1 << int(_format(item))
+            for name in expand([pattern], tensors, "input or output"):
+                tensor = tensors[name]
+                tensor.allowed_formats = mask
+
+
+def set_tensor_formats(
+    network: ValueOrCallable[NetworkParts], tensor_formats: Mapping[str, Sequence[Any]] | Sequence[Any]
+) -> NetworkParts:
+    """Do at once what :class:`SetTensorFormats` does when called."""
+    return SetTensorFormats(network, tensor_formats)()
+
+
+def _format(item: Any) -> Any:
+    members = library.load().TensorFormat.__members__
+    if isinstance(item, str):
+        if item.upper() not in members:
+            raise errors.ConfigError(f"TensorRT has no tensor format {item!r}. {errors.near(item.upper(), members)}")
+        return members[item.upper()]
+    return item
+
+
+@dataclass(frozen=True)
+class SetDecomposableAttentions(_Postprocess):
+    """Lets the builder split attention layers that it has no fused kernel for."""
+
+    def change(self, network: Any) -> None:
+        """Mark the attention layers."""
+        library.line().decompose_attention(network)
+
+
+def set_decomposable_attentions(network: ValueOrCallable[NetworkParts]) -> NetworkParts:
+    """Do at once what :class:`SetDecomposableAttentions` does when called."""
+    return SetDecomposableAttentions(network)()
+
+
+@dataclass(frozen=True)
+class MarkDebug(_Postprocess):
+    """Marks tensors whose values go to a debug listener; unlike outputs they leave fusion mostly alone.
+
+    Attributes:
+        network: The network's parts, or a callable that makes them.
+        mark_debug: Names or patterns of tensors.
+    """
+
+    mark_debug: Sequence[str] = ()
+
+    def change(self, network: Any) -> None:
+        """Mark the tensors.
+
+        Raises:
+            ConfigError: If a tensor is named that the network does not have.
+        """
+        tensors = tensors_of(network)
+        for name in expand(self.mark_debug, tensors, "tensor"):
+            library.line().mark_debug(network, tensors[name])
+
+
+def mark_debug(network: ValueOrCallable[NetworkParts], mark_debug: Sequence[str]) -> NetworkParts:
+    """Do at once what :class:`MarkDebug` does when called."""
+    return MarkDebug(network, mark_debug)()
+
+
+def with_config(loader: Any, config: Any) -> Any:
+    """The same network loader, told which builder config it is for; other callables and networks as they are."""
+    if isinstance(loader, ParserOptions):
+        return loader if loader.config is not None else dataclasses.replace(loader, config=config)
+    if isinstance(loader, _Postprocess):
+        return dataclasses.replace(loader, network=with_config(loader.network, config))
+    return loader
+
+
+def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -> Any:
+    """The same network loader with these precisions to be written into its ONNX model; None if it has none."""
+    if isinstance(loader, ParserOptions):
+        merged = {**(loader.layer_precisions or {}), **layer_precisions}
+        return dataclasses.replace(loader, layer_precisions=merged)
+    if isinstance(loader, _Postprocess):
+        inner = with_layer_precisions(loader.network, layer_precisions)
+        return None if inner is None else dataclasses.replace(loader, network=inner)
+    return None

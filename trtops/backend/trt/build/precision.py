@@ -1,0 +1,190 @@
+"""Carrying precisions out in the ONNX model, for releases and networks that take every precision from their tensors."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.lines import Feature
+from trtops.metadata import DataType
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPrecision:
+    """Precisions that are to become part of an ONNX model.
+
+    Attributes:
+        precisions: Precisions below FP32 that the whole model may use.
+        layers: Data types by node name or pattern, for nodes that want another than the rest.
+    """
+
+    precisions: tuple[str, ...] = ()
+    layers: tuple[tuple[str, DataType], ...] = ()
+
+    @classmethod
+    def of(cls, precisions: Iterable[str], layers: Mapping[str, object] | None) -> ModelPrecision:
+        """From a builder config's precisions and :class:`SetLayerPrecisions`' mapping."""
+        types = {name: DataType.of(_name_of(dtype)) for name, dtype in (layers or {}).items()}
+        return cls(precisions=tuple(precisions), layers=tuple(types.items()))
+
+    def __bool__(self) -> bool:
+        return bool(self.precisions or self.layers)
+
+
+def _name_of(dtype: object) -> object:
+    """A TensorRT data type as trtops' own; everything else as it is."""
+    from trtops.backend.trt.library import dtypes
+
+    return dtypes.from_trt(dtype) if isinstance(dtype, library.load().DataType) else dtype
+
+
+def carry_out(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto:
+    """Write precisions into an ONNX model: Cast nodes around what is to be FP16, inputs and outputs as they are.
+
+    Args:
+        model: The model, with its weights inside; not changed.
+        wanted: What to write.
+
+    Returns:
+        The model to parse as a strongly typed network.
+
+    Raises:
+        UnsupportedFeatureError: If what is wanted cannot be written: BF16 and FP8; INT8 unless the model is quantized.
+        ConfigError: If a layer is named that the model does not have.
+    """
+    for precision in wanted.precisions:
+        if precision == "int8":
+            require_quantized(any(node.op_type == "QuantizeLinear" for node in model.graph.node))
+        elif precision != "fp16":
+            raise errors.UnsupportedFeatureError(
+                f"{library.line().name} takes precisions from the model, and trtops writes FP16 into models, not "
+                f"{precision}. Export the model in {precision}, or use fp16."
+            )
+    excluded = _nodes_left_alone(model, wanted)
+    if excluded is None:
+        return model
+    from trtops.backend.onnx.precision import convert_to_fp16
+
+    return convert_to_fp16(model, keep_io=True, exclude=excluded)
+
+
+def require_quantized(quantized: bool) -> None:
+    """Go on with INT8 in a strongly typed network only if the model has Q/DQ nodes.
+
+    Raises:
+        UnsupportedFeatureError: If not; says how to get them.
+    """
+    if not quantized:
+        raise errors.UnsupportedFeatureError(
+            f"{library.line().name} takes INT8 from Q/DQ nodes in the model, and this model has none. TensorRTBackend puts "
+            "them in, from calibration data or a calibration cache; for a loader, insert_qdq of "
+            "trtops.backend.onnx.quantize does."
+        )
+
+
+def _nodes_left_alone(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
+    """Names of the nodes that stay FP32; None if all do."""
+    names = [node.name for node in model.graph.node]
+    chosen: dict[str, DataType] = {}
+    for pattern, dtype in wanted.layers:
+        found = fnmatch.filter(names, pattern) if pattern not in names else [pattern]
+        if not found:
+            raise errors.ConfigError(f"The model has no node {pattern!r}. {errors.near(pattern, filter(None, names))}")
+        chosen.update(dict.fromkeys(found, dtype))
+    if others := {dtype for dtype in chosen.values()} - {DataType.FLOAT32, DataType.FLOAT16}:
+        raise errors.UnsupportedFeatureError(
+            f"{library.line().name} takes layer precisions from the model; trtops writes float16 and float32 into "
+            f"models, not {', '.join(sorted(d.value for d in others))}."
+        )
+    default = DataType.FLOAT16 if "fp16" in wanted.precisions else DataType.FLOAT32
+    excluded = [name for name in names if chosen.get(name, default) is DataType.FLOAT32]
+    return None if len(excluded) == len(names) else excluded
+
+
+_UNTYPED = frozenset(
+    [
+        "CONSTANT",
+        "SHAPE",
+        "CAST",
+        "QUANTIZE",
+        "DEQUANTIZE",
+        "CONDITION",
+        "CONDITIONAL_INPUT",
+        "CONDITIONAL_OUTPUT",
+        "TRIP_LIMIT",
+        "RECURRENCE",
+        "ITERATOR",
+        "LOOP_OUTPUT",
+        "PLUGIN",
+        "PLUGIN_V2",
+        "PLUGIN_V3",
+    ]
+)
+"""Types of layers that compute nothing in a precision that could be chosen."""
+
+
+def let_layers_have(network: Any, config: Any) -> None:
+    """Let the builder use the 16-bit precisions that single layers ask for and its flags do not bring.
+
+    Without this TensorRT refuses the network. The flag alone would let every layer have the precision: the others are held
+    to FP32, unless INT8 is on, which needs them free.
+
+    Args:
+        network: A weakly typed network; others stay as they are. Layers may get a precision.
+        config: The builder config; may get flags.
+    """
+    line, trt = library.line(), library.load()
+    if not line.supports(Feature.LAYER_PRECISION) or line.is_strongly_typed(network):
+        return
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    asked = {layer.name: line.layer_precision(layer) for layer in layers}
+    names = {"HALF": "fp16", "BF16": "bf16"}
+    wanted = {names[dtype.name] for dtype in asked.values() if dtype is not None and dtype.name in names}
+    missing = sorted(precision for precision in wanted if not line.takes_precision(config, precision))
+    if not missing:
+        return
+    line.set_precisions(config, missing)
+    if not line.binds_precisions(config):
+        line.set_precision_constraints(config, "prefer")  # 8.6 finds nothing that obeys where Myelin takes many layers
+    if line.takes_precision(config, "int8"):
+        library.remark(f"Layers ask for {' and '.join(missing)}: the builder may choose it for other layers as well.")
+        return
+    for layer in layers:
+        floats = all(layer.get_output_type(index) == trt.DataType.FLOAT for index in range(layer.num_outputs))
+        if asked[layer.name] is None and floats and layer.type.name not in _UNTYPED:
+            line.set_layer_precision(layer, trt.DataType.FLOAT)
+    library.remark(f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are held to fp32.")
+
+
+def check_network(network: Any, precisions: Iterable[str]) -> None:
+    """Check that a strongly typed network has the precisions that a builder config asks for.
+
+    Raises:
+        UnsupportedFeatureError: If it does not; the config alone can no longer bring them in.
+    """
+    wanted = set(precisions)
+    if not wanted:
+        return
+    trt = library.load()
+    found: set[str] = set()
+    quantized = False
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        quantized = quantized or layer.type == trt.LayerType.QUANTIZE
+        found.update(layer.get_output_type(i).name for i in range(layer.num_outputs))
+    if "int8" in wanted:
+        require_quantized(quantized)
+    for precision, name in (("fp16", "HALF"), ("bf16", "BF16"), ("fp8", "FP8")):
+        if precision in wanted and name not in found:
+            raise errors.UnsupportedFeatureError(
+                f"{precision}=True, but this network is strongly typed and has no {precision} tensor: it would build in "
+                f"{'/'.join(sorted(found)).lower()}. Let the loader put the precision into the model: "
+                "NetworkFromOnnxPath(path, config=config), or convert the model first."
+            )

@@ -1,0 +1,154 @@
+"""Optimization profiles: the shapes that an engine is built for."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+from trtops.metadata import DEFAULT_SHAPE_VALUE
+from trtops.spec import OptimizationProfile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShapeTuple:
+    """The shapes of one input in one profile, or the values of a shape tensor.
+
+    Attributes:
+        min: Smallest sizes.
+        opt: Sizes to be fastest at.
+        max: Largest sizes.
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        yield from (self.min, self.opt, self.max)
+
+
+class Profile(dict[str, ShapeTuple]):
+    """Shapes by input name or pattern; built by chained :meth:`add` calls."""
+
+    @classmethod
+    def of(cls, wanted: OptimizationProfile) -> Self:
+        """The profile of a build config."""
+        filled = cls()
+        for shape in wanted.shapes:
+            filled.add(shape.name, shape.min, shape.opt, shape.max)
+        return filled
+
+    def add(self, name: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]) -> Self:
+        """Set the shapes of one input, or the values of a shape tensor; returns the profile itself."""
+        self[name] = ShapeTuple(tuple(min), tuple(opt), tuple(max))
+        return self
+
+    def __missing__(self, name: str) -> ShapeTuple:
+        raise errors.ConfigError(f"The profile has no shapes for {name!r}. {errors.near(name, self)}")
+
+    def find(self, name: str) -> ShapeTuple | None:
+        """The shapes of an input by its name or by the first pattern that fits; None if there are none."""
+        if name in self:
+            return self[name]
+        return next((shapes for pattern, shapes in self.items() if fnmatch.fnmatch(name, pattern)), None)
+
+    def fill_defaults(self, network: Any, default_shape_value: int | None = None) -> Self:
+        """Add the inputs that have no shapes yet, with a fixed size where the network has a dynamic one.
+
+        Args:
+            network: The network.
+            default_shape_value: The size; 1 if not given.
+
+        Returns:
+            The profile itself.
+        """
+        size = DEFAULT_SHAPE_VALUE if default_shape_value is None else default_shape_value
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            if self.find(tensor.name) is not None:
+                continue
+            declared = tuple(tensor.shape)
+            if tensor.is_shape_tensor:
+                shape: tuple[int, ...] = (size,) * (declared[0] if declared else 1)
+            else:
+                shape = tuple(size if dim < 0 else dim for dim in declared)
+            if tensor.is_shape_tensor or shape != declared:
+                log.warning(
+                    "Input %s has no %s in the profile; it will be fixed to %s. Add it to the profile if it varies.",
+                    tensor.name,
+                    "values" if tensor.is_shape_tensor else "shapes",
+                    shape,
+                )
+            self.add(tensor.name, shape, shape, shape)
+        return self
+
+    def to_trt(self, builder: Any, network: Any) -> Any:
+        """The profile as TensorRT has it.
+
+        Args:
+            builder: The builder that the engine will be built with.
+            network: The network.
+
+        Raises:
+            ConfigError: If an input is missing, a name is no input, or TensorRT finds the shapes impossible.
+        """
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        names = [tensor.name for tensor in inputs]
+        for pattern in self:
+            if pattern not in names and not fnmatch.filter(names, pattern):
+                raise errors.ConfigError(
+                    f"The profile names {pattern!r}, which is no input. {errors.near(pattern, names)}"
+                )
+        profile = builder.create_optimization_profile()
+        for tensor in inputs:
+            shapes = self.find(tensor.name)
+            if shapes is None and not tensor.is_shape_tensor:
+                raise errors.ConfigError(
+                    f"The profile has no shapes for input {tensor.name!r} {tuple(tensor.shape)}. Add them, or call "
+                    "fill_defaults(network)."
+                )
+            if shapes is not None:
+                _set(profile, tensor, shapes)
+        return profile
+
+    def __repr__(self) -> str:
+        return "Profile()" + "".join(
+            f".add({name!r}, min={s.min}, opt={s.opt}, max={s.max})" for name, s in self.items()
+        )
+
+
+def _set(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
+    name = tensor.name
+    declared = tuple(tensor.shape)
+    if not tensor.is_shape_tensor and not all(_fits(declared, shape) for shape in shapes):
+        raise errors.ConfigError(
+            f"Input {name!r} is {declared} in the network; the profile has min {shapes.min}, opt {shapes.opt}, max "
+            f"{shapes.max}. Only dimensions that are -1 may have another size."
+        )
+    if not all(lo <= mid <= hi for lo, mid, hi in zip(*shapes)):
+        raise errors.ConfigError(
+            f"Input {name!r}: min {shapes.min}, opt {shapes.opt}, max {shapes.max}; expected min <= opt <= max throughout."
+        )
+    try:
+        if tensor.is_shape_tensor:
+            profile.set_shape_input(name, list(shapes.min), list(shapes.opt), list(shapes.max))
+        else:
+            profile.set_shape(name, shapes.min, shapes.opt, shapes.max)
+    except (RuntimeError, ValueError) as exc:
+        raise errors.ConfigError(
+            f"Input {name!r} {tuple(tensor.shape)} cannot have min {shapes.min}, opt {shapes.opt}, max {shapes.max}: "
+            f"{exc}."
+        ) from exc
+
+
+def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(declared) == len(shape) and all(size in (dim, -1) for size, dim in zip(declared, shape))

@@ -1,0 +1,1 @@
+"""Tactics: recorded, replayed, and kept in timing caches."""

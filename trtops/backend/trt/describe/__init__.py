@@ -1,0 +1,1 @@
+"""What an engine or a network holds, as others can read it."""

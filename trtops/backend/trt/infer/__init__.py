@@ -1,0 +1,1 @@
+"""Inference: an engine is run."""

@@ -1,0 +1,74 @@
+"""Objects that TensorRT calls while it runs: for outputs whose size it finds out then, and for debug tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trtops.backend.trt import library
+from trtops.backend.trt.library import dtypes, memory
+from trtops.backend.trt.lines import Feature
+from trtops.metadata import DataType
+
+
+def make_output_allocator(reserve: Callable[[int], int]) -> Any:
+    """A ``trt.IOutputAllocator`` for one output.
+
+    Args:
+        reserve: Gets a number of bytes, and returns the address of so much device memory, which stays the caller's.
+    """
+    base: Any = library.load().IOutputAllocator
+
+    class OutputAllocator(base):  # type: ignore[misc]
+        """Gives TensorRT device memory for an output whose size it finds out while running. Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.shape: tuple[int, ...] = ()
+            self.address = 0
+
+        def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+            self.address = reserve(size)
+            return self.address
+
+        def reallocate_output_async(self, tensor_name: str, memory: Any, size: int, alignment: int, stream: int) -> int:
+            self.address = reserve(size)
+            return self.address
+
+        def notify_shape(self, tensor_name: str, shape: Any) -> None:
+            self.shape = tuple(shape)
+
+    return OutputAllocator()
+
+
+def make_debug_listener() -> Any:
+    """A ``trt.IDebugListener`` with ``tensors``, the marked ones of the last inference by name, in host memory.
+
+    Raises:
+        UnsupportedFeatureError: If this release has no debug tensors.
+    """
+    library.line().require(Feature.DEBUG_TENSORS)
+    trt = library.load()
+    base: Any = trt.IDebugListener
+
+    class DebugTensors(base):  # type: ignore[misc]
+        """Copies marked tensors to the host as they are made. Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.tensors: dict[str, np.ndarray[Any, Any]] = {}
+
+        def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
+            dtype: DataType = dtypes.from_trt(type)
+            if dtype.itemsize < 1:
+                return True
+            memory.call("cudaStreamSynchronize", stream)
+            array = np.empty(tuple(shape), dtype.numpy())
+            kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
+            memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)
+            self.tensors[name] = array
+            return True
+
+    return DebugTensors()

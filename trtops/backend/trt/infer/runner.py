@@ -1,0 +1,414 @@
+"""Inference with TensorRT."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.runner import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.trt import library
+from trtops.backend.trt.infer import callbacks
+from trtops.backend.trt.infer.formats import FormattedArray
+from trtops.backend.trt.infer.slots import Execution, Input, Output
+from trtops.backend.trt.infer.staging import Stager
+from trtops.backend.trt.library import memory
+from trtops.backend.trt.lines import ALLOCATION_STRATEGIES, AllocationStrategy, Feature
+from trtops.func import value_of
+from trtops.metadata import DataType, TensorMetadata, check_feed
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTiming:
+    """Where the time of one inference went, in seconds, measured on the device between CUDA events.
+
+    Attributes:
+        copy_in: Until the inputs were on the device; None if they are smaller than 128 KiB together: an event would
+            take about as long as the copy, and is not recorded.
+        compute: The engine itself.
+        copy_out: Until the outputs were in host memory; None as above.
+    """
+
+    copy_in: float | None
+    compute: float
+    copy_out: float | None
+
+
+_TIMED_COPY = 128 << 10  # bytes, which take some 3 microseconds at 50 GB/s
+
+
+class _Timed(NamedTuple):
+    """Which copies are timed."""
+
+    copy_in: bool = True
+    copy_out: bool = True
+
+
+class TrtRunner(BaseRunner):
+    """Runs inference with a TensorRT engine or execution context.
+
+    Buffers live as long as the activation and grow as needed. Inputs in host memory go through pinned memory; inputs on
+    the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
+    that the next inference overwrites.
+
+    An engine does not keep the order that its model has its outputs in (TensorRT 8.6 sorts them anew). Runners made by
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.build.backend.TensorRTBackend.runner>` give the model's order, since the
+    build remembers it; for a bare engine ``output_order`` says it, and without that outputs come in the engine's order.
+
+    Attributes:
+        engine: The engine, while active.
+        context: The execution context, while active.
+        stream: The CUDA stream, while active.
+        optimization_profile: The profile that each activation begins with; None leaves the context's own.
+        output_order: Names of outputs in the order that they come in, from the next activation on.
+        stager: Brings large inputs to the device.
+    """
+
+    def __init__(
+        self,
+        engine: ValueOrCallable[Any],
+        name: str | None = None,
+        optimization_profile: int | None = None,
+        allocation_strategy: AllocationStrategy | None = None,
+        weight_streaming_budget: int | None = None,
+        weight_streaming_percent: float | None = None,
+        debug_listener: Any = None,
+        output_order: Sequence[str] = (),
+    ) -> None:
+        """Name the engine; nothing is loaded before activation.
+
+        Args:
+            engine: An engine or an execution context, which stays the caller's, or a callable that makes one. A
+                context keeps its profile from one activation to the next.
+            name: Names the runner in results.
+            optimization_profile: Profile to set at each activation.
+            allocation_strategy: Device memory of the context: ``static``, enough for every profile; ``profile``, for
+                the current one; ``runtime``, for the current shapes. For engines, not for contexts.
+            weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
+                streaming off.
+            weight_streaming_percent: Instead: the part of those weights to be streamed, 0 to 100.
+            debug_listener: A ``trt.IDebugListener``; by default marked tensors are added to the outputs.
+            output_order: Names of outputs in the order that they are to come in, such as the model's. Outputs that it does
+                not name follow in the engine's order; names that the engine does not have count for nothing.
+
+        Raises:
+            ConfigError: If an option has a value that cannot be meant.
+        """
+        super().__init__(name, prefix="trt-runner")
+        if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
+            raise errors.ConfigError(
+                f"allocation_strategy is {allocation_strategy!r}. {errors.near(allocation_strategy, ALLOCATION_STRATEGIES)}"
+            )
+        if weight_streaming_percent is not None and not 0 <= weight_streaming_percent <= 100:
+            raise errors.ConfigError(f"weight_streaming_percent is {weight_streaming_percent}; expected 0 to 100.")
+        self._source = engine
+        self.optimization_profile = optimization_profile
+        self.allocation_strategy = allocation_strategy
+        self.weight_streaming_budget = weight_streaming_budget
+        self.weight_streaming_percent = weight_streaming_percent
+        self.debug_listener = debug_listener
+        self.output_order = tuple(output_order)
+        self.stager = Stager(f"{self.name}-copy")
+        self._forget()
+
+    def _forget(self) -> None:
+        self.engine: Any = None
+        self.context: Any = None
+        self.stream: memory.Stream | None = None
+        self._inputs: list[Input] = []
+        self._outputs: list[Output] = []
+        self._events: list[memory.Event] = []
+        self._memory: memory.DeviceArray | None = None
+        self._listener: Any = None
+        self._timed: _Timed | None = None
+        self._manages_memory = False
+        self._copy_out = True
+        self._raw = False
+        self._outputs_settled = False
+        self._sized_late = False
+        self._to_time = _Timed()
+        self._narrowed: frozenset[str] = frozenset()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def activate_impl(self) -> None:
+        """Load the engine, make the context, the stream and the buffers."""
+        trt = library.load_for_device()
+        made = value_of(self._source)
+        if isinstance(made, trt.IExecutionContext):
+            self.context, self.engine = made, made.engine
+        elif isinstance(made, trt.ICudaEngine):
+            self.engine = made
+            self._set_weight_streaming()
+            with library.collect_log() as log:
+                self.context = library.line().create_context(made, self.allocation_strategy or "static")
+            self._manages_memory = self.allocation_strategy in ("profile", "runtime")
+            if self.context is None:
+                raise errors.InferenceError(f"TensorRT could not make an execution context. {log.tail()}")
+        else:
+            raise errors.ConfigError(
+                f"{self.name} got {type(made).__name__}; expected a TensorRT engine or execution context. Load bytes with "
+                "EngineFromBytes."
+            )
+        self.stream = memory.Stream()
+        self._events = [memory.Event() for _ in range(4)]
+        if self.optimization_profile is not None:
+            self._select_profile(self.optimization_profile)
+        self._make_slots()
+        if library.line().supports(Feature.DEBUG_TENSORS):
+            self.set_debug_listener(
+                callbacks.make_debug_listener() if self.debug_listener is None else self.debug_listener
+            )
+
+    def deactivate_impl(self) -> None:
+        """Give back buffers, stream and events; engine and context go with their last reference."""
+        if self.stream is not None:
+            self.stream.synchronize()
+        for slot in (*self._inputs, *self._outputs):
+            slot.free()
+        if self._memory is not None:
+            self._memory.free()
+        for event in self._events:
+            event.free()
+        if self.stream is not None:
+            self.stream.free()
+        self.stager.close()
+        self._forget()
+
+    def _make_slots(self) -> None:
+        trt = library.load()
+        assert self.stream is not None
+        execution = Execution(self.name, self.engine, self.context, self.stream, self.stager)
+        profile = max(int(self.context.active_optimization_profile), 0)
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
+                self._inputs.append(Input(execution, name, profile))
+            else:
+                self._outputs.append(Output(execution, name, profile))
+        places = {name: place for place, name in enumerate(self.output_order)}
+        self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
+        # Releases without INT64 (8.6) make INT32 of a model's INT64 inputs; feeds made for the model are to go on working.
+        if "INT64" not in trt.DataType.__members__:
+            self._narrowed = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
+
+    def _set_weight_streaming(self) -> None:
+        budget, percent = self.weight_streaming_budget, self.weight_streaming_percent
+        if budget is None and percent is None:
+            return
+        line = library.line()
+        streamable = line.streamable_bytes(self.engine)
+        if budget is None:
+            assert percent is not None
+            budget = int((1 - percent / 100) * streamable)
+        elif budget == -2:
+            budget = streamable
+        line.set_weight_streaming_budget(self.engine, budget)
+
+    # --- profiles and listeners ---------------------------------------------------------------------------------
+
+    def set_profile(self, index: int) -> None:
+        """Change the optimization profile, for the inferences that follow.
+
+        Raises:
+            InferenceError: If the runner is not active, or TensorRT refuses (another context uses the profile).
+            ConfigError: If the engine has no such profile.
+        """
+        if not self.is_active:
+            raise errors.InferenceError(
+                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
+            )
+        self._select_profile(index)
+        for slot in (*self._inputs, *self._outputs):
+            slot.free()
+        self._inputs, self._outputs = [], []
+        self._make_slots()
+        self._input_metadata = None
+        self._feed_check = None
+
+    def _select_profile(self, index: int) -> None:
+        count = self.engine.num_optimization_profiles
+        if not 0 <= index < count:
+            raise errors.ConfigError(f"optimization profile {index} does not exist; the engine has 0 to {count - 1}.")
+        assert self.stream is not None
+        with library.collect_log() as log:
+            done = self.context.set_optimization_profile_async(index, self.stream.ptr)
+        if not done:
+            raise errors.InferenceError(f"TensorRT could not change to optimization profile {index}. {log.tail()}")
+        self.stream.synchronize()
+
+    def set_debug_listener(self, listener: Any) -> None:
+        """Report marked tensors to a listener, until deactivation.
+
+        Raises:
+            UnsupportedFeatureError: If this release has no debug tensors.
+            InferenceError: If TensorRT refuses the listener.
+        """
+        self._listener = listener
+        if not library.line().listen_to_debug_tensors(self.context, listener):
+            raise errors.InferenceError("TensorRT refuses the debug listener.")
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """The inputs; dynamic ones know their sizes in the current profile, and -1 stands for any size."""
+        metadata = TensorMetadata()
+        profile = max(int(self.context.active_optimization_profile), 0)
+        for slot in self._inputs:
+            low, _, high = library.line().profile_range(self.engine, slot.name, profile)
+            shape = tuple(self.engine.get_tensor_shape(slot.name))
+            fits = len(low) == len(shape) and not slot.on_host
+            metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
+        return metadata
+
+    # --- inference ----------------------------------------------------------------------------------------------
+
+    def infer(
+        self,
+        feed_dict: Feed,
+        check_inputs: bool = True,
+        copy_outputs_to_host: bool = True,
+        return_raw_buffers: bool = False,
+    ) -> dict[str, Any]:
+        """Run one inference.
+
+        Args:
+            feed_dict: By input name: numpy arrays, :class:`~trtops.cuda.DeviceView` or anything with
+                ``__cuda_array_interface__``, or :class:`~trtops.backend.trt.FormattedArray` for raw memory. Inputs
+                that want a vectorized format may be given as plain arrays, and are packed. Shape tensors lie on the host.
+            check_inputs: Whether names, dtypes and shapes are checked first.
+            copy_outputs_to_host: Whether outputs come to host memory; otherwise they are ``DeviceView``.
+            return_raw_buffers: Whether all outputs come as :class:`~trtops.backend.trt.FormattedArray`; otherwise only
+                those in formats that numpy does not have.
+
+        Returns:
+            The outputs by name, in ``output_order`` if that is given, else in the engine's; owned by the runner, and valid
+            until the next call.
+
+        Raises:
+            InputError: If the feed does not fit the engine or the current profile.
+            InferenceError: If TensorRT or CUDA fails, or the runner is not active.
+        """
+        self._copy_out = copy_outputs_to_host
+        self._raw = return_raw_buffers
+        if self._narrowed and feed_dict.keys() >= self._narrowed:
+            feed_dict = {**feed_dict, **{name: _narrow(name, feed_dict[name]) for name in self._narrowed}}
+        if check_inputs and FormattedArray in map(type, feed_dict.values()):
+            self._check_formatted(feed_dict)
+            check_inputs = False
+        return super().infer(feed_dict, check_inputs)
+
+    def _check_formatted(self, feed_dict: Feed) -> None:
+        """Check a feed with raw memory in it: its shape counts, and its bytes have no dtype."""
+        if self.is_active:
+            inputs = self.get_input_metadata()
+            stand_ins = {
+                name: memory.DeviceView(0, value.shape, inputs[name].dtype)
+                if isinstance(value, FormattedArray) and name in inputs
+                else value
+                for name, value in feed_dict.items()
+            }
+            check_feed(inputs, stand_ins)
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
+        """Copy in, run, copy out, wait."""
+        started = time.perf_counter()
+        stream = self.stream
+        assert stream is not None
+        before, fed, computed, after = self._events
+        timed = self._to_time
+        if timed.copy_in:
+            before.record(stream)
+        # Settled only once all inputs were taken: one that is refused leaves the others' new shapes behind.
+        changed = not self._outputs_settled
+        self._outputs_settled = False
+        for slot in self._inputs:
+            changed = slot.feed(feed_dict[slot.name]) or changed
+        if changed:
+            self._settle_outputs()
+        self._outputs_settled = True
+        if self._manages_memory:
+            self._provide_memory()
+        debug = getattr(self._listener, "tensors", None)
+        if debug:
+            debug.clear()
+        fed.record(stream)
+        if not self.context.execute_async_v3(stream.ptr):
+            self._raise_failure()
+        computed.record(stream)
+        if self._sized_late:
+            stream.synchronize()  # sizes are known only now
+        results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
+        if timed.copy_out:
+            after.record(stream)
+        stream.synchronize()
+        self._timed = timed
+        if debug:
+            results.update(debug)
+        self.inference_time = time.perf_counter() - started
+        return results
+
+    def last_timing(self) -> InferenceTiming:
+        """Where the time of the last inference went, by CUDA events.
+
+        Raises:
+            InferenceError: If there was no inference since activation.
+        """
+        if self._timed is None:
+            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+        before, fed, computed, after = self._events
+        return InferenceTiming(
+            copy_in=fed.seconds_since(before) if self._timed.copy_in else None,
+            compute=computed.seconds_since(fed),
+            copy_out=after.seconds_since(computed) if self._timed.copy_out else None,
+        )
+
+    def last_device_time(self) -> float:
+        """Seconds that the engine itself took on the device in the last inference: ``last_timing().compute``."""
+        return self.last_timing().compute
+
+    def _settle_outputs(self) -> None:
+        """After input shapes changed: let TensorRT infer the outputs' and make room for them."""
+        with library.collect_log() as log:
+            missing = self.context.infer_shapes()
+        if missing:
+            raise errors.InferenceError(f"TensorRT still misses shapes or values of {', '.join(missing)}. {log.tail()}")
+        for slot in self._outputs:
+            slot.settle(self._inputs)
+        self._sized_late = any(slot.allocator is not None for slot in self._outputs)
+        self._to_time = _Timed(
+            sum(slot.nbytes() for slot in self._inputs) >= _TIMED_COPY,
+            self._sized_late or sum(slot.nbytes() for slot in self._outputs) >= _TIMED_COPY,
+        )
+
+    def _provide_memory(self) -> None:
+        line = library.line()
+        strategy = self.allocation_strategy
+        assert strategy is not None
+        needed = line.context_memory_bytes(self.context, strategy)
+        if self._memory is None:
+            self._memory = memory.DeviceArray.raw((needed,))
+        else:
+            self._memory.resize((needed,))
+        line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
+
+    def _raise_failure(self) -> None:
+        # What went wrong went to the log before; run it again to catch the words.
+        assert self.stream is not None
+        with library.collect_log() as log:
+            self.context.execute_async_v3(self.stream.ptr)
+        raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
+
+
+def _narrow(name: str, value: Any) -> Any:
+    """An INT64 array as INT32, if its values fit; anything else as it is."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.int64:
+        return value
+    narrowed = value.astype(np.int32)
+    if not np.array_equal(narrowed, value):
+        raise errors.InputDtypeError(
+            f"Input {name!r} has int64 values beyond int32, and {library.line().name} has no int64. Use TensorRT 10 or later."
+        )
+    return narrowed

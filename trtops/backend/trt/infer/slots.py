@@ -1,0 +1,307 @@
+"""Inputs and outputs of a runner: each one's place in host and device memory, and what TensorRT was told of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.infer import callbacks, staging
+from trtops.backend.trt.infer.formats import FormattedArray, Layout
+from trtops.backend.trt.library import dtypes, memory
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """An engine that is ready to run, as its inputs and outputs know it; all of it is the runner's own.
+
+    Attributes:
+        name: The runner's name, for messages.
+        engine: The engine.
+        context: The execution context.
+        stream: Takes copies and inferences, in order.
+        stager: Brings large inputs to the device.
+    """
+
+    name: str
+    engine: Any
+    context: Any
+    stream: memory.Stream
+    stager: staging.Stager
+
+
+class Slot:
+    """One input or output: its place in host and device memory, and what TensorRT was told of it last."""
+
+    def __init__(self, execution: Execution, name: str, profile: int) -> None:
+        engine = execution.engine
+        trt = library.load()
+        self.execution = execution
+        self.name: str = name
+        self.dtype = dtypes.from_trt(engine.get_tensor_dtype(name))
+        self.on_host = bool(engine.get_tensor_location(name) == trt.TensorLocation.HOST)
+        tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
+        self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
+        self.is_plain = self.is_linear and self.dtype.itemsize >= 1
+        # Types of less than a byte are moved as bytes.
+        self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
+        self.device: memory.DeviceArray | None = None
+        self.pinned: memory.PinnedArray | None = None
+        self.host: np.ndarray[Any, Any] | None = None
+        self.shape: tuple[int, ...] | None = None
+        self.address = 0
+
+    def layout(self) -> Layout:
+        """How the tensor lies in memory at the current shape."""
+        assert self.shape is not None
+        strides = tuple(self.execution.context.get_tensor_strides(self.name))
+        return Layout(self.shape, self.numpy_dtype, strides, self.vectorized_dim, max(self.components, 1))
+
+    def nbytes(self) -> int:
+        """Bytes of device memory at the current shape."""
+        if not self.is_linear:
+            return self.layout().nbytes
+        assert self.shape is not None
+        return math.ceil(math.prod(self.shape) * self.dtype.itemsize)
+
+    def reserve_device(self, nbytes: int) -> int:
+        """Device memory of the runner's own; returns its address."""
+        if self.device is None:
+            self.device = memory.DeviceArray.raw((max(nbytes, 1),))
+        else:
+            self.device.resize((max(nbytes, 1),))
+        return self.device.ptr
+
+    def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
+        """Pinned host memory of the runner's own."""
+        if self.pinned is None:
+            self.pinned = memory.PinnedArray(max(nbytes, 1))
+        else:
+            self.pinned.reserve(max(nbytes, 1))
+        return self.pinned
+
+    def tell_address(self, address: int) -> None:
+        """Tell the context where the tensor lies, unless it knows."""
+        if address == self.address:
+            return
+        if not self.execution.context.set_tensor_address(self.name, address):
+            raise errors.InferenceError(f"TensorRT refuses address {address:#x} for {self.name!r}.")
+        self.address = address
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self.host = None
+        if self.device is not None:
+            self.device.free()
+        if self.pinned is not None:
+            self.pinned.free()
+
+
+class Input(Slot):
+    """An input."""
+
+    def __init__(self, execution: Execution, name: str, profile: int) -> None:
+        super().__init__(execution, name, profile)
+        engine = execution.engine
+        fixed = tuple(engine.get_tensor_shape(name))
+        self._is_dynamic = -1 in fixed
+        self._smallest, self._largest = fixed, fixed
+        if self._is_dynamic:
+            self._smallest, _, self._largest = library.line().profile_range(engine, name, profile)
+        is_shape_tensor = engine.is_shape_inference_io(name)
+        self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
+        self._values: bytes | None = None
+
+    def feed(self, value: Any) -> bool:
+        """Take a value; returns whether outputs may have another shape than before."""
+        pointer = _device_pointer(value)
+        changed = self._tell_shape(tuple(value.shape))
+        if self.on_host:
+            if pointer is not None:
+                raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must lie in host memory.")
+            return self._feed_shape_tensor(np.asarray(value)) or changed
+        if pointer is not None:
+            self.tell_address(pointer)
+        else:
+            self._upload(value)
+        return changed
+
+    def _tell_shape(self, shape: tuple[int, ...]) -> bool:
+        if shape == self.shape:
+            return False
+        self.shape = None
+        if self._is_dynamic and self.execution.context.active_optimization_profile < 0:
+            raise errors.InferenceError(
+                f"{self.execution.name} has no optimization profile: other contexts of this engine had taken the first. Call "
+                "set_profile, or give optimization_profile."
+            )
+        # 8.6 takes shapes outside the profile, and takes the process down when it infers the outputs' from them.
+        if not _within(shape, self._smallest, self._largest):
+            raise errors.InputShapeError(self._refusal(shape))
+        with library.collect_log() as log:
+            accepted = self.execution.context.set_input_shape(self.name, shape)
+        if not accepted:
+            raise errors.InputShapeError(self._refusal(shape) + log.tail())
+        self.shape = shape
+        self.host = None
+        return True
+
+    def _refusal(self, shape: tuple[int, ...]) -> str:
+        """Why a shape was refused: what the current profile takes, and which profile would take it."""
+        engine = self.execution.engine
+        current = max(int(self.execution.context.active_optimization_profile), 0)
+        line = library.line()
+        ranges = [line.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
+        fits = [i for i, (low, _, high) in enumerate(ranges) if _within(shape, low, high)]
+        smallest, _, largest = ranges[current]
+        advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
+        return (
+            f"Input {self.name!r} has shape {shape}; profile {current} expects min {smallest}, max {largest}. {advice}"
+        )
+
+    def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
+        self._check_values(array)
+        values = array.astype(self.numpy_dtype, copy=False).tobytes()
+        pinned = self.reserve_pinned(len(values))
+        pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
+        self.tell_address(pinned.ptr)
+        changed = values != self._values
+        self._values = values
+        return changed
+
+    def _check_values(self, array: np.ndarray[Any, Any]) -> None:
+        if not self._value_range:
+            return
+        low, _, high = self._value_range
+        values = array.reshape(-1).tolist()
+        told = len(low)  # 8.6 does not tell the range of every value
+        if not _within(values[:told], low, high):
+            limit = (
+                "" if told == len(values) else f" ({library.line().name} tells {told} of {len(values)} values' range)"
+            )
+            raise errors.InputShapeError(
+                f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}{limit}."
+            )
+
+    def _upload(self, value: Any) -> None:
+        """Copy a host array to the device: through pinned memory, in chunks if it is large."""
+        raw = isinstance(value, FormattedArray)
+        if self.host is None:
+            nbytes = value.array.nbytes if raw else self.nbytes()
+            self.tell_address(self.reserve_device(nbytes))
+            pinned = self.reserve_pinned(nbytes)
+            packed = raw or not self.is_plain
+            assert self.shape is not None
+            self.host = (
+                pinned.view((nbytes,), np.dtype(np.uint8)) if packed else pinned.view(self.shape, self.numpy_dtype)
+            )
+        stream = self.execution.stream
+        assert self.device is not None and self.pinned is not None
+        self.tell_address(self.device.ptr)
+        if raw:
+            self.host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
+        elif not self.is_linear:
+            self.layout().pack(np.asarray(value), self.host)
+        elif self.host.nbytes > staging.CHUNK:
+            self.execution.stager.upload(np.ascontiguousarray(value), self.host, self.device.ptr, stream)
+            return
+        else:
+            np.copyto(self.host, _as_numpy(value))
+        memory.copy(self.device.ptr, self.pinned.ptr, self.host.nbytes, "cudaMemcpyHostToDevice", stream)
+
+
+class Output(Slot):
+    """An output. Its size is known before the inference, or TensorRT asks an allocator for room during it."""
+
+    def __init__(self, execution: Execution, name: str, profile: int) -> None:
+        super().__init__(execution, name, profile)
+        self.allocator: Any = None
+
+    def settle(self, inputs: Sequence[Input]) -> None:
+        """Make room, now that input shapes and values are known; or lie where the input lies that this output aliases."""
+        context = self.execution.context
+        shape = tuple(context.get_tensor_shape(self.name))
+        aliased = library.line().aliased_input(self.execution.engine, self.name)
+        self.host = None
+        if aliased is not None:
+            self.shape = shape
+            self.tell_address(next(slot.address for slot in inputs if slot.name == aliased))
+        elif any(dim < 0 for dim in shape):
+            self._take_allocator()
+        elif self.on_host:
+            self.shape, self.allocator = shape, None
+            self.tell_address(self.reserve_pinned(self.nbytes()).ptr)
+        else:
+            self.shape, self.allocator = shape, None
+            self.tell_address(self.reserve_device(self.nbytes()))
+
+    def _take_allocator(self) -> None:
+        self.allocator = callbacks.make_output_allocator(self.reserve_device)
+        self.address = 0
+        if not self.execution.context.set_output_allocator(self.name, self.allocator):
+            raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
+
+    def fetch(self, copy_out: bool, raw: bool) -> Any:
+        """The output after an inference was queued; its content arrives when the stream is done."""
+        if self.allocator is not None:
+            self.shape, self.host = self.allocator.shape, None
+        assert self.shape is not None
+        if self.on_host:
+            assert self.pinned is not None
+            return (
+                self.pinned.view(self.shape, self.numpy_dtype).copy() if self.allocator is None else self._download(raw)
+            )
+        if not copy_out:
+            return memory.DeviceView(self._address(), self.shape, self.dtype)
+        return self._download(raw)
+
+    def _address(self) -> int:
+        if self.allocator is not None:
+            return int(self.allocator.address)
+        return self.address
+
+    def _download(self, raw: bool) -> Any:
+        formatted = raw or not self.is_plain
+        assert self.shape is not None
+        if self.host is None:
+            nbytes = self.nbytes()
+            pinned = self.reserve_pinned(nbytes)
+            self.host = (
+                pinned.view((nbytes,), np.dtype(np.uint8)) if formatted else pinned.view(self.shape, self.numpy_dtype)
+            )
+        assert self.pinned is not None
+        if self.host.nbytes:
+            memory.copy(
+                self.pinned.ptr, self._address(), self.host.nbytes, "cudaMemcpyDeviceToHost", self.execution.stream
+            )
+        if not formatted:
+            return self.host
+        bytes_ = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
+        return FormattedArray(bytes_, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
+
+
+def _within(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    """Whether sizes, or the values of a shape tensor, lie within a profile's range."""
+    return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
+
+
+def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """A host array, from numpy or from a torch tensor on the CPU."""
+    return value if isinstance(value, np.ndarray) else np.asarray(value)
+
+
+def _device_pointer(value: Any) -> int | None:
+    """Address of an array on the device; None for one on the host."""
+    if isinstance(value, np.ndarray):
+        return None
+    if isinstance(value, memory.DeviceView):
+        return value.ptr
+    if isinstance(value, FormattedArray):
+        return _device_pointer(value.array)
+    interface = getattr(value, "__cuda_array_interface__", None) if getattr(value, "is_cuda", True) else None
+    return None if interface is None else int(interface["data"][0])

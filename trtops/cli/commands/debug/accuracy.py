@@ -1,0 +1,112 @@
+"""Find out where an engine goes wrong.
+
+Every tensor of the model is compared with the model itself, in the order of execution. Exits with 1 if outputs differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtops import ops
+from trtops.backend.common import save_bytes
+from trtops.cli import configs, groups
+from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say, say_json
+
+if TYPE_CHECKING:
+    from trtops.ops.search.triage import TriageConfig
+    from trtops.spec import BuildConfig
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "looking",
+        (
+            Flag(names=("--emulate",), choices=("fp16", "bf16"), help="in place of an engine: 16 bit, rounded on the CPU as a GPU rounds"),
+            Flag(names=("--observe",), choices=("auto", "all", "one"), help="tensors observed together, or one at a time"),
+            Flag(names=("--window",), convert=int, shown="BYTES", help="how much is held at a time"),
+            Flag(names=("--max-probes",), convert=int, shown="N", help="most tensors to observe one at a time"),
+            Flag(names=("--picture",), shown="FILE", help="where to draw it, as PNG"),
+        ),
+    ),
+    groups.JSON, groups.TRACKING, configs.BACKEND,
+    groups.STATISTICS,
+    groups.SOURCE, groups.SPEC,
+)  # fmt: skip
+EXAMPLES = (
+    "trtops debug accuracy model.onnx --trt --fp16 --load-inputs inputs.json",
+    "trtops debug accuracy model.onnx --emulate fp16",
+    "trtops debug accuracy model.onnx --onnxrt --allow-approximation",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to look at.
+
+    Attributes:
+        model: The model.
+        build: How the engine under test is built.
+        emulate: The precision to emulate instead.
+        config: The op's config.
+        picture: Where to draw it.
+        experiment: Where to remember it.
+        store: Where the memory is.
+        json: Whether to print JSON.
+    """
+
+    model: str
+    build: BuildConfig | None
+    emulate: str | None
+    config: TriageConfig
+    picture: str | None
+    experiment: str | None
+    store: str | None
+    json: bool
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    given = {
+        "iterations": args.iterations, "seed": args.seed, "window_bytes": args.window, "observe": args.observe,
+        "max_probes": args.max_probes,
+    }  # fmt: skip
+    config = ops.TriageConfig(
+        tolerances=configs.tolerances(args),
+        data=configs.data_source(args),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return Plan(
+        model=args.model_file,
+        build=None if args.emulate else configs.build_config(args, args.backend or "tensorrt"),
+        emulate=args.emulate,
+        config=config,
+        picture=args.picture,
+        experiment=args.experiment,
+        store=args.store if args.experiment else None,
+        json=bool(args.json),
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Look, and tell."""
+    from trtops.ops.search.triage import Emulated, draw, triage
+
+    actual: Any = Emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
+    with configs.remembered(plan.experiment, plan.store, plan.model, f"triage {_side(plan)}", kind="triage") as run:
+        result = triage(plan.model, actual, plan.config, run=run)
+        run.finish(result.verdict)
+    if plan.picture is not None:
+        save_bytes(draw(result), plan.picture)
+    if plan.json:
+        say_json(result.to_dict())
+    else:
+        say(result.text())
+    return 0 if result.verdict == "good" else 1
+
+
+def _side(plan: Plan) -> str:
+    if plan.build is None:
+        return f"emulated {plan.emulate}"
+    return f"{plan.build.backend} {plan.build.precision}"

@@ -1,0 +1,219 @@
+"""Find the smallest part of an ONNX model that still fails.
+
+It fails if a check command fails or, without --check, if an engine's outputs differ from the model's own. What flows into each part is what really flows there. Exits with 1 if the model fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops import ops
+from trtops.cli import configs, groups, loading, surgery, values
+from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.logs import say
+from trtops.cli.script import Call, Maker
+from trtops.errors import ComparisonError
+
+if TYPE_CHECKING:
+    from trtops.comparator.report import Tolerances
+    from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.search.reduce_config import ReduceConfig
+    from trtops.ops.search.reduce_journal import Step
+    from trtops.spec import BuildConfig
+
+_SEEN = "shapes are those seen when the whole model ran"
+
+GROUPS = (
+    groups.ONNX_MODEL,
+    Group(
+        "reducing",
+        (
+            Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to save the smallest failing model (default: trtops_reduced.onnx)"),
+            Flag(names=("--min-good", "--minimal-good"), shown="FILE", help="where to save the passing model closest to it"),
+            Flag(names=("--no-reduce-inputs",), takes="switch", help="cut nothing off at the beginning"),
+            Flag(names=("--no-reduce-outputs",), takes="switch", help="cut nothing off at the end"),
+            Flag(names=("--mode",), choices=("bisect", "linear"), help="how to search"),
+            Flag(names=("--find-all",), takes="switch", help="find every culprit, not the first alone"),
+            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search goes on (default: beside the output, begun anew and kept until the end)"),
+            Flag(names=("--inputs-are",), choices=("real", "random", "declared"), help="what flows into parts: real values, random ones, or none (declared types only)"),
+            Flag(names=("--max-checks",), convert=int, shown="N", help="stop after so many checks"),
+            Flag(names=("--width",), convert=int, shown="N", help="check so many parts at a time"),
+            Flag(
+                names=("--model-input-shapes", "--model-inputs"), to="input_shapes", takes="many", convert=values.shape, shown="NAME:[DIMS]",
+                help="shapes of the model's inputs",
+            ),
+        ),
+    ),
+    groups.CHECK,
+    Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]),
+    groups.ONNX_LOAD,
+    groups.SORTING,
+    Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
+    Group("going on", (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for the field's tool as well"))),
+    groups.TRACKING, configs.BACKEND,
+    Group("judging without --check", groups.STATISTICS.flags),
+    groups.DATA, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
+    Group("shapes", (
+        Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle=_SEEN),
+        Flag(names=("--force-fallback-shape-inference",), takes="switch", help="find shapes by running the model", idle="they are found so in any case"),
+        Flag(names=("--no-onnxruntime-shape-inference",), takes="switch", help="infer shapes without ONNX Runtime's symbolic inference", idle=_SEEN),
+    )),
+)  # fmt: skip
+EXAMPLES = (
+    "trtops debug reduce model.onnx -o small.onnx --check trtops run trtops_debug.onnx --onnxrt --trt",
+    "trtops debug reduce model.onnx -o small.onnx --trt --fp16 --atol 1e-2 --rtol 1e-2",
+    "trtops debug reduce model.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
+)
+ARTIFACT = "trtops_debug.onnx"
+PASSES = "the whole model passes"
+"""What the op says of a model that does not fail."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to reduce.
+
+    Attributes:
+        model: The model, or what makes it.
+        name: Its name.
+        check: The command that judges; None compares engines.
+        build: How engines are built then.
+        tolerances: When they are good enough.
+        config: The op's config.
+        feeds: Makes inputs, in place of the config's source.
+        artifacts: Files to sort after each check.
+        folder: Where to.
+        info: A file that tells the command its iteration.
+        show: Whether details are shown: of failing checks, and of all with --show-output.
+        keep: Where to leave the file that checks read.
+        experiment: Where to remember it.
+        store: Where the memory is.
+    """
+
+    model: str | Call
+    check: CommandCheck | None
+    build: BuildConfig | None
+    tolerances: Tolerances | None
+    config: ReduceConfig
+    feeds: Call | None = None
+    name: str = ""
+    artifacts: tuple[str, ...] = ()
+    folder: str = ""
+    info: str | None = None
+    show: bool = True
+    keep: str | None = None
+    experiment: str | None = None
+    store: str | None = None
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    if args.no_reduce_inputs and args.no_reduce_outputs:
+        raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to do")
+    given = {
+        "mode": args.mode, "inputs": args.inputs_are, "max_checks": args.max_checks, "width": args.width, "seed": args.seed,
+        "iterations": args.iterations,
+    }  # fmt: skip
+    made_up = configs.made_up_data(args)
+    config = ops.ReduceConfig(
+        find="all" if args.find_all else "first",
+        reduce_inputs=not args.no_reduce_inputs,
+        reduce_outputs=not args.no_reduce_outputs,
+        data=None if made_up else configs.data_source(args),
+        input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
+        output=args.output or "trtops_reduced.onnx",
+        save_as=surgery.save_config(args),
+        min_good=args.min_good,
+        journal=args.journal,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    check = configs.command_check(args, ARTIFACT) if args.check else None
+    return Plan(
+        model=surgery.model(args.but(shape_inference=None, force_fallback_shape_inference=None)),
+        name=args.model_file,
+        feeds=made_up,
+        check=replace(check, tell_passing=bool(args.show_output)) if check else None,
+        build=None if check else replace(configs.build_config(args, args.backend or "tensorrt"), profiles=()),
+        tolerances=None if check else configs.tolerances(args),
+        config=config,
+        artifacts=tuple(args.artifacts or ()),
+        folder=args.art_dir,
+        info=args.iter_info,
+        show=not args.hide_fail_output,
+        keep=(args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
+        experiment=args.experiment,
+        store=args.store if args.experiment else None,
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Reduce, and tell."""
+    make = Maker()
+    check: Any = plan.check or _comparison(plan)
+    options: dict[str, Any] = {"feeds": make(plan.feeds), "progress": lambda step: _after(plan, step)}
+    _tell_iteration(plan, 0)
+    try:
+        with configs.remembered(plan.experiment, plan.store, plan.name, "reduce", kind="reduce") as run:
+            result = ops.reduce(make(plan.model), check, plan.config, run=run, **options)
+            run.finish(result.verdict)
+    finally:
+        if plan.info is not None:
+            Path(plan.info).unlink(missing_ok=True)
+    return _show(plan, result)
+
+
+def _comparison(plan: Plan) -> Any:
+    """Engines of the parts, compared with what the whole model computes there."""
+    from trtops.backend.engines import engine_backend
+
+    assert plan.build is not None
+    engine_backend(plan.build.backend).environment()  # what is missing is said now, not once per part
+    tolerances = plan.tolerances or ops.default_tolerances(plan.build.precision)
+    return ops.ComparisonCheck(runner=ops.EngineRunner(plan.build), tolerances=tolerances)
+
+
+def _after(plan: Plan, step: Step) -> None:
+
+    detail = f": {step.detail.rstrip()}" if step.detail and plan.show else ""
+    say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
+    place = Path(plan.folder) / ("good" if step.verdict == "pass" else "bad")
+    for name in plan.artifacts:
+        path = Path(name)
+        if path.exists():
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place / f"{path.stem}_N{step.number}{path.suffix}")
+        else:
+            print(f"{name} was not there after check {step.number}; it is passed over", file=sys.stderr)
+    _tell_iteration(plan, step.number)
+
+
+def _tell_iteration(plan: Plan, number: int) -> None:
+    if plan.info is not None:
+        Path(plan.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
+
+
+def _show(plan: Plan, result: Any) -> int:
+
+    if not result.culprits and result.detail == PASSES:
+        say("The model does not fail.")
+        return 0
+    if not result.culprits:
+        raise ComparisonError(
+            f"The whole model fails in another way than the one that is hunted: {result.detail}. Make the check pass or fail on it first"
+        )
+    for culprit in result.culprits:
+        say(f"{len(culprit.nodes)} of {result.nodes} nodes still fail: {', '.join(culprit.labels)}")
+        if culprit.detail:
+            say(f"  {culprit.detail.rstrip()}")
+        say(f"  saved to {culprit.path}, the inputs it fails with to {culprit.inputs_path}")
+    if plan.keep is not None:
+        shutil.copy(result.culprits[0].path, plan.keep)
+    say(f"{result.checks} checks in {result.seconds:.1f} s")
+    return 1

@@ -1,0 +1,103 @@
+"""Run a command again and again, and sort the files that it leaves into good/ and bad/."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trtops import ops
+from trtops.cli import configs, groups
+from trtops.cli.flags import Asked, UsageError
+from trtops.cli.logs import say
+
+if TYPE_CHECKING:
+    from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.search.repeat import RepeatConfig, RepeatResult, RepeatStep
+
+GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.REPLAY, groups.CHECK)
+EXAMPLES = (
+    "trtops debug repeat --until 5 --artifacts outputs.json --check trtops run model.onnx --trt --save-outputs outputs.json",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to repeat.
+
+    Attributes:
+        check: The command; None asks at the terminal.
+        config: The op's config.
+        makes: Whether something is made in each iteration, which may fail by itself.
+    """
+
+    check: CommandCheck | None
+    config: RepeatConfig
+    makes: bool = False
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    return Plan(check_of(args, "-"), repeat_config(args, args.iter_artifact))
+
+
+def check_of(args: Asked, artifact: str) -> CommandCheck | None:
+    """The command that judges, if there is one; it reads what was made by itself."""
+    if not args.check:
+        return None
+    check = configs.command_check(args, artifact, "{engine}")
+    words = tuple(word.replace("{engine}", artifact).replace("{model}", artifact) for word in check.command)
+    return replace(check, command=words, artifact=artifact)
+
+
+def repeat_config(args: Asked, intermediate: str | None) -> RepeatConfig:
+    """When to stop, and what to keep."""
+    if args.until is None:
+        raise UsageError("say when to stop: --until good, --until bad, or --until N")
+    return ops.RepeatConfig(
+        until=args.until,
+        artifacts=tuple(args.artifacts or ()),
+        folder=args.art_dir,
+        intermediate=intermediate,
+        keep_intermediate=bool(args.no_remove_intermediate),
+        info=args.iter_info,
+        load_replay=args.load_debug_replay,
+        save_replay=args.save_debug_replay,
+        show="all" if args.show_output else "none" if args.hide_fail_output else "failing",
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Repeat, and tell."""
+    return carry_out(plan, lambda number: None)
+
+
+def carry_out(plan: Plan, make: Any) -> int:
+    """Repeat what is made, and tell."""
+    asked = ask if plan.check is None and sys.stdin.isatty() else None
+    if plan.check is None and asked is None and plan.makes:
+        say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")
+        asked = lambda number: True  # noqa: E731
+    return summary(ops.repeat(make, plan.check, plan.config, ask=asked, progress=tell))
+
+
+def ask(number: int) -> bool:
+    """Let the person at the terminal judge."""
+    while True:
+        answer = input(f"Iteration {number}: did it pass? [p]ass/[f]ail ").strip().lower()
+        if answer[:1] in ("p", "f"):
+            return answer[0] == "p"
+
+
+def tell(step: RepeatStep) -> None:
+    """Say how an iteration went."""
+    if step.output:
+        say(step.output.rstrip())
+    say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
+
+
+def summary(result: RepeatResult) -> int:
+    """Say how all went; 0 if all are good."""
+    good = result.count("good")
+    say(f"{good} of {len(result.steps)} iterations passed")
+    return 0 if good == len(result.steps) else 1

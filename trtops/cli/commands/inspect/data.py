@@ -1,0 +1,58 @@
+"""Show saved inputs or outputs: types, shapes and statistics, and values if asked for."""
+
+from __future__ import annotations
+
+import sys
+
+from trtops.cli import asking, groups
+from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.script import call
+
+GROUPS = (
+    Group(
+        "data",
+        (
+            Flag(names=("path",), help="a .json file of saved inputs or outputs, an .npz or an .npy"),
+            Flag(names=("-a", "--all"), to="all", takes="switch", help="show every iteration, not the first alone"),
+            Flag(names=("-s", "--show-values"), to="show_values", takes="switch", help="show values"),
+            Flag(names=("--histogram",), takes="switch", help="show how values are spread"),
+            Flag(
+                names=("--statistics",),
+                takes="switch",
+                help="show statistics",
+                idle="they are always shown",
+            ),
+            Flag(
+                names=("-n", "--num-items"),
+                to="num_items",
+                convert=int,
+                shown="N",
+                help="values at the ends of each axis",
+            ),
+            Flag(names=("--line-width",), convert=int, shown="N", help="longest line of values; -1 for no limit"),
+        ),
+    ),
+    groups.JSON,
+)
+EXAMPLES = ("trtops inspect data outputs.json --show-values", "trtops inspect data inputs.json --histogram --all")
+
+
+def plan(args: Asked) -> tuple[asking.Question, int | None]:
+    """The question, and the width of lines."""
+    question = call(
+        "trtops.ops.model.inspect", "inspect_data", args.path,
+        show_values=args.show_values, histogram=args.histogram, all_iterations=args.all, items=args.num_items,
+    )  # fmt: skip
+    return asking.Question(question, bool(args.json)), args.line_width
+
+
+def execute(plan: tuple[asking.Question, int | None]) -> int:
+    """Look, and print."""
+    question, width = plan
+    if width is None:
+        return asking.answer(question)
+
+    import numpy as np
+
+    with np.printoptions(linewidth=width if width > 0 else sys.maxsize):
+        return asking.answer(question)

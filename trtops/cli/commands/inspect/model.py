@@ -1,0 +1,206 @@
+"""Show an ONNX model, a TensorRT network (from a script, or from ONNX by --display-as trt), or an engine of either back end."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtops import ops
+from trtops.backend.common import save_bytes
+from trtops.cli import asking, groups, loading
+from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.logs import say, say_json
+from trtops.cli.script import Call, Maker
+from trtops.errors import ConfigError
+
+_MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
+
+SHOWING = Group(
+    "showing",
+    (
+        Flag(
+            names=("--convert-to", "--display-as"),
+            to="display_as",
+            choices=("trt",),
+            help="parse the ONNX model into a TensorRT network, and show that",
+        ),
+        Flag(
+            names=("--show",),
+            takes="many",
+            choices=("layers", "attrs", "weights"),
+            shown="WHAT",
+            help="layers, attrs, weights",
+        ),
+        Flag(names=("--mode",), choices=tuple(_MODES), help="as --show nothing, layers, layers attrs, or all three"),
+        Flag(names=("--show-weights",), takes="switch", to="show_weights", help="as --show layers weights"),
+        Flag(
+            names=("--list-unbounded-dds",),
+            takes="switch",
+            help="list tensors whose size is unbounded and known only at run time",
+        ),
+        Flag(
+            names=("--combine-tensor-info",),
+            shown="FILE",
+            help="saved outputs of a run of this engine, whose statistics are shown with its layers; see "
+            "--mark-unfused-tensors-as-debug-tensors and --save-outputs of `trtops run`",
+        ),
+        Flag(
+            names=("--visual",), takes="switch", help="show it as a picture, in a browser of this machine, until Ctrl-C"
+        ),
+        Flag(
+            names=("--visual-port",), convert=int, default=8000, shown="PORT", help="where --visual listens; 0 for any"
+        ),
+        Flag(names=("--save-visual",), shown="FILE", help="where to write the picture as an HTML page"),
+    ),
+)
+
+GROUPS = (
+    groups.MODEL.without("--input-shapes"), SHOWING, groups.JSON, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE,
+    groups.TRT_NETWORK, groups.TRT_PARSE, groups.TRT_LOAD, groups.TENSORFLOW,
+    Group("TensorRT timing", (Flag(names=("--save-timing-cache",), shown="FILE", help="timing cache to write", idle="nothing is built"),)),
+)  # fmt: skip
+EXAMPLES = (
+    "trtops inspect model model.onnx --show layers attrs",
+    "trtops inspect model model.onnx --display-as trt",
+    "trtops inspect model model.engine --show layers",
+    "trtops inspect model model.onnx --save-visual model.html",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to show.
+
+    Attributes:
+        source: Makes what is shown: a network, an engine, or the changed ONNX model; None shows the file as it is.
+        described_by: What describes it.
+        path: The file.
+        show: What to tell.
+        unbounded: Whether to list unbounded tensors.
+        infer_shapes: Whether to infer shapes first.
+        tensors: Saved outputs to show with an engine's layers.
+        page: Where to write a picture.
+        port: Where to serve a picture; None serves none.
+        json: Whether to print JSON.
+    """
+
+    source: Call | Any = None
+    described_by: str = ""
+    path: str = ""
+    show: tuple[str, ...] = ()
+    unbounded: bool = False
+    infer_shapes: bool = False
+    tensors: str | None = None
+    page: str | None = None
+    port: int | None = None
+    json: bool = False
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
+    drawn = bool(args.visual or args.save_visual)
+    show = () if drawn else _shown(args)
+    source, described_by = None, ""
+    if kind == "engine":
+        if args.display_as:
+            raise UsageError(f"{args.model_file} is an engine; it is shown as what it is, without --display-as")
+        source, described_by = loading.engine(args), "describe_engine"
+    elif kind == "trt-network-script" or args.display_as == "trt":
+        source, described_by = loading.network(args, outputs=False), "describe_network"
+    elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
+        source = loading.onnx_model(args)
+    if drawn and kind == "ort":
+        raise UsageError(
+            f"{args.model_file} is an engine of ONNX Runtime, of which no picture is drawn; draw the model"
+        )
+    if args.combine_tensor_info and (kind != "engine" or drawn or args.json):
+        raise UsageError("--combine-tensor-info goes with the layers of a TensorRT engine, as text: --show layers")
+    return Plan(
+        source=source,
+        described_by=described_by,
+        path=args.model_file,
+        show=show,
+        unbounded=bool(args.list_unbounded_dds),
+        infer_shapes=bool(args.shape_inference),
+        tensors=args.combine_tensor_info,
+        page=args.save_visual,
+        port=args.visual_port if args.visual else None,
+        json=bool(args.json) if not drawn else False,
+    )
+
+
+def _shown(args: Asked) -> tuple[str, ...]:
+    """What to tell, each thing once."""
+    weights = ("layers", "weights") if args.show_weights else ()
+    return tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
+
+
+def execute(plan: Plan) -> int:
+    """Look, and print."""
+    if plan.page is not None or plan.port is not None:
+        return _draw(plan)
+
+    if plan.described_by:
+        described = _described(plan)
+        if plan.json:
+            say_json(described.to_dict())
+        else:
+            say(described.text(plan.show))
+        if plan.tensors is not None:
+            from trtops.ops.model import engine_tensors
+
+            say(engine_tensors.text(described, engine_tensors.read_tensors(plan.tensors)))
+        return 0
+    model: Any = plan.path if plan.source is None else Maker()(plan.source)()
+    if plan.unbounded:
+        from trtops.backend.onnx.edit import unbounded_tensors
+
+        names = unbounded_tensors(model)
+        say(
+            f"{len(names)} tensors of unbounded size: {', '.join(names)}"
+            if names
+            else "No tensor has an unbounded size."
+        )
+        return 0
+    asking.show(ops.inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes), plan.json)  # type: ignore[arg-type]
+    return 0
+
+
+def _described(plan: Plan) -> Any:
+    """The description of a TensorRT network or engine."""
+    from trtops.backend import trt
+
+    made = Maker()(plan.source)()
+    part = _network(made, plan.path) if plan.described_by == "describe_network" else made
+    return getattr(trt, plan.described_by)(part)
+
+
+def _draw(plan: Plan) -> int:
+    """Draw it, and write the page, or serve it until Ctrl-C."""
+    from trtops.ops.model import graph
+
+    if plan.described_by:
+        described = _described(plan)
+    else:
+        model: Any = plan.path if plan.source is None else Maker()(plan.source)()
+        described = graph.describe_onnx(model, infer_shapes=plan.infer_shapes)
+    page = graph.page(described, Path(plan.path).name)
+    if plan.page is not None:
+        save_bytes(page.encode(), plan.page)
+        say(f"Wrote {plan.page}")
+    if plan.port is not None:
+        with contextlib.suppress(KeyboardInterrupt):  # which is how it is meant to end
+            graph.serve(page, plan.port, lambda address: say(f"{address} (Ctrl-C ends it)"))
+    return 0
+
+
+def _network(made: Any, path: str) -> Any:
+    if isinstance(made, tuple) and len(made) > 1:
+        return made[1]
+
+    raise ConfigError(
+        f"{path}: its function returned a {type(made).__name__}; expected a builder and a network, as CreateNetwork() makes"
+    )

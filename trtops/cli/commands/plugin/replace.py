@@ -1,0 +1,75 @@
+"""Put plugins' nodes into a model, at the places that `trtops plugin match` wrote down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops import ops
+from trtops.cli import groups, surgery
+from trtops.cli.commands.plugin import match as plugin_match
+from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say
+
+if TYPE_CHECKING:
+    from trtops.cli.script import Call
+    from trtops.ops.model.saving import SaveConfig
+
+GROUPS = (
+    *plugin_match.MODEL,
+    Group(
+        "plugins",
+        (
+            plugin_match.FOLDER,
+            Flag(names=("--config",), shown="FILE", help="the places (default: config.yaml beside the model)"),
+            Flag(
+                names=("-o", "--output"),
+                to="output",
+                shown="FILE",
+                help="where to write the model (default: replaced.onnx beside it)",
+            ),
+        ),
+    ),
+    Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]),
+)
+EXAMPLES = plugin_match.EXAMPLES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to replace.
+
+    Attributes:
+        model: The model, or what makes it.
+        folder: Where the plugins are.
+        config: The file with the places.
+        output: Where to write the model.
+        save_as: Where its weights go.
+    """
+
+    model: str | Call
+    folder: str
+    config: str
+    output: str
+    save_as: SaveConfig
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    beside = Path(args.model_file)
+    return Plan(
+        model=plugin_match.model(args),
+        folder=args.plugin_dir,
+        config=args.config or str(beside.with_name("config.yaml")),
+        output=args.output or str(beside.with_name("replaced.onnx")),
+        save_as=surgery.save_config(args),
+    )
+
+
+def execute(plan: Plan) -> int:
+    """Replace, and tell."""
+    model: Any = plugin_match.loaded(plan.model)
+    result = ops.replace_plugins(model, plan.output, ops.read_matches(plan.config), plan.folder, save_as=plan.save_as)
+    say("\n".join([*result.changes, f"{result.nodes_before} nodes before, {result.nodes} now. Wrote {result.path}"]))
+    return 0

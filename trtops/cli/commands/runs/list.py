@@ -1,0 +1,94 @@
+"""List runs of the store, newest first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from trtops import ops
+from trtops.cli import configs, groups, values
+from trtops.cli.flags import Asked, Flag, Group
+from trtops.cli.logs import say, say_json
+from trtops.errors import near
+from trtops.ops.tables import table
+from trtops.tracking.schema import KINDS
+
+
+def _kind(text: str) -> str:
+
+    if text not in KINDS:
+        raise ValueError(f"{text!r} is no kind of run. {near(text, KINDS)}")
+    return text
+
+
+GROUPS = (
+    Group(
+        "which",
+        (
+            Flag(names=("--experiment",), shown="NAME", help="only of this experiment"),
+            Flag(names=("--kind",), convert=_kind, help="only of this kind: build, compare, debug_build, reduce, ..."),
+            Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict"),
+            Flag(
+                names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
+            ),
+            Flag(names=("--parent",), shown="RUN", help="only below this run"),
+            Flag(
+                names=("--tag",),
+                takes="many",
+                convert=values.attribute,
+                shown="NAME=VALUE",
+                help="only with these tags",
+            ),
+            Flag(names=("-n", "--limit"), to="limit", convert=int, default=50, shown="N", help="so many at most"),
+        ),
+    ),
+    groups.STORE,
+    groups.JSON,
+)
+EXAMPLES = ("trtops runs list --experiment resnet50 --verdict bad", "trtops runs list --kind debug_build --json")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs.
+
+    Attributes:
+        which: Arguments of the op.
+        store: Where they are.
+        json: Whether to print JSON.
+    """
+
+    which: tuple[tuple[str, object], ...]
+    store: str | None
+    json: bool
+
+
+def plan(args: Asked) -> Plan:
+    """What the options stand for."""
+    tags = {name: str(value) for name, value in args.tag or ()}
+    names = ("experiment", "kind", "verdict", "status", "parent", "limit")
+    which = {name: getattr(args, name) for name in names} | {"tags": tags}
+    return Plan(tuple(which.items()), args.store, bool(args.json))
+
+
+def execute(plan: Plan) -> int:
+    """List them."""
+    rows = ops.list_runs(configs.opened(plan.store), **dict(plan.which))  # type: ignore[arg-type]
+    if plan.json:
+        say_json([row.to_dict() for row in rows])
+        return 0
+    when = "%Y-%m-%d %H:%M:%S"
+    cells = (
+        (
+            r.id,
+            r.experiment,
+            r.kind,
+            r.status,
+            r.verdict or "-",
+            time.strftime(when, time.localtime(r.start_time)),
+            r.name,
+        )
+        for r in rows
+    )
+    say(table(("run", "experiment", "kind", "status", "verdict", "begun", "name"), cells) if rows else "No such runs.")
+    return 0

@@ -1,0 +1,172 @@
+"""What a campaign of builds is: its config, what varies from build to build, and what each iteration needs to know."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from trtops import errors
+from trtops.ops.judging.command import CommandCheck
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.record import Record
+from trtops.spec import PRECISIONS, BuildConfig, Precision, TensorRTOptions
+from trtops.tactics.findings import By
+
+Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
+"""When a campaign ends: after so many builds, with the first good or bad one, or when the diff has an answer."""
+
+Varied: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vary(Record):
+    """What differs from build to build beside what the back end varies by itself. Lists are gone through in turn, in all combinations.
+
+    Attributes:
+        tactics: Choose tactics by lot and not by time (``tactic_seed`` of the options). It shows what each choice does to
+            the outputs, among them choices that this machine's clock seldom makes; what share of builds is bad then says
+            nothing about the share in real life.
+        precisions: Precisions to go through.
+        optimization_levels: TensorRT's builder optimization levels to go through.
+        tactic_sources: Sets of TensorRT's tactic sources to go through.
+    """
+
+    tactics: bool = False
+    precisions: tuple[Precision, ...] = ()
+    optimization_levels: tuple[int, ...] = ()
+    tactic_sources: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for precision in self.precisions:
+            if precision not in PRECISIONS:
+                raise errors.ConfigError(f"vary.precisions: {precision!r}. {errors.near(precision, PRECISIONS)}")
+
+    def combination(self, number: int) -> Varied:
+        """What the lists hold for an iteration, as names and values."""
+        lists = {
+            "precision": self.precisions,
+            "optimization_level": tuple(map(str, self.optimization_levels)),
+            "tactic_sources": tuple(",".join(sources) for sources in self.tactic_sources),
+        }
+        given = {name: values for name, values in lists.items() if values}
+        combinations = list(itertools.product(*given.values()))
+        return tuple(zip(given, combinations[number % len(combinations)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugBuildConfig(Record):
+    """A campaign: what is built again and again, how each build is judged, and when to stop.
+
+    Attributes:
+        build: How engines are built.
+        check: How they are judged, unless a command is given. Golden outputs are computed once and kept in the campaign.
+        command: An external command that judges an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
+            ``{inputs}`` JSON files as the field's tool takes them. With ``artifact`` the engine is written there instead.
+        calibration_data: Data source for INT8 calibration; the check's own data unless given.
+        calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
+        vary: What differs from build to build beside what the back end varies by itself.
+        until: When to stop.
+        max_iterations: When to stop at the latest.
+        by: What the diff compares.
+        confidence: What a conviction needs.
+        timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
+        parallel: Iterations under way at a time.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
+            of that variable, or the first. ONNX Runtime's builds share the processor and need none.
+        seed: Of whatever is drawn; iteration ``i`` draws with ``seed + i``.
+        mind_deny_list: Keep builds off tactics that were convicted before.
+        keep_model: Log the model file itself, with its external data.
+    """
+
+    build: BuildConfig = field(default_factory=BuildConfig)
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=10, warm_up=2))
+    command: CommandCheck | None = None
+    calibration_data: str | None = None
+    calibration_cache: str | None = None
+    vary: Vary = field(default_factory=Vary)
+    until: Until = "decided"
+    max_iterations: int = 200
+    by: By = "tactic"
+    confidence: float = 0.95
+    timeout_seconds: float | None = 1800.0
+    parallel: int = 1
+    devices: tuple[str, ...] = ()
+    seed: int = 0
+    mind_deny_list: bool = False
+    keep_model: bool = True
+
+    def __post_init__(self) -> None:
+        counts = {"max_iterations": self.max_iterations, "parallel": self.parallel}
+        if isinstance(self.until, int):
+            counts["until"] = self.until
+        for name, count in counts.items():
+            if count < 1:
+                raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
+        if isinstance(self.until, str) and self.until not in ("good", "bad", "decided"):
+            raise errors.ConfigError(
+                f"until is {self.until!r}; expected a number of builds, 'good', 'bad' or 'decided'."
+            )
+        swept = bool(self.vary.optimization_levels or self.vary.tactic_sources)
+        if swept and not isinstance(self.build.options, TensorRTOptions):
+            raise errors.ConfigError("Optimization levels and tactic sources can be varied with TensorRT only.")
+        self.build_of(0)
+
+    def build_of(self, number: int) -> BuildConfig:
+        """The build config of an iteration."""
+        build = with_varied(self.build, self.vary.combination(number))
+        if self.vary.tactics:
+            return replace(build, options=replace(build.options, tactic_seed=self.seed + number))
+        return build
+
+    @property
+    def limit(self) -> int:
+        """The number of iterations that it can come to."""
+        return min(self.until, self.max_iterations) if isinstance(self.until, int) else self.max_iterations
+
+    def same_builds(self, other: DebugBuildConfig) -> bool:
+        """Whether iterations of both may stand in one campaign: whatever decides a build or its verdict is the same."""
+        free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
+        return replace(self, timeout_seconds=None, **free) == replace(other, timeout_seconds=None, **free)  # type: ignore[arg-type]
+
+
+def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
+    """A build config with what a campaign varies: names and values of :meth:`Vary.combination`; others are passed over."""
+    given = dict(varied)
+    if "precision" in given:
+        build = replace(build, precision=given["precision"])  # type: ignore[arg-type]
+    options = build.options
+    if isinstance(options, TensorRTOptions):
+        if "optimization_level" in given:
+            options = replace(options, optimization_level=int(given["optimization_level"]))
+        if "tactic_sources" in given:
+            options = replace(options, tactic_sources=tuple(filter(None, given["tactic_sources"].split(","))))
+    return replace(build, options=options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign(Record):
+    """A campaign under way, as its iterations know it: small, and made to cross process boundaries.
+
+    Attributes:
+        run_id: The parent run.
+        experiment: Its experiment.
+        model: Path of the ONNX file, absolute.
+        model_sha256: Digest of the model that the campaign began with.
+        config: The campaign's config.
+        golden_sha256: Digest of the golden outputs' file among the parent's artifacts; None if nothing is compared.
+        tags: Further tags of every iteration's run.
+    """
+
+    run_id: str
+    experiment: str
+    model: str
+    model_sha256: str
+    config: DebugBuildConfig
+    golden_sha256: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+
+    def on(self, devices: Sequence[str]) -> Campaign:
+        """The same campaign on other devices; on its own if none are named."""
+        return replace(self, config=replace(self.config, devices=tuple(devices))) if devices else self

@@ -1,0 +1,450 @@
+"""Debug build: build one model again and again, judge each build, and find out which tactic makes some of them bad.
+
+A campaign is a parent run with a child run per iteration. It can be killed at any moment and gone on with: an iteration
+counts once its run is whole, what was half done is marked and made again with the same seed, and nothing is made twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from trtops import errors
+from trtops.backend.engines import reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.comparator.results import RunResults
+from trtops.metadata import TensorMetadata
+from trtops.ops.campaign.benches import bench, close_benches
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate
+from trtops.ops.campaign.locks import held
+from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.judging.judgement import collect
+from trtops.record import Record, sha256
+from trtops.tactics.diff import diff
+from trtops.tactics.findings import TacticDiff
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import builds, campaigns, schema
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
+
+_ALWAYS_DIFFED = 100  # builds up to which every new one is weighed; later ones in steps of 2 %
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a campaign stands.
+
+    Attributes:
+        done: Iterations finished, those of earlier processes included.
+        limit: The number it can come to.
+        good: How many builds were good.
+        bad: How many were bad.
+        error: How many crashed, hung or failed.
+        last: The iteration that was just finished; None when a campaign is gone on with.
+        found: What the diff says so far; None where nothing was asked of it.
+    """
+
+    done: int
+    limit: int
+    good: int
+    bad: int
+    error: int
+    last: IterationResult | None = None
+    found: TacticDiff | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugBuildResult(Record):
+    """What a campaign came to.
+
+    Attributes:
+        run_id: The parent run.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: Its experiment.
+        verdict: ``good`` if no build was bad, ``error`` if none could be judged.
+        iterations: Builds made, those of earlier processes included.
+        good: How many were good.
+        bad: How many were bad.
+        errors: How many crashed, hung or failed.
+        interrupted: Runs of iterations that were killed half-way and made again.
+        found: What the diff of all builds says.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    verdict: Verdict
+    iterations: int
+    good: int
+    bad: int
+    errors: int
+    interrupted: tuple[str, ...] = ()
+    found: TacticDiff
+
+
+class Submit(Protocol):
+    """Has an iteration made somewhere, by :func:`trtops.ops.campaign.iteration.iterate`."""
+
+    def __call__(self, campaign: Campaign, number: int) -> Future[IterationResult]:
+        """Begin an iteration and return at once, or make it and return when it is done."""
+        ...
+
+
+def debug_build(
+    model: str | Path | None = None,
+    config: DebugBuildConfig | None = None,
+    *,
+    tracker: Tracker,
+    resume: str | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    judge: EngineJudge | None = None,
+    submit: Submit | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> DebugBuildResult:
+    """Build a model until enough is known about its bad builds.
+
+    Args:
+        model: The ONNX file; may be left out when a campaign is gone on with.
+        config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
+        tracker: The memory.
+        resume: A campaign's run to go on with, or what its id begins with. Its own config holds unless another is given,
+            which may differ in when to stop and in what runs side by side, and in nothing that decides a build or its
+            verdict.
+        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tags: Further tags of all runs.
+        judge: A Python callable that judges engines in place of the config's check.
+        submit: Where iterations are made; one after the other in this thread unless given.
+        progress: Told after every iteration, and once at the start.
+
+    Returns:
+        How many builds were good and bad, and what the diff says about why. That of a campaign that had ended already is
+        returned again.
+
+    Raises:
+        ConfigError: If the config contradicts itself, or the one of the campaign to be gone on with.
+        LogError: If another process is at work on the campaign.
+        TrtopsError: Whatever keeps all builds from being made or judged; what one build does is a verdict.
+    """
+    if resume is not None:
+        resume = tracker.whole_id(resume)
+        if (ended := _ended(tracker, resume)) is not None:
+            return ended
+    with _prepared(model, config, tracker, resume, experiment, tags, judge) as (campaign, run):
+        try:
+            state = _State.read(tracker, campaign, run)
+            one = submit or _in_this_thread(tracker, judge)
+            state.tell(progress, None)
+            for result in _made(campaign, state, one):
+                state.add(result)
+                state.tell(progress, result)
+            return state.finish()
+        except BaseException as exc:
+            run.fail(exc)
+            raise
+        finally:
+            close_benches()
+
+
+def _in_this_thread(tracker: Tracker, judge: EngineJudge | None) -> Submit:
+    def make(campaign: Campaign, number: int) -> Future[IterationResult]:
+        future: Future[IterationResult] = Future()
+        future.set_result(iterate(campaign, number, tracker=tracker, judge_engine=judge))
+        return future
+
+    return make
+
+
+def _made(campaign: Campaign, state: _State, submit: Submit) -> Iterator[IterationResult]:
+    """Results as they come, as many under way as the config allows, until the state has enough."""
+    pending: set[Future[IterationResult]] = set()
+    numbers = state.missing()
+    while True:
+        while len(pending) < campaign.config.parallel and not state.enough:
+            number = next(numbers, None)
+            if number is None:
+                break
+            pending.add(submit(campaign, number))
+        if not pending:
+            return
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield future.result()
+
+
+class _State:
+    """What is known of a campaign so far; the parent run is written from here alone."""
+
+    def __init__(self, campaign: Campaign, run: Run, table: CampaignTable, found: campaigns.Iterations) -> None:
+        self._campaign = campaign
+        self._run = run
+        self._table = table
+        self._found = found
+        self._diff: TacticDiff | None = None
+        self._written = self._weighed = 0
+        self._weigh()
+
+    @classmethod
+    def read(cls, tracker: Tracker, campaign: Campaign, run: Run) -> _State:
+        """What the memory knows; iterations that were left half-done are marked."""
+        info = tracker.info(campaign.run_id)
+        found = campaigns.iterations(tracker, info)
+        return cls(campaign, run, campaigns.table_of(tracker, info, found.whole.values()), found)
+
+    def missing(self) -> Iterator[int]:
+        """Numbers of iterations that nobody has made or is making."""
+        taken = self._found.whole.keys() | self._found.running
+        return (number for number in range(self._campaign.config.limit) if number not in taken)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the campaign has what it is for."""
+        until, counts = self._campaign.config.until, campaigns.counts(self._table)
+        if until == "good" or until == "bad":
+            return counts[until] > 0
+        if until == "decided":
+            return self._diff is not None and self._diff.decided
+        return len(self._table) >= self._campaign.config.limit
+
+    def add(self, result: IterationResult) -> None:
+        """Take in an iteration."""
+        self._table.append(result.run_id, result.verdict, result.tactics)
+        count = len(self._table)
+        if count <= _ALWAYS_DIFFED or count >= self._weighed * 1.02:
+            self._weigh()
+        if count <= _ALWAYS_DIFFED // 4 or count >= self._written * 1.04:
+            campaigns.log_table(self._run, self._table)
+            self._written = count
+
+    def _weigh(self) -> None:
+        self._weighed = len(self._table)
+        if self._campaign.config.until == "decided":
+            self._diff = self._weighed_now()
+
+    def _weighed_now(self) -> TacticDiff:
+        config = self._campaign.config
+        return diff(self._table, confidence=config.confidence, by=config.by)
+
+    def tell(self, progress: Callable[[Progress], None] | None, last: IterationResult | None) -> None:
+        """Tell whoever wants to know."""
+        if progress is not None:
+            limit, counts = self._campaign.config.limit, campaigns.counts(self._table)
+            progress(Progress(done=len(self._table), limit=limit, last=last, found=self._diff, **counts))
+
+    def finish(self) -> DebugBuildResult:
+        """Log table, diff and page, and end the parent run."""
+        run, table = self._run, self._table
+        found = self._weighed_now()
+        campaigns.log_table(run, table)
+        log_diff(run, table, found)
+        verdict = _overall(table)
+        run.finish(verdict)
+        counts = campaigns.counts(table)
+        return DebugBuildResult(
+            run_id=run.id,
+            url=run.url,
+            experiment=self._campaign.experiment,
+            verdict=verdict,
+            iterations=len(table),
+            good=counts["good"],
+            bad=counts["bad"],
+            errors=counts["error"],
+            interrupted=tuple(info.id for info in self._found.marked),
+            found=found,
+        )
+
+
+def _overall(table: CampaignTable) -> Verdict:
+    counts = campaigns.counts(table)
+    return "bad" if counts["bad"] else "good" if counts["good"] else "error"
+
+
+def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
+    """Log a diff as JSON, as a page, as the run's note, and as a picture if something varies."""
+    from trtops.tactics.report import markdown
+
+    page = markdown(found)
+    run.log_json(found, schema.Artifact.DIFF)
+    run.log_text(page, schema.Artifact.DIFF_PAGE)
+    run.set_tags({schema.Tag.NOTE: page[: schema.MAX_TAG]})
+    run.log_metrics({("diff", "p_innocent"): found.p_innocent, ("diff", "e_value_log10"): found.e_value_log10})
+    if found.varying_layers:
+        from trtops.tactics.plot import draw
+
+        run.log_bytes(draw(table, found), schema.Artifact.DIFF_PICTURE)
+
+
+def _ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
+    """The result of a campaign that has ended; None if there is something to go on with."""
+    info = _campaign_info(tracker, run_id)
+    if info.status == "running" and tracker.peek(run_id, schema.Artifact.MANIFEST) is not None:
+        info = tracker.close(run_id, "")  # it lacked the last word only
+    if info.status != "finished":
+        return None
+    stored = tracker.load(run_id)
+    table = campaigns.load_table(tracker, run_id)
+    counts = campaigns.counts(table)
+    return DebugBuildResult(
+        run_id=run_id,
+        url=info.url,
+        experiment=info.experiment,
+        verdict=_overall(table),
+        iterations=len(table),
+        good=counts["good"],
+        bad=counts["bad"],
+        errors=counts["error"],
+        interrupted=tuple(killed.id for killed in campaigns.iterations(tracker, info).marked),
+        found=TacticDiff.from_json(stored.read_bytes(schema.Artifact.DIFF)),
+    )
+
+
+def _campaign_info(tracker: Tracker, run_id: str) -> RunInfo:
+    info = tracker.info(run_id)
+    if info.tags.get(schema.Tag.KIND) != "debug_build":
+        raise errors.ConfigError(f"Run {run_id} is of kind {info.tags.get(schema.Tag.KIND)!r}; expected a campaign's.")
+    return info
+
+
+@contextlib.contextmanager
+def _prepared(
+    model: str | Path | None,
+    config: DebugBuildConfig | None,
+    tracker: Tracker,
+    resume: str | None,
+    experiment: str | None,
+    tags: Mapping[str, str] | None,
+    judge: EngineJudge | None,
+) -> Iterator[tuple[Campaign, Run]]:
+    """A campaign, begun or gone on with, and its parent run, which is nobody else's for as long as the block lasts."""
+    if resume is not None:
+        with _alone(resume):
+            info = _campaign_info(tracker, resume)
+            model, config = _as_begun(tracker, info, model, config)
+            run = tracker.reopen(resume)
+            with _failing(run):
+                campaign = _begin(Model.load(model), Path(model), config, run, info.experiment, tracker, tags, judge)
+            yield campaign, run
+        return
+    if model is None:
+        raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to go on with.")
+    config = DebugBuildConfig() if config is None else config
+    path = Path(model).absolute()
+    loaded = Model.load(path)
+    name = f"debug build {path.stem} {config.build.precision} {config.build.backend}"[:250]
+    first = {**(tags or {}), schema.Tag.MODEL_PATH: str(path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
+    run = tracker.start(experiment or path.stem, name, kind="debug_build", tags=first)
+    with _alone(run.id):
+        with _failing(run):
+            campaign = _begin(loaded, path, config, run, experiment or path.stem, tracker, tags, judge)
+        yield campaign, run
+
+
+@contextlib.contextmanager
+def _failing(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as exc:
+        run.fail(exc)
+        raise
+
+
+def _as_begun(
+    tracker: Tracker, info: RunInfo, model: str | Path | None, config: DebugBuildConfig | None
+) -> tuple[Path, DebugBuildConfig]:
+    """The model and the config of a campaign, with what a given config may change."""
+    path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
+    found = Model.load(path).info.sha256
+    if found != info.tags.get(schema.Tag.MODEL_SHA256):
+        raise errors.ConfigError(
+            f"{path} has digest {found[:12]}, and campaign {info.id} was begun with "
+            f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or begin another campaign."
+        )
+    data = tracker.peek(info.id, schema.Artifact.CAMPAIGN)
+    if data is None:
+        if config is None:
+            raise errors.ConfigError(f"Campaign {info.id} was killed before it had logged its config. Give it again.")
+        return path, config
+    begun = DebugBuildConfig.from_json(data)
+    if config is not None and not config.same_builds(begun):
+        raise errors.ConfigError(
+            f"The config is not that of campaign {info.id}: going on may change until, max_iterations, parallel, devices, "
+            "timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
+        )
+    return path, begun if config is None else config
+
+
+def _begin(
+    model: Model,
+    path: Path,
+    config: DebugBuildConfig,
+    run: Run,
+    experiment: str,
+    tracker: Tracker,
+    tags: Mapping[str, str] | None,
+    judge: EngineJudge | None,
+) -> Campaign:
+    """Log what the campaign is, unless that was done, and make the golden outputs."""
+    campaign = Campaign(
+        run_id=run.id,
+        experiment=experiment,
+        model=str(path),
+        model_sha256=model.info.sha256,
+        config=config,
+        tags=tuple((tags or {}).items()),
+    )
+    run.log_json(config, schema.Artifact.CAMPAIGN)
+    info = tracker.info(run.id)
+    if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
+        with bench(config) as backend:
+            environment = backend.environment()
+        run.log_params(schema.flat_params(config.build))
+        run.log_json(environment, schema.Artifact.ENVIRONMENT)
+        for file in model.files() if config.keep_model else ():
+            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        run.set_tags(builds.environment_tags(environment))
+    if judge is not None or (config.command is not None and not _wants_golden(config)):
+        return campaign
+    return replace(campaign, golden_sha256=_golden(model, config, run, info, tracker))
+
+
+def _wants_golden(config: DebugBuildConfig) -> bool:
+    return config.command is not None and any("{golden}" in argument for argument in config.command.command)
+
+
+def _golden(model: Model, config: DebugBuildConfig, run: Run, info: RunInfo, tracker: Tracker) -> str:
+    """Digest of the golden outputs in the parent; computed if it has none yet."""
+    known = info.tags.get(schema.Tag.GOLDEN_SHA256)
+    data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
+    if known is not None and data is not None and sha256(data) == known:
+        return known
+    with tempfile.TemporaryDirectory(prefix="trtops-golden-") as folder:
+        file = Path(folder, "golden.npz")
+        _golden_results(model, config).save(str(file))
+        digest = sha256(file.read_bytes())
+        run.log_file(file, schema.Artifact.GOLDEN)
+    run.set_tags({schema.Tag.GOLDEN_SHA256: digest})
+    return digest
+
+
+def _golden_results(model: Model, config: DebugBuildConfig) -> RunResults:
+    check = config.check
+    if check.golden is not None:
+        return RunResults.load(check.golden)
+    inputs = TensorMetadata.of(model.info.inputs)
+    feeds = open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
+    with reference_runner(model, name="golden") as runner:
+        return collect(runner, feeds)
+
+
+@contextlib.contextmanager
+def _alone(campaign_id: str) -> Iterator[None]:
+    """Keep other processes of this machine off a campaign."""
+    with held(f"campaign {campaign_id}") as mine:
+        if not mine:
+            raise errors.LogError(f"Another process of this machine is at work on campaign {campaign_id}.")
+        yield

@@ -1,0 +1,205 @@
+"""Diff tactics: read good and bad builds back, and say which tactic the bad ones have and the good ones lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trtops import errors
+from trtops.ops.campaign.debug_build import log_diff
+from trtops.record import Record
+from trtops.tactics.diff import diff
+from trtops.tactics.findings import By, TacticDiff
+from trtops.tactics.merge import merge
+from trtops.tactics.replays import LoadedReplays, load_replay_folder, load_replays
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import campaigns, schema
+from trtops.tracking.base import RunInfo, Tracker, tracked
+
+_CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffTacticsConfig(Record):
+    """Where good and bad builds come from, and what is compared. One source, or several campaigns.
+
+    Builds of the store are weighed in the order in which they ended, so the diff may be made again as more of them come.
+    Files have no order: their diff holds for one look at a number of builds fixed beforehand.
+
+    Attributes:
+        runs: Campaigns, by the ids of their runs or what those begin with; and single builds or iterations, by theirs.
+        experiment: All judged builds of an experiment, campaigns' among them.
+        tags: Only builds whose runs have these tags.
+        folder: A folder with ``good/`` and ``bad/`` in it, as the field's tool sorts its replays.
+        good: A tactic record or replay of a good build, or a folder of them; with ``bad``.
+        bad: Likewise, of bad builds.
+        by: What is compared.
+        also: What is compared beside; with several of these, each needs the more confidence for it.
+        confidence: What a conviction needs.
+    """
+
+    runs: tuple[str, ...] = ()
+    experiment: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    good: str | None = None
+    bad: str | None = None
+    by: By = "tactic"
+    also: tuple[By, ...] = ()
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        sources = [bool(self.runs), self.experiment is not None, self.folder is not None, self.good is not None]
+        if sum(sources) != 1 or (self.good is None) != (self.bad is None):
+            raise errors.ConfigError("Give one source of builds: runs, an experiment, a folder, or good and bad.")
+        if self.tags and self.experiment is None:
+            raise errors.ConfigError("Tags choose among the builds of an experiment; give one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffTacticsResult(Record):
+    """What the builds say.
+
+    Attributes:
+        run_id: The run that holds the report.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: Its experiment.
+        builds: How many builds were read.
+        found: The diff by what was asked for first.
+        also: Those by what was asked for beside.
+        skipped: Files and runs that hold no tactics, with why.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    builds: int
+    found: TacticDiff
+    also: tuple[TacticDiff, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def diff_tactics(
+    config: DiffTacticsConfig,
+    *,
+    tracker: Tracker,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> DiffTacticsResult:
+    """Compare good and bad builds, and keep the report in a run.
+
+    Args:
+        config: Which builds, and what to compare.
+        tracker: The memory.
+        experiment: Experiment to log to; the builds' own, or ``tactics`` for files, unless given.
+        tags: Further tags of the run.
+
+    Raises:
+        ConfigError: If there is no such source, or it holds no judged build.
+        RunNotFoundError: If a run does not exist.
+    """
+    config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
+    place, parent, loaded = _load(config, tracker)
+    if not len(loaded.table):
+        raise errors.ConfigError(
+            "There is no judged build to compare. Give runs, or files, with tactics and a verdict."
+        )
+    beside = [by for by in dict.fromkeys(config.also) if by != config.by]
+    confidence = 1 - (1 - config.confidence) / max(1, len(beside))
+    with tracked(
+        tracker,
+        experiment or place,
+        f"diff of {len(loaded.table)} builds",
+        kind="diff_tactics",
+        tags=tags,
+        parent=parent,
+    ) as run:
+        run.log_params(schema.flat_params(config))
+        found = diff(loaded.table, confidence=config.confidence, by=config.by)
+        also = [diff(loaded.table, confidence=confidence, by=by) for by in beside]
+        run.log_bytes(loaded.table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
+        log_diff(run, loaded.table, found)
+        for other in also:
+            run.log_json(other, schema.Artifact.DIFF.replace("diff", f"diff_{other.by}"))
+    return DiffTacticsResult(
+        run_id=run.id,
+        url=run.url,
+        experiment=experiment or place,
+        builds=len(loaded.table),
+        found=found,
+        also=tuple(also),
+        skipped=loaded.skipped,
+    )
+
+
+def _load(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str | None, LoadedReplays]:
+    """The builds, the experiment that they belong to, and their campaign if it is one."""
+    if config.folder is not None:
+        return "tactics", None, load_replay_folder(config.folder)
+    if config.good is not None and config.bad is not None:
+        return "tactics", None, load_replays(Path(config.good), Path(config.bad))
+    if config.experiment is not None:
+        return config.experiment, None, _of_experiment(config.experiment, config.tags, tracker)
+    infos = [tracker.info(run_id) for run_id in config.runs]
+    parent = infos[0].id if len(infos) == 1 and _kind(infos[0]) == _CAMPAIGN else None
+    return infos[0].experiment, parent, _of_runs(infos, tracker)
+
+
+def _kind(info: RunInfo) -> str:
+    return info.tags.get(schema.Tag.KIND, "")
+
+
+def _of_runs(infos: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
+    infos = sorted(infos, key=lambda info: info.start_time)
+    whole = [info for info in infos if _kind(info) == _CAMPAIGN]
+    single, skipped = _of_builds((info for info in infos if _kind(info) != _CAMPAIGN), tracker)
+    table = merge([*((campaigns.load_table(tracker, info.id), None) for info in whole), (single, None)])
+    if len(infos) > 1:
+        children = [child for info in whole for child in tracker.find(info.experiment, parent=info.id)]
+        table = _by_arrival(table, [*children, *infos])
+    return LoadedReplays(table=table, skipped=skipped)
+
+
+def _of_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -> LoadedReplays:
+    """All judged builds; those of campaigns from their tables, which takes a thousandth of the time."""
+    found = [info for info in tracker.find(experiment, tags=tags, status="finished") if _kind(info) in _BUILDS]
+    by_parent: dict[str | None, list[RunInfo]] = {}
+    for info in reversed(found):
+        by_parent.setdefault(info.parent, []).append(info)
+    parts: list[tuple[CampaignTable, Sequence[str] | None]] = []
+    singles: list[RunInfo] = []
+    for parent, infos in by_parent.items():
+        if parent is None or _kind(tracker.info(parent)) != _CAMPAIGN:
+            singles += infos
+        else:
+            parts.append((campaigns.load_table(tracker, parent), [info.id for info in infos]))
+    single, skipped = _of_builds(singles, tracker)
+    return LoadedReplays(table=_by_arrival(merge([*parts, (single, None)]), found), skipped=skipped)
+
+
+def _by_arrival(table: CampaignTable, infos: Iterable[RunInfo]) -> CampaignTable:
+    """The builds in the order in which they ended: whoever looks again later finds all that was there, and more after it."""
+    ended = {info.id: info.end_time or 0.0 for info in infos}
+    return merge([(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))])
+
+
+def _of_builds(infos: Iterable[RunInfo], tracker: Tracker) -> tuple[CampaignTable, tuple[tuple[str, str], ...]]:
+    table, skipped = CampaignTable(), []
+    for info in infos:
+        if (why := _unfit(info)) is not None:
+            skipped.append((info.id, why))
+            continue
+        try:
+            campaigns.append(table, tracker.load(info.id))
+        except errors.IncompleteRunError as exc:
+            skipped.append((info.id, str(exc)))
+    return table, tuple(skipped)
+
+
+def _unfit(info: RunInfo) -> str | None:
+    if info.verdict is None:
+        return "it has no verdict"
+    if schema.Tag.REUSED_FROM in info.tags:
+        return "it took its engine from another run"
+    return "its tactics were prescribed, by a proof" if schema.Tag.TRIAL in info.tags else None

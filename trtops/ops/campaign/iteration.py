@@ -1,0 +1,330 @@
+"""One iteration of a campaign: build in a child process, judge, and leave a whole run, whatever the build did."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from trtops import errors
+from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.engines import engine_backend, reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.metadata import TensorMetadata
+from trtops.ops.campaign.benches import bench
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.judging.command import CommandCheck, run_group
+from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, default_tolerances, judge, log_judgement
+from trtops.ops.judging.submodel import CheckOutcome
+from trtops.record import Record, sha256
+from trtops.spec import BuildConfig, BuildSpec
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, Tracker, Verdict, incomplete, tracked
+from trtops.tracking.campaigns import with_varied
+
+EngineJudge: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
+"""A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an outcome."""
+
+_VERDICTS: dict[str, Verdict] = {"pass": "good", "fail": "bad", "error": "error"}
+_NOT_OF_THE_BUILD = (errors.BackendUnavailableError, errors.UnsupportedFeatureError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationResult(Record):
+    """One build of a campaign.
+
+    Attributes:
+        number: The iteration, from 0.
+        run_id: Its run.
+        verdict: ``error`` for a build or a first inference that failed, crashed or hung.
+        reasons: Why it is not good, a sentence each.
+        build_seconds: Wall time of the build; 0 if it failed.
+        engine_sha256: Digest of the engine; empty if there is none.
+        tactics: What the build chose, with what the campaign varied; None if it failed.
+    """
+
+    number: int
+    run_id: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    build_seconds: float = 0.0
+    engine_sha256: str = ""
+    tactics: TacticRecord | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Record):
+    """One build to be made and judged, of a campaign or of a proof.
+
+    Attributes:
+        build: How to build.
+        replay: The choices to make; None leaves them to the builder.
+        varied: What a campaign varied, as names and values.
+    """
+
+    build: BuildConfig
+    replay: TacticRecord | None = None
+    varied: tuple[tuple[str, str], ...] = ()
+
+
+def iterate(
+    campaign: Campaign, number: int, *, tracker: Tracker, judge_engine: EngineJudge | None = None
+) -> IterationResult:
+    """Make an iteration of a campaign. Safe to call in any thread, process or machine that reaches memory and model.
+
+    Args:
+        campaign: The campaign.
+        number: The iteration, from 0.
+        tracker: The memory.
+        judge_engine: Judges the engine in place of the config's check.
+
+    Raises:
+        TrtopsError: Whatever is wrong with the campaign and not with this build: the memory, the config, the model.
+    """
+    config = campaign.config
+    order = Order(build=config.build_of(number), varied=config.vary.combination(number))
+    tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number), schema.Tag.VARIED: json.dumps(order.varied)}
+    with tracked(
+        tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
+    ) as run:
+        result = make(campaign, order, run, tracker=tracker, judge_engine=judge_engine)
+    return replace(result, number=number)
+
+
+def make(
+    campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, judge_engine: EngineJudge | None = None
+) -> IterationResult:
+    """Build, judge, log to a run, and finish it with the verdict; see :func:`iterate`."""
+    model = _model(campaign)
+    with bench(campaign.config) as backend:
+        try:
+            build = _build(backend, model, campaign.config, order, run, tracker)
+            verdict, reasons = _verdict(campaign, model, backend, build, run, tracker, judge_engine)
+        except errors.BackendError as exc:
+            if isinstance(exc, _NOT_OF_THE_BUILD):
+                raise
+            return _failed(run, exc)
+    run.finish(verdict)
+    return IterationResult(
+        number=0,
+        run_id=run.id,
+        verdict=verdict,
+        reasons=reasons,
+        build_seconds=build.seconds,
+        engine_sha256=sha256(build.engine.plan),
+        tactics=with_varied(build.tactics, order.varied),
+    )
+
+
+def _failed(run: Run, error: errors.BackendError) -> IterationResult:
+    """An error of the build is a verdict, with whatever the child said last."""
+    text = f"{type(error).__name__}: {error}"
+    run.log_text(text, schema.Artifact.BUILD_LOG)
+    run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
+    run.finish("error")
+    return IterationResult(number=0, run_id=run.id, verdict="error", reasons=(text,))
+
+
+def _model(campaign: Campaign) -> Model:
+    model = _loaded(campaign.model)
+    if model.info.sha256 != campaign.model_sha256:
+        raise errors.InvalidModelError(
+            f"{campaign.model} is not the model that the campaign began with: it has digest {model.info.sha256[:12]}, "
+            f"expected {campaign.model_sha256[:12]}. Put it back, or begin another campaign."
+        )
+    return model
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(path: str) -> Model:
+    return Model.load(path)
+
+
+def _build(
+    backend: IsolatedBackend, model: Model, config: DebugBuildConfig, order: Order, run: Run, tracker: Tracker
+) -> Build:
+    environment = backend.environment()
+    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+    denied = deny_list(tracker, environment) if config.mind_deny_list and order.replay is None else Caches().denied
+    caches = Caches(calibration=_calibration_cache(config, order.build), replay=order.replay, denied=denied)
+    spec = BuildSpec(
+        model_sha256=model.info.sha256,
+        config=order.build,
+        calibration_sha256=None if caches.calibration is None else sha256(caches.calibration),
+        replay_sha256=None if order.replay is None else order.replay.digest,
+        denied_sha256=caches.denied_sha256(environment),
+    )
+    builds.log_spec(run, spec, environment, reusable=False)  # known before the build, should it crash
+    feeds = None
+    if order.build.precision == "int8" and caches.calibration is None:
+        source = config.calibration_data or config.check.data
+        feeds = open_feeds(source, TensorMetadata.of(model.info.inputs)).first(order.build.calibration_samples)
+    build = backend.build(model, order.build, caches=caches, calibration_data=feeds)
+    builds.log_build(run, build, backend.engine_suffix)
+    return build
+
+
+def _calibration_cache(config: DebugBuildConfig, build: BuildConfig) -> bytes | None:
+    if build.precision != "int8" or config.calibration_cache is None:
+        return None
+    try:
+        return Path(config.calibration_cache).read_bytes()
+    except OSError as exc:
+        raise errors.ConfigError(
+            f"calibration_cache={config.calibration_cache!r} cannot be read: {exc.strerror}."
+        ) from None
+
+
+def _verdict(
+    campaign: Campaign,
+    model: Model,
+    backend: IsolatedBackend,
+    build: Build,
+    run: Run,
+    tracker: Tracker,
+    judge_engine: EngineJudge | None,
+) -> tuple[Verdict, tuple[str, ...]]:
+    config = campaign.config
+    if judge_engine is not None:
+        return _of(CheckOutcome.of(judge_engine(build.engine)))
+    if config.command is not None:
+        return _of(check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker))
+    golden = golden_file(tracker, campaign)
+    judgement, pictures = backend.worker.run(
+        judge_in_child, build.engine, model, config.check, build.spec.config, str(golden), timeout=backend.timeout
+    )
+    log_judgement(run, judgement)
+    for path, png in pictures:
+        run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+    return judgement.report.verdict, judgement.report.reasons
+
+
+def _of(outcome: CheckOutcome) -> tuple[Verdict, tuple[str, ...]]:
+    return _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
+
+
+def judge_in_child(
+    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str
+) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
+    """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it."""
+    tolerances = check.tolerances or default_tolerances(build.precision)
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    with engine_backend(engine.backend).runner(engine) as runner:
+        judgement, outputs, expected = judge(runner, _golden(golden), feeds, check, tolerances)
+    if check.plots == "never" or (check.plots == "bad" and judgement.report.verdict == "good"):
+        return judgement, ()
+    from trtops.comparator.plot import error_figures
+
+    return judgement, list(error_figures(outputs, expected))
+
+
+def compare_in_child(
+    engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
+) -> tuple[Judgement, Judgement]:
+    """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
+    tolerances = check.tolerances or default_tolerances(build.precision)
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    backend = engine_backend(engine.backend)
+    with backend.runner(engine) as runner:
+        if check.golden is not None:
+            judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
+        else:
+            with reference_runner(model) as reference:
+                judged = judge(runner, reference, feeds, check, tolerances)
+    with backend.runner(other) as runner:
+        expected = collect(runner, feeds)
+    return judged[0], Judgement(report=compare_outputs(judged[1], expected, tolerances))
+
+
+def errors_in_child(
+    engine: Engine, model: Model, check: CheckConfig, golden: str, runs: int, statistic: str
+) -> list[float]:
+    """The worst output's error of each of several runs of one engine, against golden outputs."""
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    found = []
+    with engine_backend(engine.backend).runner(engine) as runner:
+        for _ in range(runs):
+            report = compare_outputs(collect(runner, feeds), _golden(golden), Tolerances())
+            statistics = (output.statistics for output in report.outputs)
+            found.append(max(getattr(s, statistic) for s in statistics if s is not None))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _golden(path: str) -> RunResults:
+    return RunResults.load(path)
+
+
+def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
+    """A local file with a campaign's golden outputs, fetched once per process.
+
+    Raises:
+        IncompleteRunError: If the campaign has none, or others than its iterations were told of.
+    """
+    wanted = campaign.golden_sha256
+    if wanted is None:
+        raise incomplete(campaign.run_id, "it has no golden outputs")
+    with _fetching:
+        file = Path(_scratch().name, f"{wanted}.npz")
+        if not file.exists():
+            data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
+            if data is None or sha256(data) != wanted:
+                found = "are gone" if data is None else f"have digest {sha256(data)[:12]}, expected {wanted[:12]}"
+                raise incomplete(campaign.run_id, f"its golden outputs {found}")
+            file.write_bytes(data)
+    return file
+
+
+_fetching = threading.Lock()
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="trtops-golden-")
+
+
+def check_engine(
+    check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
+) -> CheckOutcome:
+    """Let an external command judge an engine.
+
+    Raises:
+        ConfigError: If the program does not exist or cannot be run.
+    """
+    with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
+        file = Path(check.artifact) if check.artifact is not None else Path(folder, f"engine{suffix}")
+        file.write_bytes(engine.plan)
+        paths: dict[str, Any] = {"{model}": file, "{engine}": file}
+        if any("{golden}" in argument for argument in check.command):
+            paths["{golden}"] = Path(folder, "golden.json")
+            RunResults.load(golden_file(tracker, campaign)).save(paths["{golden}"])
+        if any("{inputs}" in argument for argument in check.command):
+            paths["{inputs}"] = Path(folder, "inputs.json")
+            _save_inputs(campaign.config.check, model, paths["{inputs}"])
+        arguments = [functools.reduce(lambda a, p: a.replace(p[0], str(p[1])), paths.items(), a) for a in check.command]
+        try:
+            with tempfile.TemporaryFile() as output:
+                code = run_group(arguments, output, check.timeout_seconds)
+                output.seek(0)
+                return check.judge(code, output.read().decode(errors="replace"))
+        finally:
+            if check.artifact is not None:
+                file.unlink(missing_ok=True)
+
+
+def _save_inputs(check: CheckConfig, model: Model, path: Path) -> None:
+    from trtops.json import save_json
+
+    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    save_json([dict(feed) for feed in feeds], str(path), "inputs of the check")

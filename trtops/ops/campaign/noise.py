@@ -1,0 +1,153 @@
+"""Noise: does one engine differ from run to run, do engines differ from build to build, or is it the precision?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.ops.campaign.benches import bench, close_benches
+from trtops.ops.campaign.config import Campaign
+from trtops.ops.campaign.iteration import errors_in_child, golden_file
+from trtops.ops.campaign.opened import open_campaign
+from trtops.record import Record
+from trtops.tactics.noise import NoiseSplit
+from trtops.tactics.noise import noise as split
+from trtops.tracking import builds, campaigns, schema
+from trtops.tracking.base import Tracker, tracked
+
+Statistic: TypeAlias = Literal["max_abs", "mean_abs", "l2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig(Record):
+    """How much is measured.
+
+    Attributes:
+        builds: How many of the campaign's engines are run, good and bad ones as they came.
+        runs: How often each is.
+        statistic: Which error against the golden outputs, of the worst output: ``max_abs``, ``mean_abs`` or ``l2``.
+        confidence: Of the test whether builds differ.
+        devices: GPUs to run on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+    """
+
+    builds: int = 8
+    runs: int = 8
+    statistic: Statistic = "max_abs"
+    confidence: float = 0.95
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.statistic not in get_args(Statistic):
+            raise errors.ConfigError(f"statistic is {self.statistic!r}; expected max_abs, mean_abs or l2.")
+        if self.builds < 2 or self.runs < 2:
+            raise errors.ConfigError(f"builds={self.builds} and runs={self.runs}; expected 2 or more of each.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseResult(Record):
+    """What was measured.
+
+    Attributes:
+        run_id: The run that holds it.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: Its experiment.
+        noise: The error, split.
+        engines: The runs whose engines were measured.
+        errors: Their errors, one row per engine.
+        statistic: Which error that is.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    noise: NoiseSplit
+    engines: tuple[str, ...]
+    errors: tuple[tuple[float, ...], ...]
+    statistic: Statistic = "max_abs"
+
+
+def noise(
+    campaign_run: str,
+    config: NoiseConfig | None = None,
+    *,
+    tracker: Tracker,
+    tags: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> NoiseResult:
+    """Run a campaign's engines again and again, and split their error into what runs, builds and the precision add.
+
+    Args:
+        campaign_run: The campaign's run, or what its id begins with. Its engines are read from the memory, and its golden
+            outputs compared with.
+        config: How much is measured.
+        tracker: The memory.
+        tags: Further tags of the run.
+        progress: Told how many engines are done, of how many.
+
+    Raises:
+        ConfigError: If the campaign has fewer than two engines, or kept no golden outputs.
+        TrtopsError: If an engine cannot be run.
+    """
+    config = NoiseConfig() if config is None else config
+    campaign = open_campaign(tracker, campaign_run).on(config.devices)
+    if campaign.golden_sha256 is None:
+        raise errors.ConfigError(
+            f"Campaign {campaign.run_id} kept no golden outputs: its builds were judged otherwise."
+        )
+    table = campaigns.load_table(tracker, campaign.run_id)
+    crashed = set(table.named("error"))
+    engines = tuple(name for name in table.names if name not in crashed)[: config.builds]
+    name = f"noise of {len(engines)} engines"
+    try:
+        with tracked(tracker, campaign.experiment, name, kind="noise", tags=tags, parent=campaign.run_id) as run:
+            run.log_params(schema.flat_params(config))
+            rows = []
+            for run_id in engines:
+                rows.append(_errors(campaign, run_id, config, tracker))
+                if progress is not None:
+                    progress(len(rows), len(engines))
+            found = split(rows, confidence=config.confidence)
+            result = NoiseResult(
+                run_id=run.id,
+                url=run.url,
+                experiment=campaign.experiment,
+                noise=found,
+                engines=engines,
+                errors=tuple(rows),
+                statistic=config.statistic,
+            )
+            run.log_json(result, schema.Artifact.NOISE)
+            shares = ("share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
+            run.log_metrics({("noise", share): getattr(found, share) for share in shares})
+            run.log_metrics({("noise", "limit"): found.limit()})
+            run.set_tags({schema.Tag.NOTE: found.summary})
+    finally:
+        close_benches()
+    return result
+
+
+def _errors(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:
+    engine = builds.load_engine(tracker.load(run_id))
+    golden = golden_file(tracker, campaign)
+    with bench(campaign.config) as backend:
+        reports = backend.worker.run(
+            errors_in_child,
+            engine,
+            Model.load(campaign.model),
+            campaign.config.check,
+            str(golden),
+            config.runs,
+            config.statistic,
+            timeout=backend.timeout,
+        )
+    values = tuple(float(value) for value in reports)
+    if not np.isfinite(values).all():
+        raise errors.ConfigError(
+            f"The engine of run {run_id} gives NaN or infinite errors; leave it out of the campaign."
+        )
+    return values

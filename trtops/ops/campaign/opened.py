@@ -1,0 +1,59 @@
+"""A campaign that was made, opened again: to prove what it suspects, to build from its good runs, to measure its noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtops import errors
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.tracking import schema
+from trtops.tracking.base import RunInfo, Tracker
+
+
+def open_campaign(tracker: Tracker, run_id: str, *, model: str | Path | None = None) -> Campaign:
+    """A campaign from its parent run, finished or not.
+
+    Args:
+        tracker: The memory.
+        run_id: The parent run, or what its id begins with.
+        model: The ONNX file; where the campaign found it, or else the one it kept, unless given.
+
+    Raises:
+        ConfigError: If the run is no campaign, or its model cannot be found.
+        RunNotFoundError: If there is no such run.
+    """
+    run_id = tracker.whole_id(run_id)
+    info = tracker.info(run_id)
+    data = tracker.peek(run_id, schema.Artifact.CAMPAIGN)
+    if info.tags.get(schema.Tag.KIND) != "debug_build" or data is None:
+        raise errors.ConfigError(f"Run {run_id} is of kind {info.tags.get(schema.Tag.KIND)!r}; expected a campaign's.")
+    return Campaign(
+        run_id=run_id,
+        experiment=info.experiment,
+        model=str(find_model(tracker, info, model)),
+        model_sha256=info.tags.get(schema.Tag.MODEL_SHA256, ""),
+        config=DebugBuildConfig.from_json(data),
+        golden_sha256=info.tags.get(schema.Tag.GOLDEN_SHA256),
+    )
+
+
+def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:
+    """The ONNX file that a run began with: the one given, the one at its old place, or the one that the run kept.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    named = given or info.tags.get(schema.Tag.MODEL_PATH)
+    if not named:
+        raise errors.ConfigError(f"Run {info.id} does not say where its model is. Say where it is.")
+    path = Path(named).absolute()
+    if path.is_file():
+        return path
+    if given is None and info.status == "finished":
+        stored = tracker.load(info.id)
+        kept = [e.path for e in stored.manifest.artifacts if e.path.startswith(schema.Artifact.MODEL)]
+        files = [stored.local_path(name) for name in kept]  # data files too, which lie beside the model
+        found = next((file for file in files if file.name == path.name), None)
+        if found is not None:
+            return found
+    raise errors.ConfigError(f"The model of run {info.id} is not at {path}, and the run kept none. Say where it is.")

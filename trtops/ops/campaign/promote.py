@@ -1,0 +1,341 @@
+"""Promote: pin a good build. Build again what it chose, verify it, and register it as the accepted engine of its device.
+
+And the way back: :func:`resolve` says which engine is accepted for a model here, or why none is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtops import errors
+from trtops.backend.base import Build, Caches, Engine
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.ops.campaign.benches import bench, close_benches
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.iteration import compare_in_child
+from trtops.ops.campaign.opened import find_model
+from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
+from trtops.record import Record, sha256
+from trtops.spec import Environment
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, tracked
+from trtops.tracking.registry import RegisteringTracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromoteConfig(Record):
+    """How a build is verified before it is accepted.
+
+    Attributes:
+        model: The ONNX file; where the run found it, or else the one it kept, unless given.
+        check: How the new engine is judged; as the campaign judged its builds unless given.
+        name: Registered model; the name of the model file without its ending unless given.
+        timeout_seconds: How long the build, and a first inference with it, may take.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
+    """
+
+    model: str | None = None
+    check: CheckConfig | None = None
+    name: str | None = None
+    timeout_seconds: float | None = 1800.0
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromoteResult(Record):
+    """An accepted engine.
+
+    Attributes:
+        run_id: The run that holds it.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: Its experiment.
+        source_run: The good run that it was built from.
+        name: The registered model.
+        alias: The alias: model, device and back end release.
+        version: The registered version.
+        engine_sha256: Digest of the engine.
+        same_bytes: Whether it is the good run's engine byte for byte; a bonus, and no condition.
+        coverage: Share of layers whose tactic was prescribed and followed.
+        judgement: Against the golden outputs.
+        agreement: Against the good run's own engine.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    source_run: str
+    name: str
+    alias: str
+    version: str
+    engine_sha256: str
+    same_bytes: bool
+    coverage: float
+    judgement: Judgement
+    agreement: Judgement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution(Record):
+    """The accepted engine of a model on a device, or why there is none.
+
+    Attributes:
+        name: The registered model that was asked for.
+        alias: The alias that was asked for.
+        run_id: The run that holds the engine; None if there is none.
+        version: The registered version; None likewise.
+        path: The engine among the run's artifacts; None likewise.
+        why: Why there is none, and what to do; empty if there is one.
+    """
+
+    name: str
+    alias: str
+    run_id: str | None = None
+    version: str | None = None
+    path: str | None = None
+    why: str = ""
+
+    def engine(self, tracker: Tracker) -> Engine:
+        """The accepted engine, checked against its run's manifest.
+
+        Raises:
+            ConfigError: If there is none; the message says why.
+            IncompleteRunError: If its bytes are not those that were registered.
+        """
+        if self.run_id is None:
+            raise errors.ConfigError(self.why)
+        return builds.load_engine(tracker.load(self.run_id))
+
+
+def promote(
+    run_id: str,
+    config: PromoteConfig | None = None,
+    *,
+    tracker: RegisteringTracker,
+    tags: Mapping[str, str] | None = None,
+) -> PromoteResult:
+    """Build from a good run's tactic record, verify it, and register it as the accepted engine.
+
+    Args:
+        run_id: A good build's run, or a good iteration's, or what its id begins with.
+        config: How to verify.
+        tracker: The memory, and its registry.
+        tags: Further tags of the run.
+
+    Raises:
+        ConfigError: If the run is not good or holds no build, or the new engine is not good, or does not agree with the
+            good run's. Nothing is registered then.
+        TacticMismatchError: If some tactic was not followed.
+        IncompleteRunError: If the run is not whole.
+    """
+    config = PromoteConfig() if config is None else config
+    run_id = tracker.whole_id(run_id)
+    stored = tracker.load(run_id)
+    if stored.info.verdict != "good":
+        raise errors.ConfigError(
+            f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
+        )
+    source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
+    model = Model.load(find_model(tracker, _begun_by(tracker, stored.info), config.model))
+    if model.info.sha256 != source.spec.model_sha256:
+        raise errors.ConfigError(
+            f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from {source.spec.model_sha256[:12]}."
+        )
+    name = f"promote {stored.info.name}"[:250]
+    own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
+    try:
+        with tracked(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
+            return _promote(stored, source, model, config, run, tracker)
+    finally:
+        close_benches()
+
+
+def _promote(
+    stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: RegisteringTracker
+) -> PromoteResult:
+    check = config.check or _check_of(tracker, stored.info)
+    options = replace(source.spec.config.options, tactic_seed=None)
+    place = DebugBuildConfig(
+        build=replace(source.spec.config, options=options),
+        check=check,
+        timeout_seconds=config.timeout_seconds,
+        devices=config.devices,
+    )
+    with bench(place) as backend:
+        caches = Caches(replay=source.tactics, calibration=source.calibration_cache)
+        build = backend.build(model, place.build, caches=caches)
+        _check_followed(source.tactics, build.tactics)
+        builds.log_spec(run, build.spec, build.engine.environment)
+        run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
+        builds.log_build(run, build, backend.engine_suffix)
+        for file in model.files():
+            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        judgement, agreement = backend.worker.run(
+            compare_in_child, build.engine, source.engine, model, check, place.build, timeout=backend.timeout
+        )
+    log_judgement(run, judgement)
+    _check_good(judgement, agreement, stored.info.id)
+    run.finish("good")
+    alias = alias_of(model.info.sha256, build.engine.environment)
+    registered_name = registered_model(config.name or model.name)  # as resolve() looks it up
+    path = builds.engine_path(tracker.load(run.id))
+    version = tracker.register(registered_name, run.id, path, alias=alias, tags=_version_tags(build, stored.info.id))
+    return PromoteResult(
+        run_id=run.id,
+        url=run.url,
+        experiment=stored.info.experiment,
+        source_run=stored.info.id,
+        name=registered_name,
+        alias=alias,
+        version=version.version,
+        engine_sha256=sha256(build.engine.plan),
+        same_bytes=build.engine.plan == source.engine.plan,
+        coverage=build.tactics.coverage,
+        judgement=judgement,
+        agreement=agreement,
+    )
+
+
+def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
+    """Every tactic that can be prescribed must have been followed; back ends check it too, and this is the last word."""
+    prescribed = replace(wanted, choices=tuple(choice for choice in wanted.choices if choice.replayable))
+    names = {choice.layer for choice in prescribed.choices}
+    made = replace(got, choices=tuple(choice for choice in got.choices if choice.layer in names))
+    differing = prescribed.differing_layers(made)
+    if differing or set(wanted.settings) - set(got.settings):
+        raise errors.TacticMismatchError(
+            f"The tactic record was not followed in {len(differing)} of {len(names)} layers"
+            f"{': ' + ', '.join(differing[:5]) if differing else ', but some settings differ'}. Nothing was registered.",
+            differing,
+        )
+
+
+def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None:
+    for what, found in (("golden outputs", judgement), (f"engine of run {source}", agreement)):
+        if found.report.verdict != "good":
+            raise errors.ConfigError(
+                f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics were "
+                "followed, so what decides is not among those that can be replayed. Nothing was registered."
+            )
+
+
+def _lineage(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
+    """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
+    yield info
+    while info.parent is not None:
+        info = tracker.info(info.parent)
+        yield info
+
+
+def _begun_by(tracker: Tracker, info: RunInfo) -> RunInfo:
+    """The run that knows where the model is: the build's own, or its campaign's."""
+    return next((each for each in _lineage(tracker, info) if schema.Tag.MODEL_PATH in each.tags), info)
+
+
+def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+    """How a run's campaign judged its builds; the usual check for a build of its own."""
+    held = (tracker.peek(each.id, schema.Artifact.CAMPAIGN) for each in _lineage(tracker, info))
+    data = next((data for data in held if data is not None), None)
+    return DebugBuildConfig().check if data is None else DebugBuildConfig.from_json(data).check
+
+
+def _version_tags(build: Build, source_run: str) -> dict[str, str]:
+    environment = build.engine.environment
+    return {
+        schema.Tag.MODEL_SHA256: build.spec.model_sha256,
+        schema.Tag.ENGINE_SHA256: sha256(build.engine.plan),
+        schema.Tag.EVIDENCE: source_run,
+        **builds.environment_tags(environment),
+    }
+
+
+def registered_model(name: str) -> str:
+    """A name as the registry takes it: without ``/`` and ``:``, which become ``-2f-`` and ``-3a-``."""
+    return name.replace("/", "-2f-").replace(":", "-3a-")[:250]
+
+
+def alias_of(model_sha256: str, environment: Environment) -> str:
+    """The alias of the engine accepted for a model, a kind of device and a back end's release."""
+    release = re.sub(r"[^A-Za-z0-9]+", "-", f"{environment.backend}-{environment.backend_version}")
+    return f"model-{model_sha256[:12]}_device-{environment.device_sha256[:12]}_{release}"
+
+
+def resolve(
+    model: str | Path | Model,
+    *,
+    tracker: RegisteringTracker,
+    backend: str = "onnxruntime",
+    environment: Environment | None = None,
+    name: str | None = None,
+) -> Resolution:
+    """The accepted engine of a model on this machine, or why there is none. Builds nothing.
+
+    Args:
+        model: The ONNX file.
+        tracker: The memory, and its registry.
+        backend: The back end that is to run it.
+        environment: The device and release to ask for; this machine's unless given.
+        name: The registered model; the file's name without its ending unless given.
+
+    Returns:
+        Where the engine is; every file of it was checked against its run's manifest. Or the reason.
+
+    Raises:
+        InvalidModelError: If there is no such model.
+        BackendUnavailableError: If the back end is not here, and no environment is given.
+    """
+    known = model if isinstance(model, Model) else Model.load(model)
+    here = engine_backend(backend).environment() if environment is None else environment
+    asked = Resolution(name=registered_model(name or known.name), alias=alias_of(known.info.sha256, here))
+    try:
+        version = tracker.registered(asked.name, asked.alias)
+    except errors.StoreError as exc:
+        return replace(asked, why=str(exc))
+    if version is None:
+        return replace(asked, why=_why_none(tracker, asked, known, here))
+    try:
+        stored = tracker.load(version.run_id)
+        found = sha256(stored.read_bytes(version.path))
+    except (errors.IncompleteRunError, errors.RunNotFoundError) as exc:
+        return replace(asked, why=f"Version {version.version} of {asked.name!r} cannot be used: {exc}")
+    promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: known.info.sha256}
+    for tag, value in promised.items():
+        if version.tags.get(tag) != value or stored.info.tags.get(tag) != value:
+            what = "engine" if tag == schema.Tag.ENGINE_SHA256 else "model"
+            return replace(
+                asked,
+                why=f"Version {version.version} of {asked.name!r} is of another {what} than run {version.run_id} holds; it was "
+                "not registered by promoting. Promote a good run.",
+            )
+    return replace(asked, run_id=version.run_id, version=version.version, path=version.path)
+
+
+def _why_none(tracker: RegisteringTracker, asked: Resolution, model: Model, here: Environment) -> str:
+    aliases = tracker.aliases(asked.name)
+    wanted = f"{here.device}, {here.backend} {here.backend_version}"
+    if not aliases:
+        return f"No engine of {asked.name!r} was ever accepted. Promote a good run of it on {wanted}."
+    own = [alias for alias in aliases if alias.startswith(f"model-{model.info.sha256[:12]}_")]
+    if not own:
+        return (
+            f"Engines of {asked.name!r} were accepted, but of another model than this one, whose digest is "
+            f"{model.info.sha256[:12]}. Promote a good run of it on {wanted}."
+        )
+    versions = [version for alias in own if (version := tracker.registered(asked.name, alias)) is not None]
+    places = sorted({_place(version.tags) for version in versions})
+    return (
+        f"Engines of this model were accepted for {'; '.join(places)}, and none for {wanted} "
+        f"({here.device_sha256[:8]}). Promote a good run made here."
+    )
+
+
+def _place(tags: Mapping[str, str]) -> str:
+    device, backend, release, sha = (
+        tags.get(tag, "?")
+        for tag in (schema.Tag.DEVICE, schema.Tag.BACKEND, schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)
+    )
+    return f"{device}, {backend} {release} ({sha[:8]})"

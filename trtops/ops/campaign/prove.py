@@ -1,0 +1,386 @@
+"""Proof: put a suspect into a good build, take it out of a bad one, and see whether the verdicts go with it.
+
+Statistics say which tactic comes with the bad builds; only an intervention says that it makes them bad. Four kinds of
+builds, each a replay: the good build as it was and the bad one as it was (does a replay repeat the verdict at all?), the
+good one with only the suspect put in, and the bad one with only the suspect taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from trtops import errors
+from trtops.ops.campaign.benches import close_benches
+from trtops.ops.campaign.config import Campaign, with_varied
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, Order, make
+from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.engines.deny import deny
+from trtops.record import Record
+from trtops.spec import BuildConfig, BuildSpec
+from trtops.tactics.denied import DeniedTactic
+from trtops.tactics.diff import builds_with, diff
+from trtops.tactics.findings import Suspect
+from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.table import CampaignTable
+from trtops.tracking import campaigns, schema
+from trtops.tracking.base import StoredRun, Tracker, Verdict, tracked
+
+Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
+Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
+
+_PAIRED = 200  # good and bad builds that are tried for the most similar pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveConfig(Record):
+    """What is to be proved, and how hard.
+
+    Attributes:
+        suspect: Position in the diff's suspects; the diff's own explanation unless given.
+        repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
+            as far as it can, so these also show whether the verdict is stable.
+        deny: Put the suspect on the deny-list if it is confirmed.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+    """
+
+    suspect: int | None = None
+    repeats: int = 3
+    deny: bool = True
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise errors.ConfigError(f"repeats is {self.repeats}; expected 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Record):
+    """One build of a proof.
+
+    Attributes:
+        swap: What was done to which build.
+        run_id: Its run.
+        verdict: How it was judged; ``error`` if the build failed, or the replay was not followed.
+        followed: Whether the layers in question got what was wanted.
+        also_changed: Other layers that got something else than in the build it started from.
+        reason: Why it is not good, in words.
+    """
+
+    swap: Swap
+    run_id: str
+    verdict: Verdict
+    followed: bool
+    also_changed: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveResult(Record):
+    """How a proof ended.
+
+    Attributes:
+        run_id: The run that holds it; its children are the builds.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: Its experiment.
+        outcome: ``confirmed``, ``refuted``, or ``not isolable`` where the swap could not be made, or not alone.
+        summary: The same in sentences.
+        suspect: What was suspected, in words.
+        good_run: The good build it started from.
+        bad_run: The bad one.
+        trials: The builds.
+        deny_run: The entry of the deny-list that came of it; None if there is none.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    outcome: Outcome
+    summary: str
+    suspect: str
+    good_run: str
+    bad_run: str
+    trials: tuple[Trial, ...]
+    deny_run: str | None = None
+
+
+def prove(
+    campaign_run: str,
+    config: ProveConfig | None = None,
+    *,
+    tracker: Tracker,
+    tags: Mapping[str, str] | None = None,
+    judge: EngineJudge | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProveResult:
+    """Swap a suspect into a good build and out of a bad one of its campaign.
+
+    Args:
+        campaign_run: The campaign's run, or what its id begins with.
+        config: What to prove.
+        tracker: The memory.
+        tags: Further tags of all runs.
+        judge: What judged the campaign's engines, if it was a Python callable.
+        progress: Told how many builds are done, of how many.
+
+    Raises:
+        ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
+        TrtopsError: Whatever keeps all builds from being made or judged.
+    """
+    config = ProveConfig() if config is None else config
+    campaign = replace(open_campaign(tracker, campaign_run).on(config.devices), tags=tuple((tags or {}).items()))
+    case = _Case.of(campaign, config, tracker)
+    name = f"proof of {case.suspect.describe()}"[:250]
+    try:
+        with tracked(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
+            run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
+            trials = []
+            plan = _plan(config.repeats)
+            for swap in plan:
+                trials.append(case.trial(swap, run.id, tracker, judge))
+                if progress is not None:
+                    progress(len(trials), len(plan))
+            outcome, summary = conclude(trials)
+            result = ProveResult(
+                run_id=run.id,
+                url=run.url,
+                experiment=campaign.experiment,
+                outcome=outcome,
+                summary=summary,
+                suspect=case.suspect.describe(),
+                good_run=case.good.info.id,
+                bad_run=case.bad.info.id,
+                trials=tuple(trials),
+            )
+            run.log_json(result, schema.Artifact.PROOF)
+            run.log_json(case.denied(run.id), schema.Artifact.DENIED)
+            run.set_tags({schema.Tag.PROOF: outcome, schema.Tag.NOTE: summary})
+    finally:
+        close_benches()
+    if outcome == "confirmed" and config.deny:
+        return replace(result, deny_run=deny(run.id, tracker=tracker, tags=tags).run_id)
+    return result
+
+
+def _plan(repeats: int) -> list[Swap]:
+    """In turns, so that a drift of the machine does not look like an effect."""
+    swaps: list[Swap] = ["good as it was", "bad as it was"]
+    for _ in range(repeats):
+        swaps += ["in", "out"]
+    return swaps
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A suspect, and the two builds that are most alike but for it."""
+
+    campaign: Campaign
+    suspect: Suspect
+    good: StoredRun
+    bad: StoredRun
+    good_record: TacticRecord
+    bad_record: TacticRecord
+
+    @classmethod
+    def of(cls, campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
+        table = campaigns.load_table(tracker, campaign.run_id)
+        suspect = suspected(table, campaign, config.suspect)
+        having = set(builds_with(table, suspect, by=campaign.config.by))
+        good = [name for name in table.named("good") if name not in having]
+        bad = [name for name in table.named("bad") if name in having]
+        if not good or not bad:
+            lacking = "good build without" if not good else "bad build with"
+            raise errors.ConfigError(
+                f"There is no {lacking} {suspect.describe()}, so nothing can be swapped. Build more."
+            )
+        pair = (tracker.load(name) for name in most_alike(table, good, bad))
+        good_run, bad_run = pair
+        records = [campaigns.load_record(run) for run in (good_run, bad_run)]
+        assert records[0] is not None and records[1] is not None  # both were judged
+        return cls(campaign, suspect, good_run, bad_run, records[0], records[1])
+
+    def trial(self, swap: Swap, proof_run: str, tracker: Tracker, judge: EngineJudge | None) -> Trial:
+        """Make one build of the proof."""
+        start, other = (self.good, self.bad) if swap in ("good as it was", "in") else (self.bad, self.good)
+        wanted = self._record(swap)
+        replay = _replay(wanted, start)
+        varied = tuple(pair for pair in wanted.settings if pair[0] not in dict(replay.settings))
+        order = Order(build=with_varied(_build_config(start), varied), replay=replay, varied=varied)
+        tags = {
+            **dict(self.campaign.tags),
+            schema.Tag.TRIAL: swap,
+            schema.Tag.EVIDENCE: f"{start.info.id} {other.info.id}",
+        }
+        name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
+        with tracked(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
+            made = make(self.campaign, order, run, tracker=tracker, judge_engine=judge)
+        followed, also = self._compare(swap, made)
+        return Trial(
+            swap=swap,
+            run_id=run.id,
+            verdict=made.verdict,
+            followed=followed,
+            also_changed=also,
+            reason="; ".join(made.reasons)[:1000],
+        )
+
+    @property
+    def _layers(self) -> dict[str, TacticChoice | None]:
+        """What the suspect's layers got in the bad build; None where the suspicion is that they are missing."""
+        got = {choice.layer: choice for choice in self.bad_record.choices}
+        return {c.layer: got.get(c.layer) for c in self.suspect.choices}
+
+    def _record(self, swap: Swap) -> TacticRecord:
+        """The choices to be made: those of the build it starts from, and the suspect's or the other's in its place."""
+        if swap == "good as it was":
+            return self.good_record
+        if swap == "bad as it was":
+            return self.bad_record
+        start, other = (self.good_record, self.bad_record) if swap == "in" else (self.bad_record, self.good_record)
+        theirs = {choice.layer: choice for choice in other.choices}
+        choices = tuple(theirs.get(c.layer, c) if c.layer in self._layers else c for c in start.choices)
+        values = dict(other.settings)
+        names = {name for name, _ in self.suspect.settings} or self._differing_settings()
+        settings = tuple((name, values.get(name, value) if name in names else value) for name, value in start.settings)
+        return replace(start, choices=choices, settings=settings)
+
+    def _differing_settings(self) -> set[str]:
+        """Settings in which the two builds differ: what must be swapped where layers follow from settings alone."""
+        if self.good_record.mechanism != "onnxruntime":
+            return set()
+        good, bad = dict(self.good_record.settings), dict(self.bad_record.settings)
+        return {name for name in good.keys() | bad.keys() if good.get(name) != bad.get(name)}
+
+    def _compare(self, swap: Swap, made: IterationResult) -> tuple[bool, tuple[str, ...]]:
+        """Whether the layers in question got what was wanted, and which others changed as well."""
+        if made.tactics is None:
+            return False, ()
+        start = self.good_record if swap in ("good as it was", "in") else self.bad_record
+        source = self.bad_record if swap in ("bad as it was", "in") else self.good_record
+        got, wanted = _tactics(made.tactics.choices), _tactics(source.choices)
+        settings, prescribed = dict(made.tactics.settings), dict(source.settings)
+        followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers) and all(
+            settings.get(name) == prescribed.get(name) for name, _ in self.suspect.settings
+        )
+        before = _tactics(start.choices)
+        changed = (n for n in dict.fromkeys([*before, *got]) if n not in self._layers and before.get(n) != got.get(n))
+        return followed, tuple(changed)
+
+    def denied(self, proof_run: str) -> DeniedTactic:
+        """What goes on the deny-list if the suspicion is confirmed."""
+        return DeniedTactic(
+            backend_version=self.bad_record.backend_version,
+            device_sha256=self.bad_record.device_sha256,
+            choices=tuple(choice for choice in self._layers.values() if choice is not None),
+            settings=self.suspect.settings,
+            evidence=proof_run,
+        )
+
+
+def _tactics(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
+    return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
+
+
+def _build_config(run: StoredRun) -> BuildConfig:
+    """The config that a build was made with, its tactics no longer drawn by lot."""
+    config = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
+    return replace(config, options=replace(config.options, tactic_seed=None))
+
+
+def _replay(record: TacticRecord, run: StoredRun) -> TacticRecord:
+    """A record that can be replayed: without what the campaign varied, which is no choice of the builder.
+
+    What ONNX Runtime's layers get follows from its settings, so a record of these alone is what prescribes a swap.
+    """
+    plain = TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS))
+    own = {name for name, _ in plain.settings}
+    settings = tuple((name, value) for name, value in record.settings if name in own)
+    return replace(record, settings=settings, choices=() if record.mechanism == "onnxruntime" else record.choices)
+
+
+def suspected(table: CampaignTable, campaign: Campaign, position: int | None) -> Suspect:
+    """What is to be proved: one suspect, or those that the explanation says fail only together, as one.
+
+    Raises:
+        ConfigError: If there is no such suspect.
+    """
+    found = diff(table, confidence=campaign.config.confidence, by=campaign.config.by)
+    if position is None and found.explanation is not None and found.explanation.clauses:
+        clause = found.explanation.clauses[0]
+    else:
+        clause = (position or 0,)
+    if not all(0 <= i < len(found.suspects) for i in clause):
+        raise errors.ConfigError(
+            f"There is no suspect {position or 0}: the diff has {len(found.suspects)}. {found.summary}"
+        )
+    first, *rest = (found.suspects[i] for i in clause)
+    return replace(
+        first,
+        choices=first.choices + tuple(choice for s in rest for choice in s.choices),
+        settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
+    )
+
+
+def most_alike(table: CampaignTable, good: list[str], bad: list[str]) -> tuple[str, str]:
+    """The good and the bad build that differ in the fewest layers and settings."""
+    place = {name: row for row, name in enumerate(table.names)}
+    codes = np.hstack((table.codes, table.setting_codes))
+    good, bad = good[:_PAIRED], bad[:_PAIRED]
+    ours, theirs = codes[[place[name] for name in good]], codes[[place[name] for name in bad]]
+    distances = np.array([(theirs != row).sum(axis=1) for row in ours])
+    i, j = np.unravel_index(int(distances.argmin()), distances.shape)
+    return good[int(i)], bad[int(j)]
+
+
+def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
+    """What a proof's builds come to, and the reason in words."""
+    by: dict[Swap, list[Trial]] = {}
+    for trial in trials:
+        by.setdefault(trial.swap, []).append(trial)
+    put_in, taken_out = by["in"], by["out"]
+    control = {"good as it was": "good", "bad as it was": "bad"}
+    for swap, expected in control.items():
+        for trial in by[swap]:  # type: ignore[index]
+            if trial.verdict != expected:
+                why = f"is {trial.verdict} when its tactics are replayed{_because(trial)}"
+                return (
+                    "not isolable",
+                    f"The {expected} build {why}, so tactics that can be replayed do not decide the verdict.",
+                )
+    strayed = next((t for t in (*put_in, *taken_out) if not t.followed or t.verdict == "error"), None)
+    if strayed is not None:
+        return (
+            "not isolable",
+            f"The suspect could not be swapped {strayed.swap}: the replay was not followed{_because(strayed)}.",
+        )
+    harmful = {t.verdict for t in put_in}
+    healing = {t.verdict for t in taken_out}
+    others = sorted({layer for t in (*put_in, *taken_out) for layer in t.also_changed})
+    beside = (
+        f" Layers that changed with it: {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}."
+        if others
+        else ""
+    )
+    counted = (
+        f"put into a good build, {_share(put_in, 'bad')} bad; taken out of a bad one, {_share(taken_out, 'good')} good"
+    )
+    if len(harmful) > 1 or len(healing) > 1:
+        return "not isolable", f"The same tactics gave good and bad builds: {counted}. Look at noise from run to run."
+    if harmful == {"bad"} and healing == {"good"}:
+        return "confirmed", f"Confirmed: {counted}.{beside}"
+    if harmful == {"bad"}:
+        return "confirmed", f"Confirmed: {counted}; the bad build has something else wrong as well.{beside}"
+    if healing == {"good"}:
+        return "not isolable", f"It fails only together with something else: {counted}.{beside}"
+    return "refuted", f"Refuted: {counted}.{beside}"
+
+
+def _share(trials: list[Trial], verdict: Verdict) -> str:
+    return f"{sum(t.verdict == verdict for t in trials)} of {len(trials)}"
+
+
+def _because(trial: Trial) -> str:
+    return f" ({trial.reason[:300]})" if trial.reason else ""

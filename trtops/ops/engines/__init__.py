@@ -1,0 +1,1 @@
+"""Engines: made, calibrated, measured, and kept off what was convicted."""

@@ -1,0 +1,278 @@
+"""Convert: from an ONNX model to a judged engine that the memory keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trtops import errors
+from trtops.backend.base import Build, Caches, EngineBackend, Feed
+from trtops.backend.engines import engine_backend, reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.comparator.results import RunResults
+from trtops.metadata import TensorMetadata
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.judging.feeds import Feeds, open_feeds
+from trtops.ops.judging.judgement import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.record import Record, sha256
+from trtops.spec import BuildConfig, BuildSpec, Environment
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, Tracker, Verdict, tracked
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(Record):
+    """What to build, from what, and how to judge it.
+
+    Attributes:
+        build: How the engine is built.
+        check: How it is judged.
+        calibration_data: Data source for INT8 calibration; the check's own data unless given.
+        timing_cache: A timing cache file to build with.
+        calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
+        replay: A tactic record (``tactics/replay.json`` of a run) whose choices must be made again.
+        mind_deny_list: Keep off tactics that were proved guilty on this device and release; a replay is refused if it has
+            one.
+        rebuild: Build even if the memory holds an engine of the same spec from the same environment.
+        keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
+            alone.
+        isolated: Build, and run the new engine for the first time, in a child process, whose crash is an error here.
+        timeout_seconds: How long the child may take over each; None waits for ever. Only for isolated builds.
+    """
+
+    build: BuildConfig = field(default_factory=BuildConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    calibration_data: str | None = None
+    timing_cache: str | None = None
+    calibration_cache: str | None = None
+    replay: str | None = None
+    mind_deny_list: bool = True
+    rebuild: bool = False
+    keep_model: bool = True
+    isolated: bool = False
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertResult(Record):
+    """What came out, in numbers and names; the arrays and files are in the run.
+
+    Attributes:
+        run_id: The run that holds everything.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: The run's experiment.
+        verdict: Whether the engine is good enough.
+        reasons: Why not, one sentence each; empty for a good one.
+        reused_from: Run whose engine was reused because nothing that decides an engine differs; None if built now.
+        precision: What was asked for.
+        spec_sha256: Digest of what was asked for.
+        engine_sha256: Digest of the engine.
+        engine_bytes: Its size.
+        build_seconds: Wall time of the build; of the earlier one if reused.
+        judgement: The comparison, latency and accuracy.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    reused_from: str | None
+    precision: str
+    spec_sha256: str
+    engine_sha256: str
+    engine_bytes: int
+    build_seconds: float
+    judgement: Judgement
+
+
+def convert(
+    model: str | Path,
+    config: ConvertConfig | None = None,
+    *,
+    tracker: Tracker,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+) -> ConvertResult:
+    """Build an engine from an ONNX file, compare it with the model itself, and keep everything in a run.
+
+    An engine of the same spec from the same environment is not built twice: the earlier one is judged again, with
+    today's data and tolerances. A changed file at the same path is another model.
+
+    Args:
+        model: The ONNX file.
+        config: What to build and how to judge it; by default an FP32 engine on ONNX Runtime with random data.
+        tracker: The memory.
+        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+
+    Returns:
+        The result. A bad engine is a result; only what prevents a verdict raises.
+
+    Raises:
+        TrtopsError: Whatever went wrong, told in the error; the run, if it could be started, is marked failed with
+            that message.
+    """
+    config = ConvertConfig() if config is None else config
+    path = Path(model)
+    name = f"{path.stem} {config.build.precision} {config.build.backend}"
+    with tracked(tracker, experiment or path.stem, name, kind="build", tags=tags, parent=parent) as run:
+        run.set_tags({schema.Tag.MODEL_PATH: str(path.absolute())})
+        return _convert(path, config, run, tracker, experiment or path.stem)
+
+
+def _convert(path: Path, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str) -> ConvertResult:
+    model = Model.load(path)
+    with _backend(config) as backend:
+        return _convert_with(backend, model, config, run, tracker, experiment)
+
+
+@contextlib.contextmanager
+def _backend(config: ConvertConfig) -> Iterator[EngineBackend]:
+    """The back end, in a child process of its own if that is asked for."""
+    if not config.isolated:
+        yield engine_backend(config.build.backend)
+        return
+    with Worker() as worker:
+        yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
+
+
+def _convert_with(
+    backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str
+) -> ConvertResult:
+    job = _Job.prepare(model, config, backend, tracker)
+    builds.log_spec(run, job.spec, job.environment)
+    build, reused_from = job.build_or_reuse(tracker, run)
+    if reused_from is None:
+        if isinstance(backend, IsolatedBackend):
+            backend.first_inference(build.engine, next(iter(job.feeds)))
+        builds.log_build(run, build, backend.engine_suffix)
+        if config.keep_model:
+            for file in model.files():
+                run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+    else:
+        builds.log_reuse(run, build, reused_from)
+    judgement, outputs, golden = _judge(model, build, backend, job.feeds, config)
+    log_judgement(run, judgement)
+    verdict = judgement.report.verdict
+    if config.check.plots == "always" or (config.check.plots == "bad" and verdict == "bad"):
+        _log_plots(run, outputs, golden)
+    run.finish(verdict)
+    return ConvertResult(
+        run_id=run.id,
+        url=run.url,
+        experiment=experiment,
+        verdict=verdict,
+        reasons=judgement.report.reasons,
+        reused_from=reused_from,
+        precision=config.build.precision,
+        spec_sha256=job.spec.digest,
+        engine_sha256=sha256(build.engine.plan),
+        engine_bytes=len(build.engine.plan),
+        build_seconds=build.seconds,
+        judgement=judgement,
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A build made ready: everything that decides it is read and has its digest."""
+
+    model: Model
+    config: ConvertConfig
+    backend: EngineBackend
+    environment: Environment
+    feeds: Feeds
+    calibration: Feeds | None
+    caches: Caches
+    spec: BuildSpec
+
+    @classmethod
+    def prepare(cls, model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> _Job:
+        inputs = TensorMetadata.of(model.info.inputs)
+        check = config.check
+        feeds = open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
+        environment, caches = backend.environment(), read_caches(config)
+        if config.mind_deny_list:
+            caches = replace(caches, denied=deny_list(tracker, environment))
+        calibration = None
+        calibration_sha256 = None
+        if config.build.precision == "int8":
+            if caches.calibration is not None:
+                calibration_sha256 = sha256(caches.calibration)
+            else:
+                source = feeds if config.calibration_data is None else open_feeds(config.calibration_data, inputs)
+                calibration = source.first(config.build.calibration_samples)
+                calibration_sha256 = calibration.digest()
+        spec = BuildSpec(
+            model_sha256=model.info.sha256,
+            config=config.build,
+            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
+            calibration_sha256=calibration_sha256,
+            replay_sha256=None if caches.replay is None else caches.replay.digest,
+            denied_sha256=caches.denied_sha256(environment),
+        )
+        return cls(model, config, backend, environment, feeds, calibration, caches, spec)
+
+    def build_or_reuse(self, tracker: Tracker, run: Run) -> tuple[Build, str | None]:
+        """The build, and the run it was taken from if it was not made now."""
+        if not self.config.rebuild:
+            stored = builds.find_build(tracker, builds.build_key(self.spec, self.environment))
+            if stored is not None:
+                log.info("Reusing the engine of run %s: same spec, same environment.", stored.info.id)
+                return builds.load_build(stored), stored.info.id
+        run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in self.backend.device_state().items()})
+        build = self.backend.build(self.model, self.config.build, caches=self.caches, calibration_data=self.calibration)
+        return replace(build, spec=self.spec), None
+
+
+def read_caches(config: ConvertConfig) -> Caches:
+    """Read the cache files that a config names.
+
+    Raises:
+        ConfigError: If one does not exist.
+        FormatError: If the tactic record cannot be read.
+    """
+    replay = _read(config.replay, "replay")
+    return Caches(
+        timing=_read(config.timing_cache, "timing_cache"),
+        calibration=_read(config.calibration_cache, "calibration_cache"),
+        replay=None if replay is None else TacticRecord.from_json(replay),
+    )
+
+
+def _read(path: str | None, field_name: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise errors.ConfigError(f"{field_name}={path!r} cannot be read: {exc.strerror}.") from None
+
+
+def _judge(
+    model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
+) -> tuple[Judgement, RunResults, RunResults]:
+    check = config.check
+    tolerances = check.tolerances or default_tolerances(config.build.precision)
+    with backend.runner(build.engine) as runner:
+        if check.golden is not None:
+            return judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
+        with reference_runner(model) as reference:
+            return judge(runner, reference, feeds, check, tolerances)
+
+
+def _log_plots(run: Run, outputs: RunResults, golden: RunResults) -> None:
+    from trtops.comparator.plot import error_figures
+
+    for path, png in error_figures(outputs, golden):
+        run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")

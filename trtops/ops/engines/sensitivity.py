@@ -1,0 +1,346 @@
+"""Sensitivity: each layer's share of the error that INT8 makes, and which layers to keep so that a budget is met."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantizable_layers
+from trtops.calibration.cache import CalibrationCache, FitPolicy
+from trtops.calibration.data import batches
+from trtops.metadata import TensorMetadata
+from trtops.ops.judging.feeds import open_feeds
+from trtops.record import Record
+from trtops.tracking import schema
+from trtops.tracking.base import Run, Tracker, tracked
+from trtops.tracking.calibrations import load_cache
+from trtops.tracking.tables import log_table
+
+if TYPE_CHECKING:
+    import onnx
+
+log = logging.getLogger(__name__)
+
+OnLayer = Callable[[int, int], None]
+"""Called with how many layers are measured, and how many there are."""
+
+_PRUNED = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityConfig(Record):
+    """How layers are measured, and what the error may be.
+
+    Attributes:
+        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random data unless given.
+        samples: How many samples to use.
+        batch: Samples per feed; None uses feeds as they come.
+        budget: The relative error that INT8 may make: root of the sum of squared differences from the FP32 model, over root
+            of the sum of its squares; of the output where that is largest.
+        mode: ``one`` quantizes one layer at a time; ``rest`` all but one, which counts errors that add up, and those that
+            cancel, but measures small differences of large errors.
+        style: Whose way of quantizing is measured (:func:`trtops.backend.onnx.quantize.insert_qdq`). It is carried out by
+            ONNX Runtime on the CPU either way.
+        keep: Layers that stay in FP32 whatever they cost.
+        fit: What to do about ranges that the cache lacks.
+    """
+
+    data: str | None = None
+    samples: int = 64
+    batch: int | None = None
+    budget: float = 0.01
+    mode: Literal["one", "rest"] = "one"
+    style: Style = "onnxruntime"
+    keep: tuple[str, ...] = ()
+    fit: FitPolicy = "refuse"
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise errors.ConfigError(f"The error budget is {self.budget}; expected more than 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSensitivity(Record):
+    """What quantizing one layer costs.
+
+    Attributes:
+        layer: The layer: its node's name, or its first output's.
+        op: Its type.
+        error: Relative error of the model's outputs that it is to blame for.
+        share: Its part of the sum of all layers' squared errors.
+        kept: Whether it is proposed to stay in higher precision.
+    """
+
+    layer: str
+    op: str
+    error: float
+    share: float
+    kept: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityResult(Record):
+    """What came out.
+
+    Attributes:
+        run_id: The run that holds the table.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: The run's experiment.
+        error: Relative error with every layer quantized.
+        budget: What it may be.
+        keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`; empty if none need be.
+        error_kept: Relative error with those kept, measured.
+        layers: Every layer, the worst first.
+        inferences: Models measured to find out.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    error: float
+    budget: float
+    keep: tuple[str, ...]
+    error_kept: float
+    layers: tuple[LayerSensitivity, ...]
+    inferences: int
+
+
+def sensitivity(
+    model: str | Path,
+    calibration_cache: str | CalibrationCache,
+    config: SensitivityConfig | None = None,
+    *,
+    tracker: Tracker,
+    data: Iterable[Feed] | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+    on_layer: OnLayer | None = None,
+) -> SensitivityResult:
+    """Measure each layer's share of the error of INT8, and propose what to keep.
+
+    The proposal is found by keeping the worst layers until the budget is met, and then giving back those that were not
+    needed; what it costs is measured, not added up. Takes one quantized model per layer, and some more.
+
+    Args:
+        model: The ONNX file.
+        calibration_cache: The ranges: a cache, a file of either format, or ``run:<id>``.
+        config: How to measure.
+        tracker: The memory.
+        data: Inputs, in place of the config's source.
+        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+        on_layer: Called after each layer.
+
+    Raises:
+        CalibrationError: If the cache does not fit the model, or no layer can be quantized.
+        InputError: If the data does not fit the model.
+        TrtopsError: Whatever else went wrong.
+    """
+    config = SensitivityConfig() if config is None else config
+    path = Path(model)
+    experiment = experiment or path.stem
+    with tracked(tracker, experiment, f"{path.stem} sensitivity", kind="sensitivity", tags=tags, parent=parent) as run:
+        run.log_params(schema.flat_params(config))
+        loaded = Model.load(path)
+        run.set_tags({schema.Tag.MODEL_PATH: str(path.absolute()), schema.Tag.MODEL_SHA256: loaded.info.sha256})
+        cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
+        trial = _Trial.prepare(loaded, cache, config, data)
+        result = _propose(trial, config, run, experiment, on_layer)
+        _log(run, result)
+        run.finish()
+        return result
+
+
+def _propose(
+    trial: _Trial, config: SensitivityConfig, run: Run, experiment: str, on_layer: OnLayer | None
+) -> SensitivityResult:
+    whole = trial.error(())
+    measured = _measure(trial, config.mode, whole, on_layer)
+    ranked = sorted(measured, key=lambda name: -measured[name])
+    keep, error_kept = _within(trial, ranked, whole, config.budget)
+    total = sum(error**2 for error in measured.values()) or 1.0
+    return SensitivityResult(
+        run_id=run.id,
+        url=run.url,
+        experiment=experiment,
+        error=whole,
+        budget=config.budget,
+        keep=tuple(name for name in ranked if name in keep),
+        error_kept=error_kept,
+        layers=tuple(
+            LayerSensitivity(
+                layer=name,
+                op=trial.ops[name],
+                error=measured[name],
+                share=measured[name] ** 2 / total,
+                kept=name in keep,
+            )
+            for name in ranked
+        ),
+        inferences=trial.count,
+    )
+
+
+def _measure(trial: _Trial, mode: Literal["one", "rest"], whole: float, on_layer: OnLayer | None) -> dict[str, float]:
+    """The error that each layer is to blame for."""
+    measured = {}
+    for number, name in enumerate(trial.ops, start=1):
+        if mode == "one":
+            measured[name] = trial.error([other for other in trial.ops if other != name])
+        else:
+            measured[name] = math.sqrt(max(whole**2 - trial.error([name]) ** 2, 0.0))
+        if on_layer is not None:
+            on_layer(number, len(trial.ops))
+    return measured
+
+
+def _within(trial: _Trial, ranked: Sequence[str], whole: float, budget: float) -> tuple[set[str], float]:
+    """The layers to keep so that the error is within the budget, and the error then."""
+    if whole <= budget:
+        return set(), whole
+    low, high, found = 0, len(ranked), 0.0  # keeping all leaves no error
+    while high - low > 1:
+        middle = (low + high) // 2
+        error = trial.error(ranked[:middle])
+        if error <= budget:
+            high, found = middle, error
+        else:
+            low = middle
+    keep = list(ranked[:high])
+    for name in reversed(keep[-_PRUNED:]):
+        fewer = [other for other in keep if other != name]
+        if (error := trial.error(fewer)) <= budget:
+            keep, found = fewer, error
+    return set(keep), found
+
+
+@dataclass
+class _Trial:
+    """A model made ready to be quantized in part, with what it computes in FP32."""
+
+    model: onnx.ModelProto
+    cache: CalibrationCache
+    config: SensitivityConfig
+    ops: dict[str, str]
+    fixed: tuple[str, ...]
+    feeds: list[Feed]
+    golden: list[dict[str, Any]]
+    count: int = 0
+
+    @classmethod
+    def prepare(
+        cls, model: Model, cache: CalibrationCache, config: SensitivityConfig, data: Iterable[Feed] | None
+    ) -> _Trial:
+        from trtops.backend.onnxrt.calibration import INT8_OP_TYPES, fold
+        from trtops.backend.onnxrt.log import SessionLog
+
+        inputs = TensorMetadata.of(model.info.inputs)
+        source = config.data if data is None else data
+        feeds = list(batches(open_feeds(source, inputs), config.batch, config.samples))
+        proto = model.proto()
+        kept = kept_names(proto, config.keep)
+        folded = fold(proto, SessionLog())
+        fixed = tuple(n for node in folded.graph.node for n in (node.name, *node.output) if n in kept)
+        trial = cls(folded, cache, config, {}, fixed, feeds, [])
+        names = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
+        if config.fit == "partial":
+            names = trial.quantize(_copy(folded), ())
+        by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
+        trial.ops = {name: by_name[name] for name in names}
+        if not trial.ops:
+            raise errors.CalibrationError(
+                f"No layer of {model.name} can be quantized: it has no FP32 {', '.join(INT8_OP_TYPES)} that is not kept."
+            )
+        trial.golden = trial.outputs(folded)
+        return trial
+
+    def quantize(self, proto: onnx.ModelProto, keep: Iterable[str]) -> tuple[str, ...]:
+        """Quantize all layers but some, in place; returns those that were."""
+        from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
+
+        done = insert_qdq(
+            proto,
+            self.cache,
+            style=self.config.style,
+            keep=(*self.fixed, *keep),
+            op_types=INT8_OP_TYPES,
+            policy=self.config.fit,
+        )
+        return done.layers
+
+    def error(self, keep: Iterable[str]) -> float:
+        """Relative error of the outputs with all layers quantized but some; 0 if none is left."""
+        keep = tuple(keep)
+        if len(set(keep)) == len(self.ops):
+            return 0.0
+        proto = _copy(self.model)
+        self.quantize(proto, keep)
+        self.count += 1
+        return _relative_error(self.outputs(proto), self.golden)
+
+    def outputs(self, proto: onnx.ModelProto) -> list[dict[str, Any]]:
+        from trtops.backend.onnxrt.loader import SessionFromOnnx
+        from trtops.backend.onnxrt.runner import OnnxrtRunner
+
+        with OnnxrtRunner(SessionFromOnnx(proto), "sensitivity") as runner:
+            return [runner.infer(feed) for feed in self.feeds]
+
+
+def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def _relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mapping[str, Any]]) -> float:
+    """Relative error over all feeds, of the floating-point output where it is largest; NaN counts as infinite."""
+    differences: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    for ours, theirs in zip(actual, golden):
+        for name, right in theirs.items():
+            if not np.issubdtype(right.dtype, np.floating):
+                continue
+            right = right.astype(np.float64)
+            difference = float(np.square(ours[name] - right).sum())
+            differences[name] = differences.get(name, 0.0) + (math.inf if math.isnan(difference) else difference)
+            sizes[name] = sizes.get(name, 0.0) + float(np.square(right).sum())
+    if not differences:
+        raise errors.CalibrationError("The model has no floating-point output to measure an error of.")
+    return max(_ratio(differences[name], sizes[name]) for name in differences)
+
+
+def _ratio(difference: float, size: float) -> float:
+    if difference == 0:
+        return 0.0
+    return math.sqrt(difference / size) if size else math.inf
+
+
+def _log(run: Run, result: SensitivityResult) -> None:
+    log_table(
+        run,
+        schema.Artifact.SENSITIVITY,
+        ("layer", "op", "error", "share", "keep"),
+        ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
+    )
+    run.log_json(result, "sensitivity/result.json")
+    run.log_metrics(
+        {
+            ("sensitivity", "error"): result.error,
+            ("sensitivity", "error_kept"): result.error_kept,
+            ("sensitivity", "kept"): float(len(result.keep)),
+            ("sensitivity", "layers"): float(len(result.layers)),
+            **{("sensitivity", "layer", each.layer): each.error for each in islice(result.layers, 100)},
+        }
+    )

@@ -1,0 +1,1 @@
+"""Judging: the data, the comparison and the verdict."""

@@ -1,0 +1,168 @@
+"""Compare: two engines, models, runs or saved results, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Engine
+from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.comparator.report import ComparisonReport, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.metadata import TensorMetadata
+from trtops.ops.judging.feeds import Feeds, open_feeds
+from trtops.ops.judging.judgement import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.record import Record
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, Tracker, Verdict, tracked
+from trtops.tracking.ids import RUN_PREFIX
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Record):
+    """How two sides are compared.
+
+    Attributes:
+        check: Data, tolerances and what else to measure. Tolerances default to FP32's; ``golden`` is not used, since
+            the second side is golden.
+    """
+
+    check: CheckConfig = field(default_factory=CheckConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult(Record):
+    """What came out of a comparison.
+
+    Attributes:
+        run_id: The run that holds everything.
+        url: Where a person can look at it; empty if nowhere.
+        experiment: The run's experiment.
+        verdict: Whether the first side agrees with the second.
+        reasons: Why not, one sentence each.
+        judgement: The numbers.
+    """
+
+    run_id: str
+    url: str
+    experiment: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    judgement: Judgement
+
+
+def compare(
+    actual: str | Path,
+    golden: str | Path,
+    config: CompareConfig | None = None,
+    *,
+    tracker: Tracker,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+) -> CompareResult:
+    """Compare one side with another, and keep the comparison in a run.
+
+    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
+    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
+
+    Args:
+        actual: The side under test.
+        golden: The side that is taken for right.
+        config: Data, tolerances and measurements.
+        tracker: The memory; ``run:`` sides are read from it.
+        experiment: Experiment to log to; named after the side under test unless given.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+
+    Raises:
+        ConfigError: If a side is nothing of the above.
+        TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
+    """
+    config = CompareConfig() if config is None else config
+    actual, golden = _whole(actual, tracker), _whole(golden, tracker)
+    experiment = experiment or _experiment_of(actual, tracker)
+    name = f"{_short(actual)} vs {_short(golden)}"
+    with tracked(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
+        run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
+        judgement = _compare(actual, golden, config.check, tracker)
+        log_judgement(run, judgement)
+        return _finish(run, experiment, judgement)
+
+
+def _compare(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
+    tolerances = check.tolerances or default_tolerances("fp32")
+    with ExitStack() as stack:
+        sides = [open_side(side, tracker) for side in (actual, golden)]
+        under_test, right = (stack.enter_context(s) if isinstance(s, BaseRunner) else s for s in sides)
+        if isinstance(under_test, RunResults):
+            if not isinstance(right, RunResults):
+                raise errors.ConfigError(
+                    f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
+                    "Compare saved outputs with saved outputs, or put the saved ones second."
+                )
+            return Judgement(report=compare_outputs(under_test, right, tolerances))
+        feeds = _feeds(under_test, check)
+        return judge(under_test, right, feeds, check, tolerances)[0]
+
+
+def _feeds(runner: BaseRunner, check: CheckConfig) -> Feeds:
+    inputs: TensorMetadata = runner.get_input_metadata()
+    return open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
+
+
+def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
+    """A runner (not yet active) or saved results, from the text that names one.
+
+    Raises:
+        ConfigError: If the text names nothing that can be compared.
+    """
+    if side.startswith(RUN_PREFIX):
+        info = tracker.info(tracker.whole_id(side))
+        engine = builds.load_engine(builds.holder_of_engine(tracker, info))
+        return engine_backend(engine.backend).runner(engine)
+    path = Path(side)
+    if not path.exists():
+        raise errors.ConfigError(
+            f"{side!r} does not exist. Give run:<id>, an ONNX file, an engine file or saved outputs (.json, .npz)."
+        )
+    if path.suffix in (".json", ".npz") or path.is_dir():
+        return RunResults.load(str(path))
+    backend_name = backend_of_suffix(path.suffix)
+    if backend_name is None:
+        return reference_runner(Model.load(path))
+    backend = engine_backend(backend_name)
+    return backend.runner(Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment()))
+
+
+def _whole(side: str | Path, tracker: Tracker) -> str:
+    """A side as text, a run among them with its whole id."""
+    text = str(side)
+    return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
+
+
+def _finish(run: Run, experiment: str, judgement: Judgement) -> CompareResult:
+    report: ComparisonReport = judgement.report
+    run.finish(report.verdict)
+    return CompareResult(
+        run_id=run.id,
+        url=run.url,
+        experiment=experiment,
+        verdict=report.verdict,
+        reasons=report.reasons,
+        judgement=judgement,
+    )
+
+
+def _experiment_of(side: str, tracker: Tracker) -> str:
+    if side.startswith(RUN_PREFIX):
+        return tracker.info(side[len(RUN_PREFIX) :]).experiment
+    return Path(side).stem
+
+
+def _short(side: str) -> str:
+    return side if side.startswith(RUN_PREFIX) else Path(side).name

@@ -1,0 +1,288 @@
+"""Judging a runner: its outputs against golden ones, its accuracy against labels, its latency.
+
+The part that converting and comparing share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.base import BaseRunner, Feed
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.comparator.results import IterationResult, RunResults
+from trtops.record import Record
+from trtops.spec import Precision
+from trtops.tracking import schema
+from trtops.tracking.base import MetricName, Run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(Record):
+    """How an engine is judged.
+
+    Attributes:
+        data: Where input data comes from (:func:`trtops.ops.judging.feeds.open_feeds`); random data unless given.
+        iterations: How many random feeds, where data is random.
+        seed: Seed of the random data.
+        golden: Saved outputs to compare with (``.json`` or ``.npz``); unless given they are computed by ONNX Runtime
+            from the model itself, in its own precision and with no optimization.
+        labels: An ``.npy`` file with the right class of every sample, to report accuracy.
+        tolerances: When outputs are good enough; the precision's own default unless given.
+        warm_up: Inferences before latency is measured.
+        latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
+        plots: When heat maps and error plots are drawn and logged.
+    """
+
+    data: str | None = None
+    iterations: int = 1
+    seed: int = 1
+    golden: str | None = None
+    labels: str | None = None
+    tolerances: Tolerances | None = None
+    warm_up: int = 5
+    latency_runs: int = 50
+    plots: Literal["always", "bad", "never"] = "bad"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency(Record):
+    """Wall time of one inference inside the back end, in milliseconds.
+
+    Attributes:
+        p50_ms: Median.
+        p99_ms: 99th percentile.
+        mean_ms: Mean.
+        runs: How many were measured.
+        device_p50_ms: Median of the time on the accelerator, apart from copies; None where the back end has none.
+    """
+
+    p50_ms: float
+    p99_ms: float
+    mean_ms: float
+    runs: int
+    device_p50_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Record):
+    """Share of samples whose best class is the labelled one.
+
+    Attributes:
+        actual: Of the runner under test.
+        golden: Of the golden outputs.
+        samples: How many samples there were.
+    """
+
+    actual: float
+    golden: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement(Record):
+    """What came out of judging one runner.
+
+    Attributes:
+        report: The comparison with the golden outputs: numbers first, verdict derived from them.
+        latency: Of the runner under test, unless none was measured.
+        accuracy: Against labels, if there are any.
+    """
+
+    report: ComparisonReport
+    latency: Latency | None = None
+    accuracy: Accuracy | None = None
+
+
+def default_tolerances(precision: Precision) -> Tolerances:
+    """What a sound engine of a precision is expected to keep, when nobody says more.
+
+    FP32 is held to the field tool's own default. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
+    roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something;
+    they are judged by direction (cosine similarity) and, for scores, by the class chosen.
+    """
+    if precision == "fp32":
+        return Tolerances(atol=1e-5, rtol=1e-5)
+    if precision in ("fp16", "bf16"):
+        bound = 20 * 2.0 ** (-11 if precision == "fp16" else -8)
+        return Tolerances(atol=bound, rtol=bound)
+    return Tolerances(atol=math.inf, rtol=math.inf, min_cosine=0.99, min_top1_agreement=0.98)
+
+
+def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
+    """The outputs of an active runner for each feed, copied. All are kept in memory."""
+    iterations = []
+    for feed in feeds:
+        outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
+        iterations.append(IterationResult(outputs, runtime=runner.last_inference_time(), runner_name=runner.name))
+    return RunResults([(runner.name, iterations)])
+
+
+def judge(
+    runner: BaseRunner,
+    golden: BaseRunner | RunResults,
+    feeds: Iterable[Feed],
+    config: CheckConfig,
+    tolerances: Tolerances,
+) -> tuple[Judgement, RunResults, RunResults]:
+    """Run, compare, measure.
+
+    Args:
+        runner: Under test; active.
+        golden: An active runner to compute the golden outputs with, or the outputs themselves.
+        feeds: Input data; read up to three times.
+        config: What else to measure.
+        tolerances: When outputs are good enough.
+
+    Returns:
+        The judgement, and the outputs under test and golden.
+
+    Raises:
+        InputError: If a feed does not fit the model.
+        IterationMismatchError: If there are more or fewer golden outputs than feeds.
+    """
+    actual_results = collect(runner, feeds)
+    golden_results = golden if isinstance(golden, RunResults) else collect(golden, feeds)
+    report = compare_outputs(actual_results, golden_results, tolerances)
+    accuracy = None
+    if config.labels is not None:
+        accuracy = _accuracy(actual_results, golden_results, read_labels(Path(config.labels)))
+    judgement = Judgement(report=report, latency=measure_latency(runner, feeds, config), accuracy=accuracy)
+    return judgement, actual_results, golden_results
+
+
+def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
+    """Latency of an active runner on the first feed; None if ``config`` asks for no measurement."""
+    if config.latency_runs < 1:
+        return None
+    feed = next(iter(feeds))
+    seconds: list[float] = []
+    on_device: list[float] = []
+    for number in range(config.warm_up + config.latency_runs):
+        runner.infer(feed, check_inputs=False)
+        if number >= config.warm_up:
+            seconds.append(runner.last_inference_time())
+            if (device := runner.last_device_time()) is not None:
+                on_device.append(device)
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    return Latency(
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+        mean_ms=float(np.mean(seconds)) * 1e3,
+        runs=len(seconds),
+        device_p50_ms=float(np.median(on_device)) * 1e3 if on_device else None,
+    )
+
+
+def read_labels(path: Path) -> NDArray[Any]:
+    """Class indices from an ``.npy`` file, flattened.
+
+    Raises:
+        ConfigError: If there is no such file.
+        FormatError: If it does not hold integers.
+    """
+    if not path.is_file():
+        raise errors.ConfigError(f"Labels {str(path)!r} do not exist; expected an .npy file of class indices.")
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as exc:
+        raise errors.FormatError(f"{path} cannot be read as .npy: {exc}.") from None
+    if not isinstance(labels, np.ndarray) or not np.issubdtype(labels.dtype, np.integer):
+        raise errors.FormatError(
+            f"{path}: expected one array of integers, found {getattr(labels, 'dtype', 'several arrays')}."
+        )
+    return labels.reshape(-1)
+
+
+def _accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any]) -> Accuracy:
+    shares = []
+    for results in (actual, golden):
+        classes = _best_classes(results)
+        if classes.shape != labels.shape:
+            raise errors.ComparisonError(
+                f"There are {labels.size} labels and {classes.size} samples in the data; expected as many of each."
+            )
+        shares.append(float(np.mean(classes == labels)))
+    return Accuracy(actual=shares[0], golden=shares[1], samples=labels.size)
+
+
+def _best_classes(results: RunResults) -> NDArray[Any]:
+    """The best class of every sample, from the first output that looks like scores: floating, with a last axis > 1."""
+    [iterations] = list(results.values())[:1]
+    for name, array in iterations[0].items():
+        if array.ndim >= 2 and array.shape[-1] > 1 and np.issubdtype(array.dtype, np.floating):
+            return np.concatenate([np.argmax(outputs[name], axis=-1).reshape(-1) for outputs in iterations])
+    raise errors.ComparisonError(
+        f"Labels were given, and no output holds scores: {', '.join(iterations[0])}. "
+        "Expected a floating-point output of shape (..., classes)."
+    )
+
+
+MAGNITUDES = ("max_abs", "mean_abs", "median_abs", "max_rel", "mean_rel", "median_rel", "l2")
+OTHERS = ("cosine", "psnr", "snr", "nan_count", "inf_count", "violations", "top1_agreement")
+
+
+def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
+    """Every statistic of every output that could be compared, as ``("error", output, statistic)``.
+
+    Magnitudes are there a second time as decimal logarithms, since the UI's bars show two decimals.
+    """
+    magnitudes: dict[MetricName, float] = {}
+    others: dict[MetricName, float] = {}
+    for output in report.outputs:
+        statistics = output.statistics
+        if statistics is None:
+            continue
+        for name in MAGNITUDES:
+            magnitudes[schema.Metric.ERROR, output.name, name] = getattr(statistics, name)
+        for quantile in statistics.quantiles:
+            magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_abs"] = quantile.abs
+            magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_rel"] = quantile.rel
+        for name in OTHERS:
+            if (value := getattr(statistics, name)) is not None:
+                others[schema.Metric.ERROR, output.name, name] = float(value)
+    return magnitudes | schema.log10_twins(magnitudes) | others
+
+
+def describe(judgement: Judgement) -> list[str]:
+    """A judgement in lines of Markdown: a table of the outputs, latency, accuracy."""
+    lines = ["| output | verdict | max abs | mean abs | max rel | cosine | top-1 |", "|---|---|---|---|---|---|---|"]
+    for output in judgement.report.outputs:
+        s = output.statistics
+        numbers = (None,) * 5 if s is None else (s.max_abs, s.mean_abs, s.max_rel, s.cosine, s.top1_agreement)
+        cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
+        lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
+    if judgement.latency is not None:
+        measured = judgement.latency
+        device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
+        lines += ["", f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}."]
+    if judgement.accuracy is not None:
+        a = judgement.accuracy
+        lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
+    return lines
+
+
+def log_judgement(run: Run, judgement: Judgement) -> None:
+    """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page."""
+    metrics = error_metrics(judgement.report)
+    if judgement.latency is not None:
+        for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
+            if (value := getattr(judgement.latency, name)) is not None:
+                metrics["latency", name] = value
+    if judgement.accuracy is not None:
+        metrics["accuracy", "top1"] = judgement.accuracy.actual
+        metrics["accuracy", "golden_top1"] = judgement.accuracy.golden
+    run.log_metrics(metrics)
+    run.log_json(judgement, schema.Artifact.ACCURACY)
+    reasons = [f"- {reason}" for reason in judgement.report.reasons]
+    note = "\n".join([f"**{judgement.report.verdict}**", "", *reasons, "", *describe(judgement)])
+    run.set_tags({schema.Tag.NOTE: note[: schema.MAX_TAG]})

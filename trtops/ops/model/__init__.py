@@ -1,0 +1,1 @@
+"""Models: read, checked, cut, changed and written, before anything is built."""

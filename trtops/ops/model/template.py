@@ -1,0 +1,180 @@
+"""Templates: scripts to start from, for networks, builder configs, data and models, with a model's own names filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from trtops import errors
+from trtops.metadata import TensorMetadata, TensorSpec, is_dynamic
+from trtops.record import sha256
+
+Kind: TypeAlias = Literal["trt-network", "trt-config", "onnx-gs", "data-loader"]
+
+KINDS: tuple[Kind, ...] = ("trt-network", "trt-config", "onnx-gs", "data-loader")
+"""What there are templates for."""
+
+
+def template(kind: Kind, output: str | Path | None = None, *, model: str | Path | None = None) -> str:
+    """Write a script to start from.
+
+    Args:
+        kind: What for: ``trt-network`` makes or changes a TensorRT network, ``trt-config`` makes a builder config,
+            ``onnx-gs`` changes a model with ONNX-GraphSurgeon, ``data-loader`` makes feeds.
+        output: Where to write it; None does not.
+        model: An ONNX file whose inputs are to be filled in, and which the script is to load.
+
+    Returns:
+        The script.
+
+    Raises:
+        ConfigError: If there is no such kind, the file exists already with other content, or ``onnx-gs`` gets no model.
+        InvalidModelError: If the model cannot be read.
+    """
+    if kind not in KINDS:
+        raise errors.ConfigError(f"There is no template {kind!r}. {errors.near(kind, KINDS)}")
+    inputs = _inputs(model)
+    if kind == "trt-network":
+        text = _network_from_model(model) if model is not None else NETWORK
+    elif kind == "trt-config":
+        text = CONFIG.format(profiles=_profiles(inputs))
+    elif kind == "data-loader":
+        text = DATA_LOADER.format(arrays=_arrays(inputs))
+    elif model is None:
+        raise errors.ConfigError("The onnx-gs template changes a model; give one.")
+    else:
+        text = ONNX_GS.format(model=str(model))
+    if output is not None:
+        _write(Path(output), text)
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a script, but never over what somebody may have written."""
+    data = text.encode()
+    if path.exists() and sha256(path.read_bytes()) != sha256(data):
+        raise errors.ConfigError(f"{str(path)!r} exists already, and may be somebody's work. Give another path.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _inputs(model: str | Path | None) -> TensorMetadata:
+    """The inputs of a model; without one, an example."""
+    if model is None:
+        return TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
+    from trtops.backend.onnx import walk
+    from trtops.backend.onnx.model import read_proto, tensor_spec
+
+    proto = read_proto(model)
+    constants = walk.initializer_names(proto.graph)
+    return TensorMetadata.of(tensor_spec(v) for v in proto.graph.input if v.name not in constants)
+
+
+def _fixed(spec: TensorSpec, size: int = 1) -> tuple[int, ...]:
+    return tuple(size if is_dynamic(dim) else int(dim) for dim in spec.shape or ())  # type: ignore[arg-type]
+
+
+def _profiles(inputs: Iterable[TensorSpec] | TensorMetadata) -> str:
+    specs = list(inputs.values()) if isinstance(inputs, TensorMetadata) else list(inputs)
+    dynamic = [spec for spec in specs if any(is_dynamic(dim) for dim in spec.shape or ())]
+    if not dynamic:
+        return "Profile()  # every input has a fixed shape"
+    calls = (f".add({s.name!r}, min={_fixed(s, 1)}, opt={_fixed(s, 1)}, max={_fixed(s, 8)})" for s in dynamic)
+    return "Profile()" + "".join(calls)
+
+
+def _arrays(inputs: TensorMetadata) -> str:
+    lines = []
+    for spec in inputs.values():
+        dtype = "float32" if spec.dtype is None else spec.dtype.value
+        floating = spec.dtype is None or spec.dtype.is_floating
+        draw = f"random.random({_fixed(spec)})" if floating else f"random.integers(0, 2, {_fixed(spec)})"
+        lines.append(f"            {spec.name!r}: {draw}.astype({dtype!r}),")
+    return "\n".join(lines)
+
+
+def _network_from_model(model: str | Path) -> str:
+    return NETWORK_FROM_MODEL.format(model=str(model))
+
+
+NETWORK = '''"""Defines a TensorRT network."""
+
+import numpy as np
+
+from trtops import func
+from trtops.backend.trt import CreateNetwork
+from trtops.backend.trt import library
+
+
+@func.extend(CreateNetwork())
+def load_network(builder, network):
+    """Called with an empty network; what is marked as an output here is what an engine will compute."""
+    trt = library.load()
+    x = network.add_input("x", trt.float32, (1, 3, 224, 224))
+    one = network.add_constant((1, 1, 1, 1), np.ones((1, 1, 1, 1), np.float32)).get_output(0)
+    added = network.add_elementwise(x, one, trt.ElementWiseOperation.SUM)
+    added.name = "add_one"
+    y = added.get_output(0)
+    y.name = "y"
+    network.mark_output(y)
+'''
+
+NETWORK_FROM_MODEL = '''"""Changes the TensorRT network of an ONNX model."""
+
+from trtops import func
+from trtops.backend.trt import NetworkFromOnnxPath
+
+
+@func.extend(NetworkFromOnnxPath({model!r}))
+def load_network(builder, network, parser):
+    """Called with the network as parsed; change it here. The engine is built from what is left."""
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        print(index, layer.type, layer.name)
+'''
+
+CONFIG = '''"""Makes a TensorRT builder config."""
+
+from trtops import func
+from trtops.backend.trt import CreateConfig, Profile
+
+profiles = [
+    {profiles},
+]
+
+
+@func.extend(CreateConfig(profiles=profiles))
+def load_config(builder, network, config):
+    """Called with the config as made; change here what CreateConfig has no word for."""
+'''
+
+ONNX_GS = '''"""Changes an ONNX model with ONNX-GraphSurgeon."""
+
+import onnx_graphsurgeon as gs
+
+from trtops.backend.onnx import gs_from_onnx, onnx_from_path, save_onnx
+
+graph = gs_from_onnx(onnx_from_path({model!r}))
+
+# Change the graph here.
+for node in graph.nodes:
+    print(node.op, node.name)
+
+graph.cleanup().toposort()
+save_onnx(gs.export_onnx(graph), "changed.onnx")
+'''
+
+DATA_LOADER = '''"""Makes input data; give it as "script.py" or "script.py:load_data" where data is asked for."""
+
+import numpy as np
+
+
+def load_data():
+    """Yield one feed after the other: arrays by input name. Called anew whenever the data is read from the start."""
+    random = np.random.default_rng(0)
+    for _ in range(8):
+        yield {{
+{arrays}
+        }}
+'''

@@ -1,0 +1,332 @@
+"""Reduce: the smallest part of a model that still fails.
+
+Sub-models are cut out of the model and checked, in this process unless the check is an external command. Each gets as
+inputs what really flows there in the whole model, observed once at the beginning, so that a part is judged by what it
+meets in the whole.
+
+The search goes in stages. *Halves*: a stretch of nodes, in execution order, that fails by itself while neither of its
+halves does; a single wrong node is found here. *Outputs*: in that stretch the shortest beginning that fails; its last node
+is needed. *Inputs*: of what is left, the shortest end that fails. *Nodes*: divide and conquer, and then delta debugging,
+over whatever is between, so that in the end no single node can be left out. Answers are kept by node set, in memory and in
+a journal, and no question is put twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values, is_large
+from trtops.metadata import TensorMetadata, check_feed
+from trtops.ops.judging.feeds import Feeds, open_feeds
+from trtops.ops.judging.submodel import Check, describe
+from trtops.ops.model.opening import open_model
+from trtops.ops.search.reduce_config import ReduceConfig
+from trtops.ops.search.reduce_hunt import Evaluate, Hunt, Parts
+from trtops.ops.search.reduce_journal import Journal, Step
+from trtops.ops.search.replays import save_replay
+from trtops.record import Record
+from trtops.tracking.base import NO_RUN, Run
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CulpritNode(Record):
+    """One node of a culprit.
+
+    Attributes:
+        index: Its place in the whole model's ``graph.node``.
+        name: Its name; may be empty.
+        op: Its operator.
+        outputs: Names of the tensors it makes.
+    """
+
+    index: int
+    name: str
+    op: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit(Record):
+    """A smallest sub-model that fails.
+
+    Attributes:
+        nodes: Its nodes, in the model's order.
+        minimal: Whether it was checked that no single node can be left out: always, unless ``max_checks`` ended the search.
+            Where only outputs or only inputs are reduced, of nodes at the end or at the beginning only.
+        detail: How it fails, in words.
+        path: Where it is saved, if it was.
+        inputs_path: Where the inputs are saved that it fails with, if they were.
+    """
+
+    nodes: tuple[CulpritNode, ...]
+    minimal: bool = True
+    detail: str = ""
+    path: str | None = None
+    inputs_path: str | None = None
+    _proto: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The sub-model.
+
+        Raises:
+            ConfigError: If this was read from a file; then :attr:`path` may lead to it.
+        """
+        if self._proto is None:
+            raise errors.ConfigError(
+                f"This culprit was read from a file, without its model. Its path was {self.path!r}."
+            )
+        proto: onnx.ModelProto = self._proto
+        return proto
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Its nodes as messages name them."""
+        return tuple(f"{n.op} {n.name or next(filter(None, n.outputs), '')!r}" for n in self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceResult(Record):
+    """What came out of a reduction.
+
+    Attributes:
+        verdict: ``bad`` if the model fails, and then there is a culprit; ``good`` if it does not fail in the way meant.
+        culprits: What was found, in that order.
+        nodes: Nodes in the whole model, Constants not counted.
+        checks: Sub-models checked.
+        resumed: Answers taken from the journal instead.
+        seconds: Wall time.
+        detail: How the whole model fails, or why it does not, in words.
+        min_good: Where the passing sub-model is saved, if there is one and it was asked for.
+    """
+
+    verdict: Literal["good", "bad"]
+    culprits: tuple[Culprit, ...] = ()
+    nodes: int
+    checks: int
+    resumed: int = 0
+    seconds: float
+    detail: str = ""
+    min_good: str | None = None
+
+
+def reduce(
+    model: str | Path | Model | onnx.ModelProto,
+    check: Check,
+    config: ReduceConfig | None = None,
+    *,
+    feeds: Iterable[Feed] | None = None,
+    run: Run = NO_RUN,
+    progress: Callable[[Step], None] | None = None,
+    evaluate: Evaluate | None = None,
+) -> ReduceResult:
+    """Find the smallest part of a model that still fails a check.
+
+    Args:
+        model: The model, or its path; not changed.
+        check: Says whether a sub-model passes (:mod:`trtops.ops.judging.submodel`): a callable, a
+            :class:`~trtops.ops.judging.submodel.ComparisonCheck`, or a :class:`~trtops.ops.judging.command.CommandCheck`.
+        config: How to search, and what to save.
+        feeds: Inputs of the whole model, instead of what ``config.data`` says.
+        run: Gets params, numbers and artifacts; it is not ended.
+        progress: Called after each check, from whichever thread it ran in.
+        evaluate: Checks several candidates at a time; threads of this process unless given. It gets at most
+            ``config.width`` candidates, and a function that must be called in this process.
+
+    Raises:
+        ModelError: If the model cannot be used, or a sub-model is too large.
+        InputError: If the data does not fit the model.
+        BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
+        ConfigError: If the journal belongs to another reduction, or an output path is the model's own.
+        Exception: Whatever the check raises for the whole model; for a part of it, that counts as another failure.
+    """
+    config = ReduceConfig() if config is None else config
+    started = time.perf_counter()
+    model = open_model(model)
+    _check_paths(model, check, config)
+    cutter = Cutter(model.proto())
+    if not cutter.parts:
+        raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
+    with ExitStack() as stack:
+        given = _feeds(model, config, feeds)
+        journal = _open_journal(model, check, config, given)
+        stack.callback(journal.close)
+        if journal.path is not None and config.journal is None:
+            logger.info("Answers are kept in %s until the end; give it as journal to go on after a kill.", journal.path)
+        values = _values(model, cutter, config, given, stack)
+        if evaluate is None and config.width > 1:
+            evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
+        hunt = Hunt(cutter, values, check, config, journal, progress, evaluate or map)
+        whole = hunt.check_whole()
+        found = list(hunt.culprits()) if whole.verdict == "fail" else []
+        result = ReduceResult(
+            verdict="bad" if found else "good",
+            culprits=tuple(_save_culprit(hunt, parts, n, config) for n, parts in enumerate(found, start=1)),
+            nodes=len(cutter.order),
+            checks=len(journal.steps) - journal.resumed,
+            resumed=journal.resumed,
+            seconds=time.perf_counter() - started,
+            detail=whole.detail or ("" if found else "the whole model passes"),
+            min_good=_save_min_good(hunt, found, config),
+        )
+        if config.save_replay is not None:
+            save_replay(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
+        if config.journal is None:
+            journal.remove()
+    _log(run, model, check, config, result, journal)
+    return result
+
+
+def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
+    if config.width > 1 and getattr(check, "one_at_a_time", False):
+        raise errors.ConfigError(
+            f"width is {config.width}, but the check reads every sub-model from one file. Use {{model}} in its command."
+        )
+    used = {path.resolve() for path in model.files()}
+    artifact = getattr(check, "artifact", None)
+    for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
+        if path is not None and Path(path).resolve() in used:
+            raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Give another path.")
+
+
+def _inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
+    """The model's inputs, with the shapes that the config gives them."""
+    inputs = TensorMetadata.of(model.info.inputs)
+    for name, shape in config.input_shapes.items():
+        if name not in inputs:
+            raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
+        inputs[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
+    return inputs
+
+
+def _feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> list[Feed]:
+    """What the whole model is fed with; nothing where no data is wanted."""
+    inputs = _inputs(model, config)
+    if config.inputs == "declared":
+        return []
+    if not inputs:
+        return [{}]
+    source = feeds if feeds is not None else config.data
+    given: list[Feed] = []
+    for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed):
+        given.append(dict(feed))
+        check_feed(inputs, feed)
+    return given
+
+
+def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
+    path = config.journal
+    if path is None and config.output is not None:
+        path = str(_beside(Path(config.output), "journal.jsonl"))
+    if path is None:
+        return Journal()
+    data: str = config.inputs
+    if given:
+        data += f" {config.seed} {Feeds('', lambda: [_without_objects(feed) for feed in given]).digest()}"
+    holds_for = {"model": model.info.sha256, "check": describe(check), "data": data}
+    return Journal(Path(path), holds_for=holds_for, begin_anew=config.journal is None)
+
+
+def _beside(output: Path, what: str) -> Path:
+    """A file that goes with a reduced model: ``<name>_inputs.json``."""
+    return output.with_name(f"{output.stem}_{what}")
+
+
+def _without_objects(feed: Feed) -> Feed:
+    """A feed with text as text, where it is given as objects: those have no bytes of their own."""
+    return {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in feed.items()}
+
+
+def _values(model: Model, cutter: Cutter, config: ReduceConfig, given: Sequence[Feed], stack: ExitStack) -> Values:
+    """What is known of the model's tensors; what was observed is let go of with the stack."""
+    if config.inputs == "declared":
+        return Declared(cutter.model, _inputs(model, config))
+    from trtops.backend.onnxrt.observe import RandomInputs, observe
+
+    observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
+    stack.callback(observed.close)
+    return observed if config.inputs == "real" else RandomInputs(observed, config.seed)
+
+
+def _save_culprit(hunt: Hunt, parts: Parts, number: int, config: ReduceConfig) -> Culprit:
+    cut = hunt.cut(parts)
+    path = inputs_path = None
+    if config.output is not None:
+        path = _numbered(Path(config.output), number)
+        cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
+        if config.inputs != "declared":
+            inputs_path = _beside(path, "inputs.json")
+            _save_inputs(cut, inputs_path)
+    return Culprit(
+        nodes=tuple(_culprit_node(hunt.cutter.model.graph.node[i], i) for i in cut.nodes),
+        minimal=parts != hunt.unfinished,
+        detail=hunt.answers[parts].detail,
+        path=None if path is None else str(path),
+        inputs_path=None if inputs_path is None else str(inputs_path),
+        _proto=cut.proto,
+    )
+
+
+def _culprit_node(node: onnx.NodeProto, index: int) -> CulpritNode:
+    return CulpritNode(index=index, name=node.name, op=node.op_type, outputs=tuple(node.output))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_name(f"{path.stem}_{number}{path.suffix}")
+
+
+def _save_inputs(cut: SubModel, path: Path) -> None:
+    from trtops.json import save_json
+
+    save_json(cut.feeds, path, "inputs of the reduced model")
+
+
+def _save_min_good(hunt: Hunt, found: Sequence[Parts], config: ReduceConfig) -> str | None:
+    """Save the passing sub-model closest in size to the first culprit; None if there is none."""
+    passing = [parts for parts, answer in hunt.answers.items() if answer.verdict == "pass"]
+    if config.min_good is None or not found or not passing:
+        return None
+    size = len(hunt.nodes(found[0]))
+    closest = min(passing, key=lambda parts: (abs(len(hunt.nodes(parts)) - size), len(parts), sorted(parts)))
+    hunt.cut(closest).save(config.min_good, **config.save_as.for_another())
+    return config.min_good
+
+
+def _log(run: Run, model: Model, check: Check, config: ReduceConfig, result: ReduceResult, journal: Journal) -> None:
+    """Log a reduction: options, numbers, every step, and each culprit as a model."""
+    run.log_params({"model": model.name, "check": describe(check), **config.to_dict()})
+    smallest = min((len(c.nodes) for c in result.culprits), default=0)
+    run.log_metrics(
+        {
+            ("reduce", "nodes"): result.nodes,
+            ("reduce", "culprits"): len(result.culprits),
+            ("reduce", "culprit_nodes"): smallest,
+            ("reduce", "checks"): result.checks,
+            ("reduce", "seconds"): result.seconds,
+        }
+    )
+    run.log_json(result, "reduce/result.json")
+    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in journal.steps), "reduce/steps.jsonl")
+    with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
+        for number, culprit in enumerate(result.culprits if run is not NO_RUN else (), start=1):
+            path = Path(folder, f"culprit_{number}.onnx")
+            save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
+        for file in sorted(Path(folder).iterdir()):
+            run.log_file(file, f"reduce/{file.name}")

@@ -1,0 +1,77 @@
+"""How a model is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtops import errors
+from trtops.ops.model.saving import SaveConfig
+from trtops.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceConfig(Record):
+    """How a model is reduced.
+
+    Attributes:
+        mode: How the stages before the last search: ``bisect`` asks about ``log2(nodes)`` sub-models each; ``linear`` about
+            one after the other from the smallest, which also finds what a failure that comes and goes hides.
+        find: Stop at the first culprit, or find every one, also where they share nodes.
+        max_culprits: Where ``find="all"`` stops.
+        max_checks: Where the search stops with the smallest failing sub-model so far; None never does.
+        reduce_outputs: Whether nodes may be cut off at the end. Without it the model's outputs stay, nodes are cut off at
+            the beginning only, and only the *inputs* stage is gone through.
+        reduce_inputs: Whether nodes may be cut off at the beginning; likewise.
+        inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers. Or
+            ``declared``, for models that ONNX Runtime does not run: no data at all, and types and shapes as the model
+            declares them or as they can be inferred; the check must do without data.
+        data: Where the whole model's inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
+        iterations: How many random feeds.
+        seed: Seed of random data.
+        input_shapes: Shapes of inputs with dynamic dimensions, by name, for random data; 1 for each such dimension
+            unless given.
+        width: How many sub-models to check at a time.
+        memory_limit_bytes: How much of the observed values to keep in memory; the rest goes to temporary files.
+        output: Where to save the reduced model; the inputs it fails with go beside it, as ``<name>_inputs.json``.
+            Further culprits get ``_2`` and so on behind the name.
+        save_as: Where the weights of these models go; beside others than the first, in files of their names.
+        min_good: Where to save the passing sub-model that is closest in size to the culprit.
+        journal: Where answers are kept, so that a reduction that was killed can go on. Unless given they are kept beside
+            ``output``, as ``<name>_journal.jsonl``, until the reduction ends: name that file here to go on.
+        after_crash: What a sub-model counts as whose check did not end because the process died: ask again, or take it
+            for failing or passing.
+        load_replay: A debug replay of the field's tool: the smallest sub-model that failed there is tried first.
+        save_replay: Where to write such a file: with it the field's tool retraces this result without checking anything.
+    """
+
+    mode: Literal["bisect", "linear"] = "bisect"
+    find: Literal["first", "all"] = "first"
+    max_culprits: int = 100
+    max_checks: int | None = None
+    reduce_outputs: bool = True
+    reduce_inputs: bool = True
+    inputs: Literal["real", "random", "declared"] = "real"
+    data: str | None = None
+    iterations: int = 1
+    seed: int = 1
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    width: int = 1
+    memory_limit_bytes: int = 2 << 30
+    output: str | None = None
+    save_as: SaveConfig = field(default_factory=SaveConfig)
+    min_good: str | None = None
+    journal: str | None = None
+    after_crash: Literal["retry", "fail", "pass"] = "retry"
+    load_replay: str | None = None
+    save_replay: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.reduce_outputs or self.reduce_inputs):
+            raise errors.ConfigError(
+                "Neither outputs nor inputs may be reduced: nothing is left to do. Allow one of them."
+            )
+        for name in ("width", "max_culprits", "max_checks", "iterations"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")

@@ -1,0 +1,218 @@
+"""Repeat: make something, let a command judge it, and sort what it left into good and bad, again and again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trtops import errors
+from trtops.ops.judging.command import CommandCheck, run_group
+from trtops.ops.judging.submodel import CheckOutcome
+from trtops.record import Record
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatConfig(Record):
+    """When to stop, and what to keep.
+
+    Attributes:
+        until: Stop after so many, or after the first good or bad one.
+        artifacts: Files to sort after each iteration. They are moved to ``good/`` and ``bad/`` below ``folder``, their
+            names with the time and the iteration in them.
+        folder: Where those are.
+        intermediate: The file that the command reads, removed in the end unless ``keep_intermediate``.
+        keep_intermediate: Whether it stays.
+        info: A file that tells the command its iteration, as JSON.
+        show: Whose output is shown: of every check, of the failing ones, or of none.
+        load_replay: A debug replay of either tool: iterations that it has answers for are not run.
+        save_replay: Where to write one, anew after each iteration.
+    """
+
+    until: int | Literal["good", "bad"]
+    artifacts: tuple[str, ...] = ()
+    folder: str = "trtops_artifacts"
+    intermediate: str | None = None
+    keep_intermediate: bool = False
+    info: str | None = None
+    show: Literal["all", "failing", "none"] = "failing"
+    load_replay: str | None = None
+    save_replay: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatStep(Record):
+    """One iteration.
+
+    Attributes:
+        number: Counts from 0.
+        verdict: ``good``, ``bad`` or ``error``: another failure than the one that is meant, sorted with the bad ones.
+        detail: Why it is not good.
+        output: What the command printed, as far as it is to be shown.
+    """
+
+    number: int
+    verdict: Literal["good", "bad", "error"]
+    detail: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatResult(Record):
+    """What came out.
+
+    Attributes:
+        steps: Every iteration.
+    """
+
+    steps: tuple[RepeatStep, ...]
+
+    def count(self, verdict: str) -> int:
+        """How many iterations came to a verdict."""
+        return sum(step.verdict == verdict for step in self.steps)
+
+
+def repeat(
+    make: Callable[[int], object],
+    check: CommandCheck | None,
+    config: RepeatConfig,
+    *,
+    ask: Callable[[int], bool] | None = None,
+    progress: Callable[[RepeatStep], None] | None = None,
+) -> RepeatResult:
+    """Iterate.
+
+    Args:
+        make: Makes what is judged; gets the iteration's number. What it raises of a back end's errors is a verdict,
+            ``error``, unless it says that no such thing can be made here.
+        check: The command that judges; it reads a file that ``make`` wrote.
+        config: When to stop, and what to keep.
+        ask: Judges in place of a command: whether it is good.
+        progress: Told after each iteration.
+
+    Raises:
+        ConfigError: If there is neither a check nor somebody to ask, or the check cannot be run.
+    """
+    if check is None and ask is None:
+        raise errors.ConfigError("There is nothing to judge by. Give a check: --check <command>.")
+    steps: list[RepeatStep] = []
+    answers = _answers(config)
+    try:
+        for number in _numbers(config, steps):
+            step = answers.get(number) or iterate(number, make, check, config, ask)
+            steps.append(step)
+            _save_replay(config, steps)
+            if progress is not None:
+                progress(step)
+    finally:
+        finish(config)
+    return RepeatResult(steps=tuple(steps))
+
+
+def finish(config: RepeatConfig) -> None:
+    """Remove what is not to stay."""
+    if config.intermediate is not None and not config.keep_intermediate:
+        Path(config.intermediate).unlink(missing_ok=True)
+    if config.info is not None:
+        Path(config.info).unlink(missing_ok=True)
+
+
+def _answers(config: RepeatConfig) -> dict[int, RepeatStep]:
+    """The answers of an earlier run, by number."""
+    if config.load_replay is None:
+        return {}
+    from trtops.ops.search.replays import load_replay
+
+    return {
+        number: RepeatStep(number=number, verdict="good" if context.success else "bad", detail="from the replay")
+        for number, context in enumerate(load_replay(Path(config.load_replay)).values())
+    }
+
+
+def _save_replay(config: RepeatConfig, steps: Sequence[RepeatStep]) -> None:
+    if config.save_replay is None:
+        return
+    from trtops.json import save_json
+    from trtops.ops.search.replays import IterationContext
+
+    replay = {
+        f"_N{step.number}": IterationContext({}, {"iteration": step.number}, step.verdict == "good") for step in steps
+    }
+    save_json(replay, config.save_replay, "debug replay")
+
+
+def _numbers(config: RepeatConfig, steps: list[RepeatStep]) -> Iterator[int]:
+    number = 0
+    while number != config.until and not (steps and _reached(config.until, steps[-1])):
+        yield number
+        number += 1
+
+
+def _reached(until: object, step: RepeatStep) -> bool:
+    return (until == "good" and step.verdict == "good") or (until == "bad" and step.verdict != "good")
+
+
+def iterate(
+    number: int,
+    make: Callable[[int], object],
+    check: CommandCheck | None,
+    config: RepeatConfig,
+    ask: Callable[[int], bool] | None = None,
+) -> RepeatStep:
+    """One iteration: make, judge, sort; see :func:`repeat`."""
+    step = _judged(number, make, check, config, ask)
+    _sort(config, step)
+    return step
+
+
+def _judged(
+    number: int,
+    make: Callable[[int], object],
+    check: CommandCheck | None,
+    config: RepeatConfig,
+    ask: Callable[[int], bool] | None,
+) -> RepeatStep:
+    if config.info is not None:
+        Path(config.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
+    try:
+        make(number)
+    except (errors.BackendUnavailableError, errors.UnsupportedFeatureError):  # not of this build: all would fail so
+        raise
+    except errors.BackendError as exc:
+        return RepeatStep(number=number, verdict="error", detail=str(exc))
+    if check is None:
+        assert ask is not None
+        return RepeatStep(number=number, verdict="good" if ask(number) else "bad")
+    with tempfile.TemporaryFile() as output:
+        code = run_group(list(check.command), output, check.timeout_seconds)
+        output.seek(0)
+        printed = output.read().decode(errors="replace")
+    outcome: CheckOutcome = check.judge(code, printed)
+    verdict: Literal["good", "bad", "error"] = (
+        "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
+    )
+    shown = config.show == "all" or (config.show == "failing" and verdict != "good")
+    return RepeatStep(
+        number=number, verdict=verdict, detail=outcome.detail.split("\n")[0], output=printed if shown else ""
+    )
+
+
+def _sort(config: RepeatConfig, step: RepeatStep) -> None:
+    """Move what an iteration left to where it belongs; what it did not leave is said and passed over."""
+    place = Path(config.folder) / ("good" if step.verdict == "good" else "bad")
+    for name in config.artifacts:
+        path = Path(name)
+        if not path.exists():
+            log.warning("%s was not there after iteration %d; it is passed over", name, step.number)
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        shutil.move(path, place / f"{path.stem}_{stamp}_N{step.number}{path.suffix}")

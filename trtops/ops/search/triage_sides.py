@@ -1,0 +1,219 @@
+"""The two sides that triage compares: what runs a model, with more and other tensors as outputs each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from trtops.backend.base import BaseRunner, Build, Feed
+from trtops.backend.onnx import external, shapes
+from trtops.backend.onnx.copying import copy_model, put_small
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
+from trtops.backend.onnx.submodel import Cutter
+from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.spec import BuildConfig
+
+MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
+"""Makes a runner of a model, whose outputs may be any tensors of the whole one. The model is to be read at activation."""
+
+_UNKNOWN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A side that computes in 16 bit, rounded on the CPU as a GPU rounds; see :mod:`trtops.backend.onnx.emulate`.
+
+    Attributes:
+        to: The precision.
+        exclude: Nodes that stay in FP32.
+    """
+
+    to: LowPrecision
+    exclude: Sequence[str] = ()
+
+    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
+        """A runner of the model in that precision."""
+        from trtops.backend.onnx.emulate import emulate_low_precision
+        from trtops.ops.judging.submodel import onnxruntime_runner
+
+        low = lower_precision(model, self.to, exclude=self.exclude).model
+        emulate_low_precision(low)
+        return onnxruntime_runner(low)
+
+
+def reference(model: onnx.ModelProto) -> BaseRunner:
+    """A side that computes the model as it is: ONNX Runtime without optimizations."""
+    from trtops.backend.onnxrt.observe import SessionFromMemory
+    from trtops.backend.onnxrt.runner import OnnxrtRunner
+
+    return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
+
+
+class Built:
+    """A side that builds engines; knows the layers of the first, which observes nothing, by node and by tensor."""
+
+    def __init__(self, config: BuildConfig) -> None:
+        self.config = config
+        self.layers: dict[str, str] = {}
+
+    def __call__(self, model: onnx.ModelProto) -> BaseRunner:
+        """Build an engine, and make a runner of it."""
+        from trtops.backend.engines import engine_backend
+
+        backend = engine_backend(self.config.backend)
+        build: Build = backend.build(Model.from_proto(model), self.config)
+        for layer in () if self.layers else build.layers:
+            text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
+            for name in (*layer.onnx_nodes, *layer.outputs):
+                self.layers.setdefault(name, text)
+        return backend.runner(build.engine, self.config.backend)
+
+    def layer_of(self, tensor: str, node: str) -> str:
+        """The layer that makes a tensor or holds a node; empty if it is not told."""
+        return self.layers.get(tensor) or self.layers.get(node, "")
+
+
+class Sides:
+    """Both sides of a comparison, with tensors observed as asked."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        actual: MakeRunner,
+        golden: MakeRunner,
+        feeds: Sequence[Feed],
+        tolerances: Tolerances,
+    ) -> None:
+        self.model = model
+        self.actual = actual
+        self.golden = golden
+        self.feeds = feeds
+        self.tolerances = tolerances
+        self.cutter = Cutter(model)
+        self.own = [value.name for value in model.graph.output]
+        self.declared = _declared(model, feeds[0])
+        self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
+        self.right: list[dict[str, Any]] | None = None
+        self.passes = 0
+
+    @property
+    def tensors(self) -> list[str]:
+        """All tensors that can be observed, in order of execution."""
+        return list(self.makers)
+
+    def windows(self, limit: int) -> Iterator[list[str]]:
+        """The tensors in runs whose arrays are within a limit, as far as their sizes are known."""
+        window: list[str] = []
+        total = 0
+        for name in self.tensors:
+            size = self._bytes(name) * len(self.feeds)
+            if window and total + size > limit:
+                yield window
+                window, total = [], 0
+            window.append(name)
+            total += size
+        if window:
+            yield window
+
+    def compare(self, observed: Sequence[str]) -> tuple[ComparisonReport, dict[str, Size]]:
+        """Run both sides with these tensors as outputs beside the model's own; also how large the reference's are."""
+        self.passes += 1
+        names = list(dict.fromkeys([*self.own, *observed]))
+        outputs = self.model.graph.output
+        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
+        outputs.extend(self.declared.get(n) or onnx.ValueInfoProto(name=n) for n in names[len(self.own) :])
+        try:
+            golden = self._run(self.golden)
+            actual = self._run(self.actual)
+        finally:
+            del outputs[:]
+            outputs.extend(kept)
+        self.right = [{name: arrays[name] for name in self.own} for arrays in golden]
+        sizes = {name: Size.of([arrays[name] for arrays in golden]) for name in golden[0]}
+        return compare_outputs(actual, golden, self.tolerances), sizes
+
+    def run_unobserved(self) -> list[dict[str, Any]]:
+        """The model's own outputs of the side under test, with nothing observed."""
+        return self._run(self.actual)
+
+    def judge_unobserved(self, outputs: list[dict[str, Any]]) -> ComparisonReport:
+        """Compare these with the side that is right; what that gives does not depend on what is observed."""
+        golden = self._run(self.golden) if self.right is None else self.right
+        return compare_outputs(outputs, golden, self.tolerances)
+
+    def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
+        with make(self.model) as runner:
+            if len(self.feeds) == 1:
+                return [dict(runner.infer(self.feeds[0]))]
+            return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]
+
+    def _bytes(self, name: str) -> int:
+        value = self.declared.get(name)
+        if value is None or not value.type.tensor_type.HasField("shape"):
+            return _UNKNOWN_BYTES
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        if len(dims) < len(value.type.tensor_type.shape.dim):
+            return _UNKNOWN_BYTES
+        tensor = onnx.TensorProto(data_type=value.type.tensor_type.elem_type, dims=dims)
+        return external.expected_bytes(tensor) or _UNKNOWN_BYTES
+
+
+def _declared(model: onnx.ModelProto, feed: Feed) -> dict[str, onnx.ValueInfoProto]:
+    """Types and shapes of a model's tensors for a feed, as far as they can be inferred."""
+    bare = copy_model(model, put_small(4096))
+    for value in bare.graph.input:
+        if value.name in feed and value.type.WhichOneof("value") == "tensor_type":
+            element = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, element, np.asarray(feed[value.name]).shape))
+    shapes.infer_shapes(bare)
+    return shapes.values(bare.graph)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a tensor is in the reference, over all feeds.
+
+    Attributes:
+        magnitude: Largest absolute value that is finite; 0 for text and for none.
+        norm: Euclidean norm; NaN or infinite if a value is.
+    """
+
+    magnitude: float = 0.0
+    norm: float = 0.0
+
+    @classmethod
+    def of(cls, arrays: Sequence[Any]) -> Size:
+        """The size of one tensor in each feed."""
+        return cls(max(map(_magnitude, arrays)), math.sqrt(sum(map(_square, arrays))))
+
+
+def _square(array: Any) -> float:
+    """The sum of an array's squares; 0 for text."""
+    flat = np.asarray(array).reshape(-1)
+    if flat.dtype.kind not in "fiub":
+        return 0.0
+    if flat.dtype == np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            quick = float(np.dot(flat, flat))
+        if 0 < quick < math.inf:
+            return quick
+    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
+
+
+def _magnitude(array: Any) -> float:
+    """The largest finite magnitude in an array; 0 for text and for none."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiu" or not array.size:
+        return 0.0
+    largest = max(float(array.max()), -float(array.min()))
+    if math.isfinite(largest):
+        return largest
+    finite = array[np.isfinite(array)]
+    return float(np.abs(finite).max(initial=0))

@@ -1,0 +1,127 @@
+"""The connection to an embedded store or a server: calls that are tried again, and whose errors are ours."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trtops.tracking.location import Store, resolve
+from trtops.tracking.mlflow.embedded import ensure_store
+from trtops.tracking.mlflow.installed import library, translated, without_password
+from trtops.tracking.writer import Scratch
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+_BATCH_ITEMS = 100
+_BATCH_BYTES = 600_000
+"""MLflow's server takes 100 params or tags and 1 MB of JSON at a time."""
+
+
+class Connection:
+    """MLflow's client over a location. Safe to use from any thread, and from children made by ``fork``.
+
+    Args:
+        location: As :class:`trtops.tracking.mlflow.MlflowTracker` takes it.
+
+    Attributes:
+        store: The embedded store; None for a server.
+        location: The address that MLflow knows it by.
+        shown: The same without a password, for messages.
+        client: MLflow's client; call it through :meth:`call`.
+        downloads: A folder for what is fetched from a server.
+
+    Raises:
+        StoreError: If the store cannot be used as it is.
+    """
+
+    def __init__(self, location: str | Path | Store | None = None) -> None:
+        where = location if isinstance(location, Store) else resolve(location)
+        self.store = ensure_store(where) if isinstance(where, Store) else None
+        self.location = self.store.uri if self.store else str(where)
+        self.shown = without_password(self.location)
+        self.client: MlflowClient = library().MlflowClient(tracking_uri=self.location, registry_uri=self.location)
+        self._pid = os.getpid()
+        self.downloads = Scratch()
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call MLflow; what can be tried again is, what goes wrong is one of our errors.
+
+        Raises:
+            TrackingUnavailableError: If the store was locked, or the server not there, every time.
+            TrackingError: Another one, for whatever else MLflow raises.
+        """
+        import requests
+        from mlflow.exceptions import MlflowException
+
+        self._mind_fork()
+        for attempt in range(_ATTEMPTS):
+            try:
+                return function(*args, **kwargs)
+            except (MlflowException, requests.RequestException) as exc:
+                error = translated(exc, self.shown)
+                if not error.transient or attempt == _ATTEMPTS - 1:
+                    raise error from exc
+            time.sleep(0.2 * 4**attempt)
+        raise AssertionError("unreachable")
+
+    def log_batch(
+        self,
+        run_id: str,
+        *,
+        metrics: Mapping[str, tuple[float, int]] | None = None,
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Log what is already in MLflow's terms; metrics as value and timestamp in milliseconds."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        # Tags hold the rest of whatever was cut elsewhere, so they go first.
+        for tag_batch in _batches(tags or {}):
+            self.call(self.client.log_batch, run_id, tags=[RunTag(k, v) for k, v in tag_batch])
+        for param_batch in _batches(params or {}):
+            self.call(self.client.log_batch, run_id, params=[Param(k, v) for k, v in param_batch])
+        if metrics:
+            self.call(self.client.log_batch, run_id, metrics=[Metric(k, v, t, 0) for k, (v, t) in metrics.items()])
+
+    def end(self, run_id: str, status: str) -> None:
+        """Set how a run ended, in MLflow's terms."""
+        self.call(self.client.set_terminated, run_id, status)
+
+    def give_reserve(self) -> None:
+        """Give reserved space back to a full disk, where it is ours to give."""
+        if self.store:
+            self.store.give_reserve()
+
+    def url(self, experiment_id: str, run_id: str) -> str:
+        """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
+        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}"
+
+    def _mind_fork(self) -> None:
+        """Forget the database connections that a child inherited: SQLite's cannot be shared."""
+        if self._pid != os.getpid():
+            engine = getattr(self.client._tracking_client.store, "engine", None)
+            if engine is not None:
+                engine.dispose(close=False)
+            self._pid = os.getpid()
+
+
+def _batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """Items in groups that fit into one request, each character counted as the six bytes that JSON may need."""
+    batch: list[tuple[str, str]] = []
+    size = 0
+    for key, value in items.items():
+        bytes_ = 6 * (len(key) + len(value)) + 32
+        if batch and (len(batch) == _BATCH_ITEMS or size + bytes_ > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += bytes_
+    if batch:
+        yield batch
