@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
-from flows.convert import BACKENDS
 from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.calibration.histogram import Algorithm
 from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
+from trtops.spec import BackendName
 
 
 @trtops_task(name="calibrate-model")
@@ -43,7 +43,7 @@ def calibrate(
     config: Annotated[CalibrateConfig | None, config_flag] = None,
     *,
     algorithm: Algorithm | None = None,
-    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    backend: BackendName | None = None,
     batch: int | None = None,
     samples: int | None = None,
     check_data: str | None = None,
@@ -75,9 +75,7 @@ def calibrate(
         TrtopsError: If no verdict could be reached. What was collected by then is in the run that is marked failed.
     """
     config = CalibrateConfig() if config is None else config
-    build, check = config.build, config.check
-    if backend is not None and backend != build.backend:
-        build = replace(build, options=BACKENDS[backend]())
+    build, check = config.build.on_backend(backend), config.check
     if keep is not None:
         build = replace(build, keep=keep)
     check = replace(check, data=check_data or check.data, labels=labels or check.labels)

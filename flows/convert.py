@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
@@ -17,9 +17,7 @@ from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
-from trtops.spec import OnnxRuntimeOptions, Precision, TensorRTOptions
-
-BACKENDS = {"onnxruntime": OnnxRuntimeOptions, "tensorrt": TensorRTOptions}
+from trtops.spec import BackendName, Precision
 
 
 @trtops_task(name="convert-model")
@@ -35,7 +33,7 @@ def convert(
     config: Annotated[ConvertConfig | None, config_flag] = None,
     *,
     precision: Precision | None = None,
-    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    backend: BackendName | None = None,
     data: str | None = None,
     experiment: str | None = None,
     rebuild: bool | None = None,
@@ -58,11 +56,9 @@ def convert(
         TrtopsError: If no verdict could be reached; the MLflow run is marked failed with the message.
     """
     config = ConvertConfig() if config is None else config
-    build, check = config.build, config.check
+    build, check = config.build.on_backend(backend), config.check
     if precision is not None:
         build = replace(build, precision=precision)
-    if backend is not None and backend != build.backend:
-        build = replace(build, options=BACKENDS[backend]())
     if data is not None:
         check = replace(check, data=data)
     config = replace(config, build=build, check=check, rebuild=config.rebuild if rebuild is None else rebuild)

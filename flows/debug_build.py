@@ -20,7 +20,6 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
-from flows.convert import BACKENDS
 from flows.progress import progress
 from flows.spread import spread
 from flows.tasks import flow_tags, tracker, trtops_flow
@@ -28,7 +27,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.opened import open_campaign
-from trtops.spec import Precision
+from trtops.spec import BackendName, Precision
 
 _EVERY = 1.0  # seconds between updates of the artifact, each of which is a request
 
@@ -41,7 +40,7 @@ def debug_build(
     resume: str | None = None,
     until: int | Literal["good", "bad", "decided"] | None = None,
     precision: Precision | None = None,
-    backend: Literal["onnxruntime", "tensorrt"] | None = None,
+    backend: BackendName | None = None,
     data: str | None = None,
     by_lot: bool | None = None,
     parallel: int | None = None,
@@ -72,9 +71,9 @@ def debug_build(
     if resume is not None and config is None:
         config = open_campaign(tracker(), resume, model=model).config
     config = DebugBuildConfig() if config is None else config
-    build = config.build if precision is None else replace(config.build, precision=precision)
-    if backend is not None and backend != build.backend:
-        build = replace(build, options=BACKENDS[backend]())
+    build = config.build.on_backend(backend)
+    if precision is not None:
+        build = replace(build, precision=precision)
     config = replace(
         config,
         build=build,

@@ -158,7 +158,13 @@ def _without_unused(options: dict[str, JSONValue]) -> dict[str, JSONValue]:
     return {name: value for name, value in options.items() if name not in _LATER or value != _LATER[name]}
 
 
+BackendName: TypeAlias = Literal["onnxruntime", "tensorrt"]
 BackendOptions: TypeAlias = "OnnxRuntimeOptions | TensorRTOptions"
+OPTIONS: dict[BackendName, type[OnnxRuntimeOptions | TensorRTOptions]] = {
+    "onnxruntime": OnnxRuntimeOptions,
+    "tensorrt": TensorRTOptions,
+}
+"""Which options choose which back end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +202,12 @@ class BuildConfig(Record):
     def backend(self) -> str:
         """The back end that the options are for."""
         return self.options.kind
+
+    def on_backend(self, backend: BackendName | None) -> BuildConfig:
+        """The config for another back end, with its default options; unchanged for None, or if it is for this one already."""
+        if backend is None or backend == self.backend:
+            return self
+        return replace(self, options=OPTIONS[backend]())
 
     def deciding(self) -> JSONValue:
         """What decides the engine: calibration, and what it spares, count only for INT8."""

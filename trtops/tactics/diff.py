@@ -29,7 +29,8 @@ from trtops.tactics.findings import (
     TacticDiff,
 )
 from trtops.tactics.spelling import SPELLINGS, spell
-from trtops.tactics.table import ABSENT, VERDICTS, CampaignTable
+from trtops.tactics.table import ABSENT, CampaignTable
+from trtops.verdict import VERDICTS
 
 _WORTH_NAMING = 0.01  # guilt below which what decides a suspect is not looked for
 _WRONG_VERDICTS = 0.05  # share of verdicts that may be wrong

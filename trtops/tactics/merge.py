@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trtops.tactics.table import ABSENT, VERDICTS, CampaignTable
+from trtops.tactics.table import ABSENT, CampaignTable
+from trtops.verdict import VERDICTS
 
 
 def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> CampaignTable:

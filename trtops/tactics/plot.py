@@ -9,7 +9,8 @@ import numpy as np
 
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.spelling import spell
-from trtops.tactics.table import VERDICTS, CampaignTable
+from trtops.tactics.table import CampaignTable
+from trtops.verdict import VERDICTS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

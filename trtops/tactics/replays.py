@@ -17,7 +17,8 @@ from typing import Any
 from trtops import errors
 from trtops.record import sha256_file
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
-from trtops.tactics.table import CampaignTable, Verdict
+from trtops.tactics.table import CampaignTable
+from trtops.verdict import Verdict
 
 
 @dataclass(frozen=True)

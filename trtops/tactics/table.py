@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,13 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.record import Record, to_jsonable
 from trtops.tactics.record import TacticRecord, TensorFormat
+from trtops.verdict import VERDICTS, Verdict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Verdict: TypeAlias = Literal["good", "bad", "error"]
 Codes: TypeAlias = npt.NDArray[np.int32]
 
-VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error")
 ABSENT = -1
 """The code of a layer or setting that a build does not have."""
 

@@ -24,9 +24,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record
+from trtops.verdict import Verdict as Verdict
 
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
-Verdict: TypeAlias = Literal["good", "bad", "error"]
 MetricName: TypeAlias = tuple[str, ...]
 
 

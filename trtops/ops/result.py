@@ -1,0 +1,96 @@
+"""What the result of every op has: a verdict, a page for people, and the run that remembers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtops.record import Record
+from trtops.tracking import schema
+from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict, tracked
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_LONGEST_NAME = 250  # characters that stores take for a run's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpResult(Record):
+    """The base of all results of ops that judge something.
+
+    A subclass has a ``verdict``, as a field or as a property that follows from its fields; it writes :meth:`body`, and
+    :attr:`headline` where there is more to say than the verdict.
+
+    Attributes:
+        title: What was done, and to what: ``convert model.onnx``. Stays the same when it is done again.
+        run_id: The run that holds everything; empty if none does.
+        url: Where a person can look at the run; empty if nowhere, since no run was kept or it ends with this process.
+        experiment: The run's experiment.
+    """
+
+    title: str = ""
+    run_id: str = ""
+    url: str = ""
+    experiment: str = ""
+
+    if TYPE_CHECKING:
+        # At run time there is no such attribute here: a dataclass would take it for the default of a subclass's field.
+        @property
+        def verdict(self) -> Verdict:
+            """``good`` if nothing was found wrong, ``bad`` if something was, ``error`` if that could not be told."""
+
+    @property
+    def headline(self) -> str:
+        """The outcome in a few words, for the page's heading."""
+        return self.verdict
+
+    def body(self) -> Iterable[str]:
+        """Lines of Markdown below the heading: reasons, numbers, tables."""
+        raise NotImplementedError
+
+    def page(self) -> str:
+        """The result as a page of Markdown: heading, :meth:`body`, and the way to the run where a person can look at it."""
+        lines = [f"# {self.title}: {self.headline}", "", *self.body()]
+        if self.url:
+            run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
+            lines += ["", f"MLflow run {run} in experiment `{self.experiment}`."]
+        return "\n".join(lines)
+
+    def kept_in(self, run: Run, experiment: str) -> Self:
+        """The result with its run written in; unchanged if the run keeps nothing."""
+        return self if run is NO_RUN else replace(self, run_id=run.id, url=run.url, experiment=experiment)
+
+
+@contextmanager
+def op_run(
+    tracker: Tracker | None,
+    experiment: str,
+    name: str,
+    *,
+    kind: str,
+    model: str | Path | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+) -> Iterator[Run]:
+    """The run of one call of an op, ended as :func:`trtops.tracking.base.tracked` ends it.
+
+    Args:
+        tracker: The memory; None keeps nothing, and the run takes everything without a word.
+        experiment: The experiment's name.
+        name: The run's name; cut where it is longer than stores take.
+        kind: What the run is of (:data:`trtops.tracking.schema.KINDS`).
+        model: The model file, whose absolute path becomes a tag.
+        tags: Further tags.
+        parent: Id of a parent run.
+    """
+    if tracker is None:
+        yield NO_RUN
+        return
+    with tracked(tracker, experiment, name[:_LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
+        if model is not None:
+            run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
+        yield run
