@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
 from trtops.backend.runner import ValueOrCallable as ValueOrCallable
-from trtops.record import JSONValue
+from trtops.record import JSONValue, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -49,6 +49,26 @@ class Caches:
         """Digest of what is denied in an environment; None if nothing is."""
         here = self.denied.here(environment)
         return here.digest if here.entries else None
+
+    def spec(
+        self, model_sha256: str, config: BuildConfig, environment: Environment, data_sha256: str | None = None
+    ) -> BuildSpec:
+        """What is asked for when a model is built with these caches; all specs are made here.
+
+        Args:
+            model_sha256: Digest of the model's content.
+            config: How to build.
+            environment: Where: what is denied elsewhere does not count.
+            data_sha256: Digest of the calibration data, where INT8 is calibrated by it and not by a cache.
+        """
+        return BuildSpec(
+            model_sha256=model_sha256,
+            config=config,
+            timing_cache_sha256=None if self.timing is None else sha256(self.timing),
+            calibration_sha256=data_sha256 if self.calibration is None else sha256(self.calibration),
+            replay_sha256=None if self.replay is None else self.replay.digest,
+            denied_sha256=self.denied_sha256(environment),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

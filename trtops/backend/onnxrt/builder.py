@@ -29,8 +29,7 @@ from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
-from trtops.record import sha256
-from trtops.spec import BuildConfig, BuildSpec, Environment, OnnxRuntimeOptions
+from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
@@ -127,7 +126,7 @@ class OnnxRuntimeBackend:
         if caches.replay is not None:
             _check_followed(caches.replay, record)
         return Build(
-            spec=_spec(model, config, caches, rewritten, environment),
+            spec=caches.spec(model.info.sha256, config, environment, rewritten.data_sha256),
             engine=pack(
                 content,
                 choice.candidate,
@@ -262,20 +261,6 @@ def _rewrite_int8(
         )
     quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
-
-
-def _spec(
-    model: Model, config: BuildConfig, caches: Caches, rewritten: _Rewritten, environment: Environment
-) -> BuildSpec:
-    given = caches.calibration
-    return BuildSpec(
-        model_sha256=model.info.sha256,
-        config=config,
-        timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
-        calibration_sha256=rewritten.data_sha256 if given is None else sha256(given),
-        replay_sha256=None if caches.replay is None else caches.replay.digest,
-        denied_sha256=caches.denied_sha256(environment),
-    )
 
 
 @dataclass(frozen=True)

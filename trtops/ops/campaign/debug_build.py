@@ -23,7 +23,6 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate
 from trtops.ops.campaign.locks import held
-from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import collect
 from trtops.record import Record, sha256
 from trtops.tactics.diff import diff
@@ -435,8 +434,7 @@ def _golden_results(model: Model, config: DebugBuildConfig) -> RunResults:
     check = config.check
     if check.golden is not None:
         return RunResults.load(check.golden)
-    inputs = TensorMetadata.of(model.info.inputs)
-    feeds = open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
+    feeds = check.open(TensorMetadata.of(model.info.inputs))
     with reference_runner(model, name="golden") as runner:
         return collect(runner, feeds)
 

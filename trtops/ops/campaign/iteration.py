@@ -22,12 +22,12 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
+from trtops.ops.engines.job import BuildJob, calibration_feeds, read_cache_file
 from trtops.ops.judging.command import CommandCheck, run_group
-from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, default_tolerances, judge, log_judgement
+from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.record import Record, sha256
-from trtops.spec import BuildConfig, BuildSpec
+from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict, incomplete, tracked
@@ -157,33 +157,19 @@ def _build(
     environment = backend.environment()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
     denied = deny_list(tracker, environment) if config.mind_deny_list and order.replay is None else Caches().denied
-    caches = Caches(calibration=_calibration_cache(config, order.build), replay=order.replay, denied=denied)
-    spec = BuildSpec(
-        model_sha256=model.info.sha256,
-        config=order.build,
-        calibration_sha256=None if caches.calibration is None else sha256(caches.calibration),
-        replay_sha256=None if order.replay is None else order.replay.digest,
-        denied_sha256=caches.denied_sha256(environment),
+    int8 = order.build.precision == "int8"
+    ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None
+    job = BuildJob.prepare(
+        model,
+        order.build,
+        environment,
+        caches=Caches(calibration=ranges, replay=order.replay, denied=denied),
+        calibration=calibration_feeds(model, config.calibration_data, config.check),
     )
-    builds.log_spec(run, spec, environment, reusable=False)  # known before the build, should it crash
-    feeds = None
-    if order.build.precision == "int8" and caches.calibration is None:
-        source = config.calibration_data or config.check.data
-        feeds = open_feeds(source, TensorMetadata.of(model.info.inputs)).first(order.build.calibration_samples)
-    build = backend.build(model, order.build, caches=caches, calibration_data=feeds)
+    builds.log_spec(run, job.spec, environment, reusable=False)  # known before the build, should it crash
+    build = job.build(backend)
     builds.log_build(run, build, backend.engine_suffix)
     return build
-
-
-def _calibration_cache(config: DebugBuildConfig, build: BuildConfig) -> bytes | None:
-    if build.precision != "int8" or config.calibration_cache is None:
-        return None
-    try:
-        return Path(config.calibration_cache).read_bytes()
-    except OSError as exc:
-        raise errors.ConfigError(
-            f"calibration_cache={config.calibration_cache!r} cannot be read: {exc.strerror}."
-        ) from None
 
 
 def _verdict(
@@ -218,8 +204,8 @@ def judge_in_child(
     engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str
 ) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it."""
-    tolerances = check.tolerances or default_tolerances(build.precision)
-    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    tolerances = tolerances_for(build.precision, check.tolerances)
+    feeds = check.open(TensorMetadata.of(model.info.inputs))
     with engine_backend(engine.backend).runner(engine) as runner:
         judgement, outputs, expected = judge(runner, _golden(golden), feeds, check, tolerances)
     if check.plots == "never" or (check.plots == "bad" and judgement.report.verdict == "good"):
@@ -233,8 +219,8 @@ def compare_in_child(
     engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
 ) -> tuple[Judgement, Judgement]:
     """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
-    tolerances = check.tolerances or default_tolerances(build.precision)
-    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    tolerances = tolerances_for(build.precision, check.tolerances)
+    feeds = check.open(TensorMetadata.of(model.info.inputs))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
         if check.golden is not None:
@@ -251,7 +237,7 @@ def errors_in_child(
     engine: Engine, model: Model, check: CheckConfig, golden: str, runs: int, statistic: str
 ) -> list[float]:
     """The worst output's error of each of several runs of one engine, against golden outputs."""
-    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    feeds = check.open(TensorMetadata.of(model.info.inputs))
     found = []
     with engine_backend(engine.backend).runner(engine) as runner:
         for _ in range(runs):
@@ -326,5 +312,5 @@ def check_engine(
 def _save_inputs(check: CheckConfig, model: Model, path: Path) -> None:
     from trtops.json import save_json
 
-    feeds = open_feeds(check.data, TensorMetadata.of(model.info.inputs), iterations=check.iterations, seed=check.seed)
+    feeds = check.open(TensorMetadata.of(model.info.inputs))
     save_json([dict(feed) for feed in feeds], str(path), "inputs of the check")

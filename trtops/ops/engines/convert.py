@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
@@ -16,10 +15,10 @@ from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.judging.feeds import Feeds, open_feeds
-from trtops.ops.judging.judgement import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.ops.engines.job import BuildJob, calibration_feeds, read_cache_file
+from trtops.ops.judging.judgement import CheckConfig, Judgement, judge, log_judgement, tolerances_for
 from trtops.record import Record, sha256
-from trtops.spec import BuildConfig, BuildSpec, Environment
+from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict, tracked
@@ -149,19 +148,20 @@ def _backend(config: ConvertConfig) -> Iterator[EngineBackend]:
 def _convert_with(
     backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str
 ) -> ConvertResult:
-    job = _Job.prepare(model, config, backend, tracker)
+    job = _prepared_job(model, config, backend, tracker)
+    feeds = config.check.open(TensorMetadata.of(model.info.inputs))
     builds.log_spec(run, job.spec, job.environment)
-    build, reused_from = job.build_or_reuse(tracker, run)
+    build, reused_from = _build_or_reuse(job, config, backend, tracker, run)
     if reused_from is None:
         if isinstance(backend, IsolatedBackend):
-            backend.first_inference(build.engine, next(iter(job.feeds)))
+            backend.first_inference(build.engine, next(iter(feeds)))
         builds.log_build(run, build, backend.engine_suffix)
         if config.keep_model:
             for file in model.files():
                 run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
     else:
         builds.log_reuse(run, build, reused_from)
-    judgement, outputs, golden = _judge(model, build, backend, job.feeds, config)
+    judgement, outputs, golden = _judge(model, build, backend, feeds, config)
     log_judgement(run, judgement)
     verdict = judgement.report.verdict
     if config.check.plots == "always" or (config.check.plots == "bad" and verdict == "bad"):
@@ -183,56 +183,25 @@ def _convert_with(
     )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A build made ready: everything that decides it is read and has its digest."""
+def _prepared_job(model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> BuildJob:
+    environment, caches = backend.environment(), read_caches(config)
+    if config.mind_deny_list:
+        caches = replace(caches, denied=deny_list(tracker, environment))
+    calibration = calibration_feeds(model, config.calibration_data, config.check)
+    return BuildJob.prepare(model, config.build, environment, caches=caches, calibration=calibration)
 
-    model: Model
-    config: ConvertConfig
-    backend: EngineBackend
-    environment: Environment
-    feeds: Feeds
-    calibration: Feeds | None
-    caches: Caches
-    spec: BuildSpec
 
-    @classmethod
-    def prepare(cls, model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> _Job:
-        inputs = TensorMetadata.of(model.info.inputs)
-        check = config.check
-        feeds = open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
-        environment, caches = backend.environment(), read_caches(config)
-        if config.mind_deny_list:
-            caches = replace(caches, denied=deny_list(tracker, environment))
-        calibration = None
-        calibration_sha256 = None
-        if config.build.precision == "int8":
-            if caches.calibration is not None:
-                calibration_sha256 = sha256(caches.calibration)
-            else:
-                source = feeds if config.calibration_data is None else open_feeds(config.calibration_data, inputs)
-                calibration = source.first(config.build.calibration_samples)
-                calibration_sha256 = calibration.digest()
-        spec = BuildSpec(
-            model_sha256=model.info.sha256,
-            config=config.build,
-            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
-            calibration_sha256=calibration_sha256,
-            replay_sha256=None if caches.replay is None else caches.replay.digest,
-            denied_sha256=caches.denied_sha256(environment),
-        )
-        return cls(model, config, backend, environment, feeds, calibration, caches, spec)
-
-    def build_or_reuse(self, tracker: Tracker, run: Run) -> tuple[Build, str | None]:
-        """The build, and the run it was taken from if it was not made now."""
-        if not self.config.rebuild:
-            stored = builds.find_build(tracker, builds.build_key(self.spec, self.environment))
-            if stored is not None:
-                log.info("Reusing the engine of run %s: same spec, same environment.", stored.info.id)
-                return builds.load_build(stored), stored.info.id
-        run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in self.backend.device_state().items()})
-        build = self.backend.build(self.model, self.config.build, caches=self.caches, calibration_data=self.calibration)
-        return replace(build, spec=self.spec), None
+def _build_or_reuse(
+    job: BuildJob, config: ConvertConfig, backend: EngineBackend, tracker: Tracker, run: Run
+) -> tuple[Build, str | None]:
+    """The build, and the run it was taken from if it was not made now."""
+    if not config.rebuild:
+        stored = builds.find_build(tracker, builds.build_key(job.spec, job.environment))
+        if stored is not None:
+            log.info("Reusing the engine of run %s: same spec, same environment.", stored.info.id)
+            return builds.load_build(stored), stored.info.id
+    run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+    return replace(job.build(backend), spec=job.spec), None
 
 
 def read_caches(config: ConvertConfig) -> Caches:
@@ -242,28 +211,19 @@ def read_caches(config: ConvertConfig) -> Caches:
         ConfigError: If one does not exist.
         FormatError: If the tactic record cannot be read.
     """
-    replay = _read(config.replay, "replay")
+    replay = read_cache_file(config.replay, "replay")
     return Caches(
-        timing=_read(config.timing_cache, "timing_cache"),
-        calibration=_read(config.calibration_cache, "calibration_cache"),
+        timing=read_cache_file(config.timing_cache, "timing_cache"),
+        calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
         replay=None if replay is None else TacticRecord.from_json(replay),
     )
-
-
-def _read(path: str | None, field_name: str) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as exc:
-        raise errors.ConfigError(f"{field_name}={path!r} cannot be read: {exc.strerror}.") from None
 
 
 def _judge(
     model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
 ) -> tuple[Judgement, RunResults, RunResults]:
     check = config.check
-    tolerances = check.tolerances or default_tolerances(config.build.precision)
+    tolerances = tolerances_for(config.build.precision, check.tolerances)
     with backend.runner(build.engine) as runner:
         if check.golden is not None:
             return judge(runner, RunResults.load(check.golden), feeds, check, tolerances)

@@ -13,9 +13,7 @@ from trtops.backend.engines import backend_of_suffix, engine_backend, reference_
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import ComparisonReport, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import Feeds, open_feeds
-from trtops.ops.judging.judgement import CheckConfig, Judgement, default_tolerances, judge, log_judgement
+from trtops.ops.judging.judgement import CheckConfig, Judgement, judge, log_judgement, tolerances_for
 from trtops.record import Record
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict, tracked
@@ -95,7 +93,7 @@ def compare(
 
 
 def _compare(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
-    tolerances = check.tolerances or default_tolerances("fp32")
+    tolerances = tolerances_for("fp32", check.tolerances)
     with ExitStack() as stack:
         sides = [open_side(side, tracker) for side in (actual, golden)]
         under_test, right = (stack.enter_context(s) if isinstance(s, BaseRunner) else s for s in sides)
@@ -106,13 +104,8 @@ def _compare(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> 
                     "Compare saved outputs with saved outputs, or put the saved ones second."
                 )
             return Judgement(report=compare_outputs(under_test, right, tolerances))
-        feeds = _feeds(under_test, check)
+        feeds = check.open(under_test.get_input_metadata())
         return judge(under_test, right, feeds, check, tolerances)[0]
-
-
-def _feeds(runner: BaseRunner, check: CheckConfig) -> Feeds:
-    inputs: TensorMetadata = runner.get_input_metadata()
-    return open_feeds(check.data, inputs, iterations=check.iterations, seed=check.seed)
 
 
 def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:

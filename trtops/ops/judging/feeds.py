@@ -21,6 +21,7 @@ from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
 from trtops.calibration.data import FeedDigest
 from trtops.metadata import TensorMetadata, is_dynamic
+from trtops.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,34 @@ def open_feeds(
         kept = list(source)  # a bare iterator can be read only once
         return Feeds("the given iterator", lambda: kept)
     return Feeds(f"the given {type(source).__name__}", lambda: source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Record):
+    """Where inputs come from: the part that all configs of ops with input data have, in their JSON and as keywords.
+
+    Attributes:
+        data: A source as :func:`open_feeds` takes it; random data unless given.
+        iterations: How many random feeds, where data is random.
+        seed: Seed of the random data.
+    """
+
+    data: str | None = None
+    iterations: int = 1
+    seed: int = 1
+
+    def open(self, inputs: TensorMetadata, instead: Iterable[Feed] | None = None) -> Feeds:
+        """The feeds of a model with these inputs.
+
+        Args:
+            inputs: The model's inputs.
+            instead: What to read in place of :attr:`data`.
+
+        Raises:
+            ConfigError: If :attr:`data` does not exist, or its ending says nothing.
+        """
+        source = self.data if instead is None else instead
+        return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
 
 
 def _made_up(loader: Any, inputs: TensorMetadata) -> Feeds:

@@ -17,6 +17,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.ops.judging.feeds import DataConfig
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -27,13 +28,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig(Record):
-    """How an engine is judged.
+class CheckConfig(DataConfig):
+    """How an engine is judged, and on what data.
 
     Attributes:
-        data: Where input data comes from (:func:`trtops.ops.judging.feeds.open_feeds`); random data unless given.
-        iterations: How many random feeds, where data is random.
-        seed: Seed of the random data.
         golden: Saved outputs to compare with (``.json`` or ``.npz``); unless given they are computed by ONNX Runtime
             from the model itself, in its own precision and with no optimization.
         labels: An ``.npy`` file with the right class of every sample, to report accuracy.
@@ -43,9 +41,6 @@ class CheckConfig(Record):
         plots: When heat maps and error plots are drawn and logged.
     """
 
-    data: str | None = None
-    iterations: int = 1
-    seed: int = 1
     golden: str | None = None
     labels: str | None = None
     tolerances: Tolerances | None = None
@@ -106,7 +101,7 @@ class Judgement(Record):
 def default_tolerances(precision: Precision) -> Tolerances:
     """What a sound engine of a precision is expected to keep, when nobody says more.
 
-    FP32 is held to the field tool's own default. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
+    FP32 is held to Polygraphy's default. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
     roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something;
     they are judged by direction (cosine similarity) and, for scores, by the class chosen.
     """
@@ -116,6 +111,11 @@ def default_tolerances(precision: Precision) -> Tolerances:
         bound = 20 * 2.0 ** (-11 if precision == "fp16" else -8)
         return Tolerances(atol=bound, rtol=bound)
     return Tolerances(atol=math.inf, rtol=math.inf, min_cosine=0.99, min_top1_agreement=0.98)
+
+
+def tolerances_for(precision: Precision, given: Tolerances | None) -> Tolerances:
+    """The tolerances that somebody gave, or else the :func:`default_tolerances` of a precision."""
+    return default_tolerances(precision) if given is None else given
 
 
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:

@@ -384,17 +384,7 @@ class _Building:
             )
 
     def _spec(self) -> BuildSpec:
-        caches = self.caches
-        calibration = None if caches.calibration is None else sha256(caches.calibration)
-        if calibration is None and self.calibrator is not None:
-            calibration = self.calibrator.data_digest()
-        if calibration is None and self.quantized is not None:
-            calibration = self.quantized.data_sha256
-        return BuildSpec(
-            model_sha256=self.model.info.sha256,
-            config=self.build_config,
-            timing_cache_sha256=None if caches.timing is None else sha256(caches.timing),
-            calibration_sha256=calibration,
-            replay_sha256=None if caches.replay is None else caches.replay.digest,
-            denied_sha256=caches.denied_sha256(self.environment),
-        )
+        data = None if self.calibrator is None else self.calibrator.data_digest()
+        if data is None and self.quantized is not None:
+            data = self.quantized.data_sha256
+        return self.caches.spec(self.model.info.sha256, self.build_config, self.environment, data)
