@@ -14,6 +14,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import timing_cache
 from trtops.backend.trt.choices.timing_cache import TimingCache
+from trtops.backend.trt.library.log import tell_collectors
 from trtops.backend.trt.lines import release_line
 from trtops.spec import Environment
 
@@ -158,9 +159,8 @@ class Recorded:
 
 
 def tell(said: list[tuple[str, str]]) -> None:
-    for lines in library._collectors:
-        for severity, message in said:
-            lines.hear(severity, message)
+    for severity, message in said:
+        tell_collectors(severity, message)
 
 
 @pytest.mark.parametrize(

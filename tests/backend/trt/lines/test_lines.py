@@ -93,7 +93,6 @@ KINDS = {
     "merged": ("ITimingCache",),
     "inspector": ("EngineInspector",),
     "refitter": ("Refitter",),
-    "onnx_refitter": ("OnnxParserRefitter",),
     "layer": ("ILayer", "IAttentionInputLayer"),
     "tensor": ("ITensor",),
     "error": ("ParserError",),

@@ -1,8 +1,9 @@
-"""The GPU that work is done on: what names it, and what else goes on there."""
+"""The GPU in use: what identifies it, its clocks, and who else uses it."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -24,15 +25,15 @@ class Gpu(Record):
         index: CUDA's number for it.
         name: Its name.
         compute_capability: Such as ``9.0``.
-        multiprocessors: Number of its multiprocessors; they decide tactics together with the compute capability.
-        memory_bytes: Its memory.
-        uuid_sha256: First 16 digits of the SHA-256 of its UUID: tells devices apart without naming them.
+        multiprocessors: Number of its multiprocessors; tactics depend on it and on the compute capability.
+        memory_bytes: Size of its memory.
+        uuid_sha256: First 16 digits of the SHA-256 of its UUID: tells devices apart without identifying them to others.
         driver: Driver release; None if not known here.
         cuda: Newest CUDA release that the driver serves.
         sm_clock_mhz: Clock of its multiprocessors; None if not known here.
         memory_clock_mhz: Clock of its memory.
-        other_processes: Compute processes on it beside this one; None if not known here. Builds that shared the GPU
-            have timings that are not to be trusted.
+        other_processes: Compute processes on it beside this one; None if not known here. Timings of builds that
+            shared the GPU are not to be trusted.
     """
 
     index: int
@@ -57,13 +58,12 @@ def current_gpu() -> Gpu:
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
     properties = memory.call("cudaGetDeviceProperties", index)
-    uuid = _uuid(properties)
-    state = _nvidia_smi(uuid)
+    uuid = _uuid_text(properties)
+    state = _driver_state(uuid)
     version = int(memory.call("cudaDriverGetVersion"))
-    name = properties.name
     return Gpu(
         index=index,
-        name=(name.decode() if isinstance(name, bytes) else str(name)).strip("\0 "),
+        name=memory.as_text(properties.name).strip("\0 "),
         compute_capability=f"{properties.major}.{properties.minor}",
         multiprocessors=int(properties.multiProcessorCount),
         memory_bytes=int(properties.totalGlobalMem),
@@ -77,7 +77,7 @@ def current_gpu() -> Gpu:
 
 
 def environment(gpu: Gpu | None = None) -> Environment:
-    """Where TensorRT builds and runs: the release, and a GPU's kind; RTX builds without one are for any.
+    """Where TensorRT builds and runs: its release and the kind of GPU; none for TensorRT-RTX where it builds without one.
 
     Args:
         gpu: The GPU; the current one unless given.
@@ -108,7 +108,7 @@ def environment(gpu: Gpu | None = None) -> Environment:
 
 
 def state() -> dict[str, str]:
-    """What is worth knowing of the current GPU beside its kind, as texts; empty without one."""
+    """The current GPU's UUID digest, clocks and other processes, as texts; empty without a GPU."""
     if memory.device_count() == 0:
         return {}
     gpu = current_gpu()
@@ -122,42 +122,41 @@ def state() -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _State:
+class _DriverState:
     driver: str | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     other_processes: int | None = None
 
 
-def _uuid(properties: object) -> str:
+def _uuid_text(properties: object) -> str:
     raw = bytes(properties.uuid.bytes)[:16]  # type: ignore[attr-defined]
     text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _nvidia_smi(uuid: str) -> _State:
-    """What only the driver's own tool tells; empty where that is missing."""
-    query = _ask("--query-gpu=uuid,driver_version,clocks.sm,clocks.mem")
-    for line in query:
-        found, driver, sm_clock, memory_clock = line
-        if found == uuid or len(query) == 1:
-            return _State(
+def _driver_state(uuid: str) -> _DriverState:
+    """What only ``nvidia-smi`` tells of a GPU; empty where that is missing."""
+    gpus = _query_nvidia_smi("--query-gpu=uuid,driver_version,clocks.sm,clocks.mem")
+    for found, driver, sm_clock, memory_clock in gpus:
+        if found == uuid or len(gpus) == 1:  # the only GPU is it, whatever UUID CUDA shows (a MIG slice's own)
+            return _DriverState(
                 driver=driver,
-                sm_clock_mhz=_number(sm_clock),
-                memory_clock_mhz=_number(memory_clock),
+                sm_clock_mhz=_int_or_none(sm_clock),
+                memory_clock_mhz=_int_or_none(memory_clock),
                 other_processes=_other_processes(found),
             )
-    return _State()
+    return _DriverState()
 
 
 def _other_processes(uuid: str) -> int:
     """Compute processes on a GPU beside this one, as far as this machine's process ids tell."""
-    import os
+    own = str(os.getpid())
+    return sum(row[0] == uuid and row[1] != own for row in _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid"))
 
-    return sum(line[0] == uuid and line[1] != str(os.getpid()) for line in _ask("--query-compute-apps=gpu_uuid,pid"))
 
-
-def _ask(query: str) -> list[list[str]]:
+def _query_nvidia_smi(query: str) -> list[list[str]]:
+    """Rows of fields that ``nvidia-smi`` answers a query with; none if it is missing, fails, or takes over 20 s."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -168,5 +167,5 @@ def _ask(query: str) -> list[list[str]]:
     return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
-def _number(text: str) -> int | None:
+def _int_or_none(text: str) -> int | None:
     return int(text) if text.isdigit() else None

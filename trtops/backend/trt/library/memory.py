@@ -49,21 +49,22 @@ def call(function: str, *args: Any) -> Any:
     """
     result = getattr(cudart(), function)(*args)
     if result[0] != 0:
-        raise _failure(function, result[0])
+        raise _cuda_error(function, result[0])
     if len(result) == 1:
         return None
     return result[1] if len(result) == 2 else result[1:]
 
 
-def _failure(function: str, status: Any) -> errors.InferenceError:
+def _cuda_error(function: str, status: Any) -> errors.InferenceError:
     cuda = cudart()
     name = cuda.cudaGetErrorName(status)[1]
     text = cuda.cudaGetErrorString(status)[1]
-    cuda.cudaGetLastError()  # CUDA keeps it, and TensorRT would take it for one of its own next launch
-    return errors.InferenceError(f"CUDA: {function} failed with {_text(name)} ({_text(text)}).")
+    cuda.cudaGetLastError()  # clears it; TensorRT would take it for an error of its own next launch
+    return errors.InferenceError(f"CUDA: {function} failed with {as_text(name)} ({as_text(text)}).")
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A text from CUDA, which comes as ``bytes`` or as ``str`` depending on cuda-python's release."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -77,7 +78,7 @@ def device_count() -> int:
 
 
 class Stream:
-    """A CUDA stream that does not wait for the default stream.
+    """A CUDA stream that does not wait for the default stream; to be freed, or used in a ``with`` block.
 
     Attributes:
         ptr: Its handle, as an integer.
@@ -100,7 +101,7 @@ class Stream:
         call("cudaStreamSynchronize", self.ptr)
 
     def free(self) -> None:
-        """Give the stream back; does nothing the second time."""
+        """Destroy the stream; does nothing the second time."""
         if self.ptr:
             call("cudaStreamDestroy", self.ptr)
             self.ptr = 0
@@ -111,20 +112,22 @@ class Event:
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreate")
-        self._record = cudart().cudaEventRecord  # without what call() adds: there are up to four to an inference
+        self._record = (
+            cudart().cudaEventRecord
+        )  # not through call(), which costs a look-up by name: an inference records up to four
 
     def record(self, stream: Stream) -> None:
-        """Mark the point behind everything that the stream was given so far."""
+        """Set the event to the point after everything that the stream was given so far."""
         status = self._record(self._handle, stream.ptr)[0]
         if status != 0:
-            raise _failure("cudaEventRecord", status)
+            raise _cuda_error("cudaEventRecord", status)
 
     def seconds_since(self, earlier: Event) -> float:
-        """Seconds between two points that the device has reached; resolution about 0.5 microseconds."""
+        """Seconds from an earlier event to this one, both reached by the device; resolution about 0.5 microseconds."""
         return float(call("cudaEventElapsedTime", earlier._handle, self._handle)) / 1e3
 
     def free(self) -> None:
-        """Give the event back; does nothing the second time."""
+        """Destroy the event; does nothing the second time."""
         if self._handle is not None:
             call("cudaEventDestroy", self._handle)
             self._handle = None
@@ -181,7 +184,7 @@ class DeviceView:
 
 
 class DeviceArray(DeviceView):
-    """Device memory of one's own, seen as an array. It is given back by ``with``, :meth:`free` or garbage collection.
+    """Device memory that this object owns, seen as an array. Freed by ``with``, :meth:`free` or garbage collection.
 
     Attributes:
         allocated_nbytes: Bytes held, which may be more than the elements take.
@@ -210,7 +213,7 @@ class DeviceArray(DeviceView):
             self.free()
 
     def resize(self, shape: Sequence[int]) -> None:
-        """Take another shape; the content is lost if more memory is needed than is held."""
+        """Take another shape; reallocates, and so loses the content, only if more memory is needed than is held."""
         self.shape = tuple(shape)
         if self.nbytes <= self.allocated_nbytes:
             return
@@ -227,11 +230,11 @@ class DeviceArray(DeviceView):
         return self
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
-        """The memory under another shape or dtype; valid until it is resized or given back."""
+        """The memory under another shape or dtype; valid until this array is resized or freed."""
         return DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
 
     def free(self) -> None:
-        """Give the memory back; does nothing the second time."""
+        """Free the memory; does nothing the second time."""
         if self.allocated_nbytes:
             pointer, self.ptr, self.allocated_nbytes = self.ptr, 0, 0
             call("cudaFree", pointer)
@@ -240,8 +243,8 @@ class DeviceArray(DeviceView):
 class PinnedArray:
     """Page-locked host memory: the device copies to and from it asynchronously, and twice as fast or more.
 
-    The memory goes back when it was let go of here and no array made by :meth:`view` is left, so that outputs may
-    outlive the runner that made them.
+    The memory is freed once this object has let go of it and no array made by :meth:`view` is left, so outputs may outlive
+    the runner that made them.
 
     Attributes:
         nbytes: Bytes held.
@@ -255,7 +258,7 @@ class PinnedArray:
         self.reserve(nbytes)
 
     def reserve(self, nbytes: int) -> None:
-        """Hold at least so many bytes; arrays made by :meth:`view` before keep the memory they had."""
+        """Hold at least so many bytes; arrays made by :meth:`view` before keep the memory that they are in."""
         if nbytes <= self.nbytes:
             return
         import ctypes
@@ -264,11 +267,13 @@ class PinnedArray:
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
         block = (ctypes.c_uint8 * nbytes).from_address(self.ptr)
-        weakref.finalize(block, _free_host, self.ptr).atexit = False  # every view holds the block
+        # Every view holds the block, so the memory is freed after the last one. Not at exit: the process ends with it anyway,
+        # and CUDA may be torn down by then.
+        weakref.finalize(block, _free_host, self.ptr).atexit = False
         self._bytes = np.ctypeslib.as_array(block)
 
     def view(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The first bytes as an array, without a copy; the next writer of this memory writes into it too."""
+        """The first bytes as an array, without a copy: whatever is written to this memory next shows in it."""
         count = math.prod(shape)
         return self._bytes[: count * dtype.itemsize].view(dtype).reshape(tuple(shape))
 
@@ -278,7 +283,7 @@ class PinnedArray:
         return self.ptr <= start and start + array.nbytes <= self.ptr + self.nbytes
 
     def free(self) -> None:
-        """Let go of the memory; it goes back once no view of it is left."""
+        """Let go of the memory; it is freed once no view of it is left."""
         self.ptr = self.nbytes = 0
         self._bytes = np.empty(0, np.uint8)
 

@@ -27,9 +27,9 @@ class ReleaseLine:
 
     title: ClassVar[str] = "TensorRT"
     lacks: ClassVar[frozenset[Feature]] = frozenset()
-    """Features whose names exist but do nothing."""
+    """Features that probing finds but that do nothing."""
     reads_bare_constants: ClassVar[bool] = True
-    """Whether the ONNX parser reads Constant nodes rightly that hold bare numbers (``value_ints`` and such)."""
+    """Whether the ONNX parser reads Constant nodes correctly that hold bare numbers (``value_ints`` and the like)."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt
@@ -46,10 +46,10 @@ class ReleaseLine:
         return feature in self.features
 
     def require(self, feature: Feature) -> None:
-        """Go on only if this release has a feature.
+        """Refuse to continue without a feature.
 
         Raises:
-            UnsupportedFeatureError: If not; says which releases have it and what to do instead.
+            UnsupportedFeatureError: If this release lacks it; says which releases have it and what to do instead.
         """
         if feature not in self.features:
             raise errors.UnsupportedFeatureError(
@@ -70,7 +70,6 @@ class ReleaseLine:
         """Whether a network takes every precision from its tensors."""
         if not self.supports(Feature.STRONG_TYPING):
             return False
-        self.require(Feature.STRONG_TYPING)
         return bool(network.get_flag(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
     def set_layer_precision(self, layer: Any, dtype: Any) -> None:
@@ -192,7 +191,7 @@ class ReleaseLine:
         config.algorithm_selector = selector
 
     def set_timing_cache(self, config: Any, data: bytes) -> bool:
-        """Give the builder a timing cache, empty if ``data`` is; False if TensorRT does not take it."""
+        """Give the builder a timing cache, empty if ``data`` is; False if TensorRT refuses it."""
         self.require(Feature.TIMING_CACHE)
         timing_cache = config.create_timing_cache(data)
         return timing_cache is not None and bool(config.set_timing_cache(timing_cache, False))
@@ -201,7 +200,6 @@ class ReleaseLine:
         """The builder's timing cache, with what the last build added; None if there is none."""
         if not self.supports(Feature.TIMING_CACHE):
             return None
-        self.require(Feature.TIMING_CACHE)
         timing_cache = config.get_timing_cache()
         return None if timing_cache is None else bytes(timing_cache.serialize())
 
@@ -218,7 +216,7 @@ class ReleaseLine:
         return {key: (int(value.tacticHash), float(value.timingMSec)) for key, value in values}
 
     def update_timing_entries(self, config: Any, entries: Mapping[str, tuple[int, float]]) -> list[str]:
-        """Put entries into the builder's timing cache; returns the keys that it does not know."""
+        """Overwrite entries of the builder's timing cache; returns the keys that it does not have."""
         self.require(Feature.EDITABLE_TIMING_CACHE)
         timing_cache = config.get_timing_cache()
         unknown = []
@@ -229,7 +227,7 @@ class ReleaseLine:
         return unknown
 
     def fail_on_timing_cache_miss(self, config: Any) -> None:
-        """Make a build fail that would have to time a tactic."""
+        """Make a build fail where it would have to time a tactic."""
         self.require(Feature.TIMING_CACHE_MISS_ERROR)
         config.set_flag(self.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
 
@@ -259,7 +257,7 @@ class ReleaseLine:
         config.runtime_platform = platform
 
     def set_tiling(self, config: Any, level: Any) -> None:
-        """How hard to look for tilings of the graph."""
+        """Set how hard the builder looks for tilings of the graph."""
         self.require(Feature.TILING)
         config.tiling_optimization_level = level
 
@@ -273,7 +271,7 @@ class ReleaseLine:
     # --- engines and contexts -----------------------------------------------------------------------------------
 
     def set_dla_workspace_strategy(self, runtime: Any, strategy: Any) -> None:
-        """How engines that a runtime loads share DLA workspaces."""
+        """Set how engines that a runtime loads share DLA workspaces."""
         self.require(Feature.DLA_WORKSPACE_STRATEGY)
         runtime.dla_workspace_allocation_strategy = strategy
 
@@ -292,7 +290,7 @@ class ReleaseLine:
         return engine.create_execution_context(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
 
     def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
-        """Bytes of device memory that a context made with ``profile`` or ``runtime`` wants for its next inference."""
+        """Bytes of device memory that a context made with ``profile`` or ``runtime`` needs for its next inference."""
         self.require(Feature.ALLOCATION_STRATEGY)
         if strategy == "runtime":
             return int(context.update_device_memory_size_for_shapes())
@@ -326,7 +324,7 @@ class ReleaseLine:
 
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
         """The min, opt and max values of a shape tensor input; empty if it has none."""
-        # The bindings name the two arguments the wrong way round, so they are given by position.
+        # By position: the bindings name the two arguments the wrong way round.
         return [tuple(values) for values in engine.get_tensor_profile_values(profile_index, name)]
 
     def profile_range(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
@@ -346,14 +344,8 @@ class ReleaseLine:
         self.require(Feature.DEBUG_TENSORS)
         return bool(context.set_all_tensors_debug_state(True)) and bool(context.set_debug_listener(listener))
 
-    def refit_from_onnx(self, refitter: Any, logger: Any, model: bytes, path: str | None) -> bool:
-        """Take new weights from an ONNX model; False if it does not fit the engine."""
-        self.require(Feature.ONNX_REFIT)
-        onnx_refitter = self.trt.OnnxParserRefitter(refitter, logger)
-        return bool(onnx_refitter.refit_from_bytes(model, path))
-
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
-        """Whether an ONNX parser takes a whole model, and groups of nodes that it knows, each with whether it is sure."""
+        """Whether an ONNX parser takes a whole model, and groups of nodes, each with whether it takes that group."""
         supported = bool(parser.supports_model_v2(model))
         indices = range(parser.num_subgraphs)
         return supported, [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in indices]

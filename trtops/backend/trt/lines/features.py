@@ -1,4 +1,4 @@
-"""What TensorRT releases differ in, each with the name that shows it, the releases that have it, and what to do without.
+"""What TensorRT releases differ in: for each feature a name to probe for, the releases that have it, and what to do without.
 
 The surfaces that this table was read from (and is checked against) are those of 8.6.0, 10.8.0, 10.16.1, 11.4.0 and
 TensorRT-RTX 1.7.1.
@@ -180,14 +180,6 @@ class Feature(Enum):
         True,
         "Leave dla_workspace_allocation_strategy out.",
     )
-    ONNX_REFIT = _Fact(
-        "OnnxParserRefitter",
-        "refitting from an ONNX model",
-        "10.0",
-        None,
-        True,
-        "Give the weights by name to refit_engine.",
-    )
 
     @property
     def probe(self) -> str:
@@ -216,22 +208,22 @@ class Feature(Enum):
         return self.value.instead
 
     def is_in(self, version: tuple[int, int], *, rtx: bool) -> bool:
-        """Whether a release has it according to this table; releases are told by (major, minor)."""
+        """Whether a release, given as (major, minor), has it according to this table."""
         fact = self.value
         if rtx:
             return fact.rtx
-        if not fact.since or version < _parse(fact.since):
+        if not fact.since or version < _major_minor(fact.since):
             return False
-        return fact.until is None or version <= _parse(fact.until)
+        return fact.until is None or version <= _major_minor(fact.until)
 
 
-def _parse(version: str) -> tuple[int, int]:
+def _major_minor(version: str) -> tuple[int, int]:
     major, minor = version.split(".")
     return int(major), int(minor)
 
 
 def has(module: Any, dotted: str) -> bool:
-    """Whether a module has an attribute of an attribute of ... it; used for probing, once per process."""
+    """Whether a module has a dotted name, such as ``ICudaEngine.name``; used for probing, once per process."""
     value = module
     for part in dotted.split("."):
         if not hasattr(value, part):

@@ -1,4 +1,4 @@
-"""TensorRT-RTX: as 11, for GeForce and RTX; builds without a GPU, and keeps no timings."""
+"""TensorRT-RTX, for GeForce and RTX GPUs: as 11, but builds without a GPU and keeps no timings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the TensorRT back end can do on which release, and what of it has been seen working on the real library."""
+"""What the TensorRT back end can do on which release, and which of that a test has run on the real library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT 10: weakly typed by default, strongly typed by flag; much of it came during the line and is probed for."""
+"""TensorRT 10: weakly typed by default, strongly typed by flag. What came during the line is probed for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TensorRT10(ReleaseLine):
         return super().device_memory_bytes(engine)
 
     def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
-        """Bytes of device memory that a context made with ``profile`` or ``runtime`` wants for its next inference."""
+        """Bytes of device memory that a context made with ``profile`` or ``runtime`` needs for its next inference."""
         if self.is_first and strategy == "profile":
             engine = context.engine
             return int(engine.get_device_memory_size_for_profile(context.active_optimization_profile))

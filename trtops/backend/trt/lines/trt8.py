@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtops.backend.trt.lines.base import AllocationStrategy, ReleaseLine
+from trtops.backend.trt.lines.base import ReleaseLine
 from trtops.backend.trt.lines.features import Feature
 
 
 class TensorRT8(ReleaseLine):
     """8.6.x. Tensor layouts do not depend on the profile, and device memory is always that of the largest profile."""
 
-    reads_bare_constants = False  # seen on 8.6.0: the numbers arrive changed, without a word
+    reads_bare_constants = False  # seen on 8.6.0: the numbers silently arrive changed
 
     def network_flags(self, strongly_typed: bool) -> int:
         """Flags for ``Builder.create_network``: explicit batch has to be asked for."""
@@ -34,17 +34,12 @@ class TensorRT8(ReleaseLine):
     def profile_values(self, engine: Any, name: str, profile_index: int) -> list[tuple[int, ...]]:
         """The min, opt and max values of a shape tensor input; empty if it has none.
 
-        Only as many of them as the tensor has dimensions, which the bindings take for their number: of a vector the
-        first, of a scalar none.
+        8.6's bindings take the number of dimensions for the number of values: of a vector they return the first value only,
+        of a scalar none.
         """
         if not engine.is_shape_inference_io(name):
             return []
         return [tuple(values) for values in engine.get_profile_shape_input(profile_index, name)]
-
-    def context_memory_bytes(self, context: Any, strategy: AllocationStrategy) -> int:
-        """Never called: :meth:`create_context` refuses the strategies that would need it."""
-        self.require(Feature.ALLOCATION_STRATEGY)
-        raise AssertionError("8.6 has one allocation strategy")
 
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
         """The parser's two answers, from one call."""

@@ -1,0 +1,54 @@
+"""Builders and runtimes, made where there is a GPU for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtops import errors
+from trtops.backend.trt.library import memory
+from trtops.backend.trt.library.loading import line, load, load_for_device, uses_rtx
+from trtops.backend.trt.library.log import collect_log, get_trt_logger
+
+
+def make_builder() -> Any:
+    """A new ``Builder``.
+
+    Raises:
+        BackendUnavailableError: If there is no usable GPU (TensorRT-RTX builds without).
+    """
+    trt = load()
+    require_device()
+    with collect_log() as log:
+        try:
+            return trt.Builder(get_trt_logger())
+        except TypeError as exc:  # what the bindings raise where C++ returned no builder
+            raise errors.BackendUnavailableError(f"{line().name} could not make a builder. {log.tail()}") from exc
+
+
+def make_runtime() -> Any:
+    """A new ``Runtime``.
+
+    Raises:
+        BackendUnavailableError: If there is no usable GPU.
+    """
+    trt = load_for_device()
+    require_device(building=False)  # without a GPU, TensorRT 8.6 would take the process down
+    return trt.Runtime(get_trt_logger())
+
+
+def require_device(building: bool = True) -> None:
+    """Refuse to continue where there is no GPU.
+
+    Args:
+        building: Whether the GPU is wanted for building, which TensorRT-RTX does without.
+
+    Raises:
+        BackendUnavailableError: If there is none, or its driver does not answer.
+    """
+    if building and uses_rtx():
+        return
+    if memory.device_count() == 0:
+        raise errors.BackendUnavailableError(
+            f"{line().name} needs a GPU {'to build on' if building else 'to load engines'}, and there is none here "
+            "(cudaGetDeviceCount finds no device). Use a machine with one, or the ONNX Runtime back end."
+        )

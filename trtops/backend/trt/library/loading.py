@@ -1,0 +1,127 @@
+"""Importing TensorRT or TensorRT-RTX once, with a check that numpy arrays get through its bindings.
+
+TensorRT-RTX is used where :data:`trtops.config.USE_TENSORRT_RTX` says so. One process uses one of the two: their bindings
+register the same C++ types and cannot live side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtops import config, errors
+from trtops.backend.trt.lines import ReleaseLine, release_line
+
+
+def uses_rtx() -> bool:
+    """Whether TensorRT-RTX stands in for TensorRT in this process."""
+    return config.USE_TENSORRT_RTX
+
+
+def load() -> Any:
+    """The ``tensorrt`` module, or its TensorRT-RTX counterpart, imported at the first call.
+
+    Raises:
+        BackendUnavailableError: If it is not installed, cannot be loaded, or reads numpy arrays wrongly here.
+    """
+    return _import_and_check(uses_rtx())
+
+
+def load_for_device() -> Any:
+    """What :func:`load` returns, for callers that need the GPU next.
+
+    At the first call a thread begins to make the CUDA context, and may still be at it when this returns. Whoever uses CUDA
+    first waits for it. On an H200 a context takes a quarter of a second, enough to import TensorRT and read a plan.
+
+    Raises:
+        BackendUnavailableError: As :func:`load` does. A missing GPU is reported by :func:`require_device`.
+    """
+    if not _import_and_check.cache_info().currsize:
+        threading.Thread(target=_make_cuda_context, name="trtops-cuda").start()
+    return load()
+
+
+def _make_cuda_context() -> None:
+    """Make the context that the CUDA runtime would make at its first use, unless CUDA is in use already."""
+    not_initialized = 3  # CUDA_ERROR_NOT_INITIALIZED
+    try:
+        # The driver through ctypes, which releases the interpreter's lock during calls. Importing CUDA's Python bindings
+        # here would hold it, and with it the import of TensorRT that this runs beside.
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return  # no driver
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    if cuda.cuCtxGetCurrent(ctypes.byref(context)) != not_initialized:
+        return
+    # Nobody has used CUDA yet, so every thread's current device is device 0, and the runtime will take its primary context.
+    if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+_probed_line = functools.cache(release_line)
+
+
+def line() -> ReleaseLine:
+    """The release line of :func:`load`'s module, probed once."""
+    return _probed_line(load())
+
+
+@functools.cache
+def _import_and_check(rtx: bool) -> Any:
+    module = _import_rtx() if rtx else _import_module("tensorrt", "Install it with: pip install tensorrt")
+    check_numpy(module)
+    return module
+
+
+def _import_module(name: str, advice: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise errors.BackendUnavailableError(f"{name} cannot be imported ({exc}). {advice}.") from exc
+
+
+def _import_rtx() -> Any:
+    if importlib.util.find_spec("tensorrt_rtx") is not None:
+        return _import_module("tensorrt_rtx", "Install tensorrt-rtx")
+    _load_rtx_libraries()
+    return _import_module(
+        "tensorrt_rtx_bindings",
+        "Install tensorrt-rtx, or tensorrt-rtx-cu13-bindings together with onnxruntime-ep-nv-tensorrt-rtx-cu13 of the "
+        "release that carries the same TensorRT-RTX",
+    )
+
+
+def _load_rtx_libraries() -> None:
+    """Load the libraries that ONNX Runtime's TensorRT-RTX provider carries, so that the bindings find them.
+
+    The dynamic linker does not search for a library if one with its soname is loaded already.
+    """
+    spec = importlib.util.find_spec("onnxruntime_ep_nv_tensorrt_rtx")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for stem in ("libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*"):
+            for path in sorted(Path(folder).glob(stem)):
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def check_numpy(module: Any) -> None:
+    """Send a small array through the bindings and back.
+
+    Bindings built against numpy 1 (TensorRT 8.6 to 10.0) silently read arrays of numpy 2 as zeros.
+
+    Raises:
+        BackendUnavailableError: If other values come back; says what to install.
+    """
+    sent = np.arange(1, 5, dtype=np.float32)
+    found = np.array(module.Weights(sent).numpy())
+    if found.shape != sent.shape or not np.array_equal(found, sent):
+        raise errors.BackendUnavailableError(
+            f"TensorRT {module.__version__} reads arrays of numpy {np.__version__} wrongly: {sent.tolist()} became "
+            f"{found.tolist()}, and every weight would. Install numpy below 2 beside it: pip install 'numpy<2'."
+        )
