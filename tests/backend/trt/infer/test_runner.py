@@ -36,7 +36,9 @@ def test_values_of_a_shape_tensor_are_checked_as_far_as_the_release_tells_their_
 
     first_told._check_values(np.array([9, 4], np.int32))
     first_told._check_values(np.array([1, 999], np.int32))
-    with pytest.raises(errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*8\.6\.0 tells 1 of 2"):
+    with pytest.raises(
+        errors.InputShapeError, match=r"\[10, 4\].*min \(1,.*max \(9,.*8\.6\.0 gives the range of 1 of 2"
+    ):
         first_told._check_values(np.array([10, 4], np.int32))
     with pytest.raises(errors.InputShapeError, match=r"\[0, 4\]"):
         first_told._check_values(np.array([0, 4], np.int32))

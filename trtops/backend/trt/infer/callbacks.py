@@ -1,4 +1,4 @@
-"""Objects that TensorRT calls while it runs: for outputs whose size it finds out then, and for debug tensors."""
+"""Objects that TensorRT calls during an inference: for outputs whose size is known only then, and for debug tensors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
     """A ``trt.IOutputAllocator`` for one output.
 
     Args:
-        reserve: Gets a number of bytes, and returns the address of so much device memory, which stays the caller's.
+        reserve: Takes a number of bytes and returns the address of that much device memory, which the caller owns.
     """
     base: Any = library.load().IOutputAllocator
 
     class OutputAllocator(base):  # type: ignore[misc]
-        """Gives TensorRT device memory for an output whose size it finds out while running. Called from C++."""
+        """Gives TensorRT device memory for an output whose size is known only during the inference. Called from C++."""
 
         def __init__(self) -> None:
             base.__init__(self)
@@ -44,7 +44,7 @@ def make_output_allocator(reserve: Callable[[int], int]) -> Any:
 
 
 def make_debug_listener() -> Any:
-    """A ``trt.IDebugListener`` with ``tensors``, the marked ones of the last inference by name, in host memory.
+    """A ``trt.IDebugListener`` with ``tensors``: debug tensors of the last inference by name, in host memory.
 
     Raises:
         UnsupportedFeatureError: If this release has no debug tensors.
@@ -54,7 +54,7 @@ def make_debug_listener() -> Any:
     base: Any = trt.IDebugListener
 
     class DebugTensors(base):  # type: ignore[misc]
-        """Copies marked tensors to the host as they are made. Called from C++."""
+        """Copies debug tensors to the host when they are computed. Called from C++."""
 
         def __init__(self) -> None:
             base.__init__(self)
@@ -63,8 +63,8 @@ def make_debug_listener() -> Any:
         def process_debug_tensor(self, addr: int, location: Any, type: Any, shape: Any, name: str, stream: int) -> bool:
             dtype: DataType = dtypes.from_trt(type)
             if dtype.itemsize < 1:
-                return True
-            memory.call("cudaStreamSynchronize", stream)
+                return True  # numpy has no types of less than a byte
+            memory.call("cudaStreamSynchronize", stream)  # the content is there once the stream has got this far
             array = np.empty(tuple(shape), dtype.numpy())
             kind = "cudaMemcpyHostToHost" if location == trt.TensorLocation.HOST else "cudaMemcpyDeviceToHost"
             memory.copy(array.ctypes.data, int(addr), array.nbytes, kind)

@@ -1,4 +1,4 @@
-"""Memory formats of inputs and outputs: vectors of channels (CHW32), channels last (HWC8), and plain rows (LINEAR)."""
+"""Memory formats of inputs and outputs: vectors of channels (CHW32), channels last (HWC8), and row major (LINEAR)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layout:
-    """How one tensor lies in memory.
+    """How a tensor is laid out in memory.
 
     Attributes:
         shape: Its dimensions.
         dtype: Its elements.
         strides: Vectors between neighbours in each dimension.
-        vectorized_dim: The dimension that is split into vectors, or -1.
+        vectorized_dim: The dimension that is split into vectors; -1 if none is.
         components: Elements in a vector; 1 if there are none.
     """
 
@@ -29,18 +29,8 @@ class Layout:
     components: int = 1
 
     @property
-    def is_linear(self) -> bool:
-        """Whether the elements lie as in a numpy array of the same shape."""
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size > 1 and stride != expected:
-                return False
-            expected *= size
-        return self.components == 1
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of memory that the tensor takes, padding included."""
+        """Bytes of memory that the tensor takes, with padding."""
         sizes = self._vector_sizes()
         if 0 in sizes:
             return 0
@@ -64,7 +54,7 @@ class Layout:
         )
 
     def pack(self, array: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-        """Put an array of :attr:`shape` into raw memory of :attr:`nbytes` bytes; padding becomes zero."""
+        """Write an array of :attr:`shape` into raw memory of :attr:`nbytes` bytes; padding becomes zero."""
         out[...] = 0
         vectors = self._vectors(out)
         if self.components == 1:
@@ -78,7 +68,7 @@ class Layout:
         vectors[...] = np.moveaxis(split, dim + 1, -1)
 
     def unpack(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The array of :attr:`shape` in raw memory, as a copy."""
+        """A copy of the array of :attr:`shape` that raw memory holds."""
         vectors = self._vectors(raw)
         if self.components == 1:
             return np.ascontiguousarray(vectors[..., 0])
@@ -90,12 +80,12 @@ class Layout:
 
 
 class FormattedArray:
-    """An array in a memory format that numpy does not have: raw bytes, with the shape and dtype that they mean.
+    """An array in a memory format that numpy does not have: raw bytes, with the shape and dtype that they stand for.
 
     Attributes:
         array: The memory, as bytes.
         shape: Dimensions of the tensor.
-        layout: How it lies in the memory; None if not known.
+        layout: How the tensor is laid out in the memory; None if not known.
     """
 
     def __init__(self, array: Any, shape: Sequence[int], layout: Layout | None = None) -> None:

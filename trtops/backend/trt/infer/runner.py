@@ -27,10 +27,10 @@ class InferenceTiming:
     """Where the time of one inference went, in seconds, measured on the device between CUDA events.
 
     Attributes:
-        copy_in: Until the inputs were on the device; None if they are smaller than 128 KiB together: an event would
-            take about as long as the copy, and is not recorded.
+        copy_in: Until the inputs were on the device, with what the host did to stage them. None if they take less than
+            128 KiB together: recording an event would take about as long as the copy.
         compute: The engine itself.
-        copy_out: Until the outputs were in host memory; None as above.
+        copy_out: Until the outputs were in host memory; None likewise.
     """
 
     copy_in: float | None
@@ -41,8 +41,8 @@ class InferenceTiming:
 _TIMED_COPY = 128 << 10  # bytes, which take some 3 microseconds at 50 GB/s
 
 
-class _Timed(NamedTuple):
-    """Which copies are timed."""
+class _TimedCopies(NamedTuple):
+    """Which copies events are recorded for."""
 
     copy_in: bool = True
     copy_out: bool = True
@@ -55,17 +55,20 @@ class TrtRunner(BaseRunner):
     the device (:class:`~trtops.cuda.DeviceView`, CUDA tensors) are used where they are. Outputs come in pinned memory
     that the next inference overwrites.
 
-    An engine does not keep the order that its model has its outputs in (TensorRT 8.6 sorts them anew). Runners made by
-    :meth:`TensorRTBackend.runner <trtops.backend.trt.build.backend.TensorRTBackend.runner>` give the model's order, since the
-    build remembers it; for a bare engine ``output_order`` says it, and without that outputs come in the engine's order.
+    Everything is queued on one CUDA stream, which keeps the order: copies to the device, the engine, copies to the host.
+    :meth:`infer` returns when the stream has finished.
+
+    An engine does not keep the order of its model's outputs (TensorRT 8.6 sorts them). Runners made by
+    :meth:`TensorRTBackend.runner <trtops.backend.trt.build.backend.TensorRTBackend.runner>` restore the model's order, which
+    the build remembers. For a bare engine ``output_order`` gives it; without that, outputs come in the engine's order.
 
     Attributes:
         engine: The engine, while active.
         context: The execution context, while active.
         stream: The CUDA stream, while active.
-        optimization_profile: The profile that each activation begins with; None leaves the context's own.
-        output_order: Names of outputs in the order that they come in, from the next activation on.
-        stager: Brings large inputs to the device.
+        optimization_profile: The profile that each activation selects; None keeps the context's own.
+        output_order: Names of outputs in the order to return them, from the next activation on.
+        stager: Copies large inputs to the device.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class TrtRunner(BaseRunner):
         debug_listener: Any = None,
         output_order: Sequence[str] = (),
     ) -> None:
-        """Name the engine; nothing is loaded before activation.
+        """Set what to run; nothing is loaded before activation.
 
         Args:
             engine: An engine or an execution context, which stays the caller's, or a callable that makes one. A
@@ -90,13 +93,13 @@ class TrtRunner(BaseRunner):
                 the current one; ``runtime``, for the current shapes. For engines, not for contexts.
             weight_streaming_budget: Bytes of device memory for streamable weights; -1 lets TensorRT choose, -2 switches
                 streaming off.
-            weight_streaming_percent: Instead: the part of those weights to be streamed, 0 to 100.
-            debug_listener: A ``trt.IDebugListener``; by default marked tensors are added to the outputs.
-            output_order: Names of outputs in the order that they are to come in, such as the model's. Outputs that it does
-                not name follow in the engine's order; names that the engine does not have count for nothing.
+            weight_streaming_percent: The part of those weights to stream, 0 to 100, instead of a budget.
+            debug_listener: A ``trt.IDebugListener``; by default debug tensors are added to the outputs.
+            output_order: Names of outputs in the order to return them, such as the model's. Outputs that it does not name
+                follow in the engine's order; names that the engine does not have are ignored.
 
         Raises:
-            ConfigError: If an option has a value that cannot be meant.
+            ConfigError: If ``allocation_strategy`` or ``weight_streaming_percent`` has a value that does not exist.
         """
         super().__init__(name, prefix="trt-runner")
         if allocation_strategy is not None and allocation_strategy not in ALLOCATION_STRATEGIES:
@@ -113,9 +116,9 @@ class TrtRunner(BaseRunner):
         self.debug_listener = debug_listener
         self.output_order = tuple(output_order)
         self.stager = Stager(f"{self.name}-copy")
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.engine: Any = None
         self.context: Any = None
         self.stream: memory.Stream | None = None
@@ -124,14 +127,14 @@ class TrtRunner(BaseRunner):
         self._events: list[memory.Event] = []
         self._memory: memory.DeviceArray | None = None
         self._listener: Any = None
-        self._timed: _Timed | None = None
+        self._timed: _TimedCopies | None = None
         self._manages_memory = False
         self._copy_out = True
         self._raw = False
-        self._outputs_settled = False
-        self._sized_late = False
-        self._to_time = _Timed()
-        self._narrowed: frozenset[str] = frozenset()
+        self._outputs_prepared = False
+        self._has_late_sizes = False
+        self._to_time = _TimedCopies()
+        self._int32_inputs: frozenset[str] = frozenset()
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -165,9 +168,9 @@ class TrtRunner(BaseRunner):
             )
 
     def deactivate_impl(self) -> None:
-        """Give back buffers, stream and events; engine and context go with their last reference."""
+        """Free buffers, stream and events; engine and context go with their last reference."""
         if self.stream is not None:
-            self.stream.synchronize()
+            self.stream.synchronize()  # an inference that failed half-way may have left copies queued
         for slot in (*self._inputs, *self._outputs):
             slot.free()
         if self._memory is not None:
@@ -177,7 +180,7 @@ class TrtRunner(BaseRunner):
         if self.stream is not None:
             self.stream.free()
         self.stager.close()
-        self._forget()
+        self._reset()
 
     def _make_slots(self) -> None:
         trt = library.load()
@@ -192,9 +195,9 @@ class TrtRunner(BaseRunner):
                 self._outputs.append(Output(execution, name, profile))
         places = {name: place for place, name in enumerate(self.output_order)}
         self._outputs.sort(key=lambda slot: places.get(slot.name, len(places)))
-        # Releases without INT64 (8.6) make INT32 of a model's INT64 inputs; feeds made for the model are to go on working.
+        # Releases without INT64 (8.6) turn a model's INT64 inputs into INT32; feeds made for the model must still work.
         if "INT64" not in trt.DataType.__members__:
-            self._narrowed = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
+            self._int32_inputs = frozenset(slot.name for slot in self._inputs if slot.dtype is DataType.INT32)
 
     def _set_weight_streaming(self) -> None:
         budget, percent = self.weight_streaming_budget, self.weight_streaming_percent
@@ -212,7 +215,7 @@ class TrtRunner(BaseRunner):
     # --- profiles and listeners ---------------------------------------------------------------------------------
 
     def set_profile(self, index: int) -> None:
-        """Change the optimization profile, for the inferences that follow.
+        """Change the optimization profile for the inferences that follow.
 
         Raises:
             InferenceError: If the runner is not active, or TensorRT refuses (another context uses the profile).
@@ -236,8 +239,8 @@ class TrtRunner(BaseRunner):
             raise errors.ConfigError(f"optimization profile {index} does not exist; the engine has 0 to {count - 1}.")
         assert self.stream is not None
         with library.collect_log() as log:
-            done = self.context.set_optimization_profile_async(index, self.stream.ptr)
-        if not done:
+            selected = self.context.set_optimization_profile_async(index, self.stream.ptr)
+        if not selected:
             raise errors.InferenceError(f"TensorRT could not change to optimization profile {index}. {log.tail()}")
         self.stream.synchronize()
 
@@ -253,7 +256,7 @@ class TrtRunner(BaseRunner):
             raise errors.InferenceError("TensorRT refuses the debug listener.")
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """The inputs; dynamic ones know their sizes in the current profile, and -1 stands for any size."""
+        """The inputs; dynamic ones have their smallest and largest sizes in the current profile, and -1 stands for any size."""
         metadata = TensorMetadata()
         profile = max(int(self.context.active_optimization_profile), 0)
         for slot in self._inputs:
@@ -277,15 +280,15 @@ class TrtRunner(BaseRunner):
         Args:
             feed_dict: By input name: numpy arrays, :class:`~trtops.cuda.DeviceView` or anything with
                 ``__cuda_array_interface__``, or :class:`~trtops.backend.trt.FormattedArray` for raw memory. Inputs
-                that want a vectorized format may be given as plain arrays, and are packed. Shape tensors lie on the host.
+                in a vectorized format may be given as plain arrays, and are packed. Shape tensors must be on the host.
             check_inputs: Whether names, dtypes and shapes are checked first.
-            copy_outputs_to_host: Whether outputs come to host memory; otherwise they are ``DeviceView``.
-            return_raw_buffers: Whether all outputs come as :class:`~trtops.backend.trt.FormattedArray`; otherwise only
-                those in formats that numpy does not have.
+            copy_outputs_to_host: Whether to copy outputs to host memory; otherwise they are returned as ``DeviceView``.
+            return_raw_buffers: Whether to return all outputs as :class:`~trtops.backend.trt.FormattedArray`; otherwise
+                only those in formats that numpy does not have.
 
         Returns:
-            The outputs by name, in ``output_order`` if that is given, else in the engine's; owned by the runner, and valid
-            until the next call.
+            The outputs by name, in ``output_order`` if that is given, else in the engine's order; owned by the runner, and
+            valid until the next call.
 
         Raises:
             InputError: If the feed does not fit the engine or the current profile.
@@ -293,15 +296,15 @@ class TrtRunner(BaseRunner):
         """
         self._copy_out = copy_outputs_to_host
         self._raw = return_raw_buffers
-        if self._narrowed and feed_dict.keys() >= self._narrowed:
-            feed_dict = {**feed_dict, **{name: _narrow(name, feed_dict[name]) for name in self._narrowed}}
+        if self._int32_inputs and feed_dict.keys() >= self._int32_inputs:
+            feed_dict = {**feed_dict, **{name: _as_int32(name, feed_dict[name]) for name in self._int32_inputs}}
         if check_inputs and FormattedArray in map(type, feed_dict.values()):
             self._check_formatted(feed_dict)
             check_inputs = False
         return super().infer(feed_dict, check_inputs)
 
     def _check_formatted(self, feed_dict: Feed) -> None:
-        """Check a feed with raw memory in it: its shape counts, and its bytes have no dtype."""
+        """Check a feed that has raw memory in it, of which only the shape can be checked: bytes have no dtype."""
         if self.is_active:
             inputs = self.get_input_metadata()
             stand_ins = {
@@ -317,33 +320,34 @@ class TrtRunner(BaseRunner):
         started = time.perf_counter()
         stream = self.stream
         assert stream is not None
+        # An event is reached when the stream has done everything queued before it, so the four of them separate the phases.
         before, fed, computed, after = self._events
-        timed = self._to_time
+        timed, self._timed = self._to_time, None  # events that a failed inference recorded in part must not be read
         if timed.copy_in:
             before.record(stream)
-        # Settled only once all inputs were taken: one that is refused leaves the others' new shapes behind.
-        changed = not self._outputs_settled
-        self._outputs_settled = False
+        # False until all inputs are set: if one is refused, those before it have their new shapes already.
+        changed = not self._outputs_prepared
+        self._outputs_prepared = False
         for slot in self._inputs:
             changed = slot.feed(feed_dict[slot.name]) or changed
         if changed:
-            self._settle_outputs()
-        self._outputs_settled = True
+            self._prepare_outputs()
+        self._outputs_prepared = True
         if self._manages_memory:
-            self._provide_memory()
+            self._provide_context_memory()
         debug = getattr(self._listener, "tensors", None)
         if debug:
             debug.clear()
         fed.record(stream)
         if not self.context.execute_async_v3(stream.ptr):
-            self._raise_failure()
+            self._raise_execution_error()
         computed.record(stream)
-        if self._sized_late:
-            stream.synchronize()  # sizes are known only now
+        if self._has_late_sizes:
+            stream.synchronize()  # TensorRT reports these sizes while the engine runs
         results = {slot.name: slot.fetch(self._copy_out, self._raw) for slot in self._outputs}
         if timed.copy_out:
             after.record(stream)
-        stream.synchronize()
+        stream.synchronize()  # until here outputs are incomplete, and pinned inputs may still be read
         self._timed = timed
         if debug:
             results.update(debug)
@@ -354,10 +358,12 @@ class TrtRunner(BaseRunner):
         """Where the time of the last inference went, by CUDA events.
 
         Raises:
-            InferenceError: If there was no inference since activation.
+            InferenceError: If there was no inference since activation, or the last one failed.
         """
         if self._timed is None:
-            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+            raise errors.InferenceError(
+                f"{self.name} has not run an inference since it was activated, or the last one failed: there is no timing."
+            )
         before, fed, computed, after = self._events
         return InferenceTiming(
             copy_in=fed.seconds_since(before) if self._timed.copy_in else None,
@@ -369,21 +375,22 @@ class TrtRunner(BaseRunner):
         """Seconds that the engine itself took on the device in the last inference: ``last_timing().compute``."""
         return self.last_timing().compute
 
-    def _settle_outputs(self) -> None:
-        """After input shapes changed: let TensorRT infer the outputs' and make room for them."""
+    def _prepare_outputs(self) -> None:
+        """After input shapes changed: let TensorRT infer the outputs' shapes, and reserve memory for them."""
         with library.collect_log() as log:
             missing = self.context.infer_shapes()
         if missing:
-            raise errors.InferenceError(f"TensorRT still misses shapes or values of {', '.join(missing)}. {log.tail()}")
+            raise errors.InferenceError(f"TensorRT lacks shapes or values of {', '.join(missing)}. {log.tail()}")
         for slot in self._outputs:
-            slot.settle(self._inputs)
-        self._sized_late = any(slot.allocator is not None for slot in self._outputs)
-        self._to_time = _Timed(
+            slot.prepare(self._inputs)
+        self._has_late_sizes = any(slot.allocator is not None for slot in self._outputs)
+        self._to_time = _TimedCopies(
             sum(slot.nbytes() for slot in self._inputs) >= _TIMED_COPY,
-            self._sized_late or sum(slot.nbytes() for slot in self._outputs) >= _TIMED_COPY,
+            self._has_late_sizes or sum(slot.nbytes() for slot in self._outputs) >= _TIMED_COPY,
         )
 
-    def _provide_memory(self) -> None:
+    def _provide_context_memory(self) -> None:
+        """Hand the context the device memory that it needs at the current shapes."""
         line = library.line()
         strategy = self.allocation_strategy
         assert strategy is not None
@@ -394,15 +401,15 @@ class TrtRunner(BaseRunner):
             self._memory.resize((needed,))
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)
 
-    def _raise_failure(self) -> None:
-        # What went wrong went to the log before; run it again to catch the words.
+    def _raise_execution_error(self) -> None:
+        # Collecting the log would slow down every inference. So the failed one is repeated, and its messages collected.
         assert self.stream is not None
         with library.collect_log() as log:
             self.context.execute_async_v3(self.stream.ptr)
         raise errors.InferenceError(f"TensorRT could not run the engine. {log.tail()}")
 
 
-def _narrow(name: str, value: Any) -> Any:
+def _as_int32(name: str, value: Any) -> Any:
     """An INT64 array as INT32, if its values fit; anything else as it is."""
     if not isinstance(value, np.ndarray) or value.dtype != np.int64:
         return value

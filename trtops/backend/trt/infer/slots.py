@@ -1,4 +1,4 @@
-"""Inputs and outputs of a runner: each one's place in host and device memory, and what TensorRT was told of it."""
+"""Inputs and outputs of a runner: each one's memory on host and device, and what the context was told of it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtops.backend.trt.library import dtypes, memory
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """An engine that is ready to run, as its inputs and outputs know it; all of it is the runner's own.
+    """What inputs and outputs need of an engine that is ready to run; the runner owns all of it.
 
     Attributes:
         name: The runner's name, for messages.
         engine: The engine.
         context: The execution context.
-        stream: Takes copies and inferences, in order.
-        stager: Brings large inputs to the device.
+        stream: Where copies and inferences are queued, in order.
+        stager: Copies large inputs to the device.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Execution:
 
 
 class Slot:
-    """One input or output: its place in host and device memory, and what TensorRT was told of it last."""
+    """One input or output: its memory on host and device, which only grows, and what the context was told of it last."""
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         engine = execution.engine
@@ -48,7 +48,7 @@ class Slot:
         tensor_format, self.vectorized_dim, self.components = library.line().tensor_layout(engine, name, profile)
         self.is_linear = bool(tensor_format == trt.TensorFormat.LINEAR)
         self.is_plain = self.is_linear and self.dtype.itemsize >= 1
-        # Types of less than a byte are moved as bytes.
+        # Types of less than a byte are moved as packed bytes.
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
         self.device: memory.DeviceArray | None = None
         self.pinned: memory.PinnedArray | None = None
@@ -57,7 +57,7 @@ class Slot:
         self.address = 0
 
     def layout(self) -> Layout:
-        """How the tensor lies in memory at the current shape."""
+        """How the tensor is laid out in memory at the current shape."""
         assert self.shape is not None
         strides = tuple(self.execution.context.get_tensor_strides(self.name))
         return Layout(self.shape, self.numpy_dtype, strides, self.vectorized_dim, max(self.components, 1))
@@ -70,23 +70,33 @@ class Slot:
         return math.ceil(math.prod(self.shape) * self.dtype.itemsize)
 
     def reserve_device(self, nbytes: int) -> int:
-        """Device memory of the runner's own; returns its address."""
+        """Hold at least so many bytes of device memory; returns their address."""
+        nbytes = max(nbytes, 1)  # TensorRT refuses a null address, also for an empty tensor
         if self.device is None:
-            self.device = memory.DeviceArray.raw((max(nbytes, 1),))
+            self.device = memory.DeviceArray.raw((nbytes,))
         else:
-            self.device.resize((max(nbytes, 1),))
+            self.device.resize((nbytes,))
         return self.device.ptr
 
     def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
-        """Pinned host memory of the runner's own."""
+        """Hold at least so many bytes of pinned host memory."""
+        nbytes = max(nbytes, 1)
         if self.pinned is None:
-            self.pinned = memory.PinnedArray(max(nbytes, 1))
+            self.pinned = memory.PinnedArray(nbytes)
         else:
-            self.pinned.reserve(max(nbytes, 1))
+            self.pinned.reserve(nbytes)
         return self.pinned
 
-    def tell_address(self, address: int) -> None:
-        """Tell the context where the tensor lies, unless it knows."""
+    def reserve_host(self, nbytes: int, *, as_bytes: bool) -> np.ndarray[Any, Any]:
+        """Pinned host memory as an array: of bytes, or of the tensor's current shape and dtype."""
+        pinned = self.reserve_pinned(nbytes)
+        if as_bytes:
+            return pinned.view((nbytes,), np.dtype(np.uint8))
+        assert self.shape is not None
+        return pinned.view(self.shape, self.numpy_dtype)
+
+    def set_address(self, address: int) -> None:
+        """Tell the context the tensor's address, unless it has it already."""
         if address == self.address:
             return
         if not self.execution.context.set_tensor_address(self.name, address):
@@ -94,7 +104,7 @@ class Slot:
         self.address = address
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.host = None
         if self.device is not None:
             self.device.free()
@@ -118,46 +128,46 @@ class Input(Slot):
         self._values: bytes | None = None
 
     def feed(self, value: Any) -> bool:
-        """Take a value; returns whether outputs may have another shape than before."""
+        """Queue a value's way to the device; returns whether outputs may have another shape than before."""
         pointer = _device_pointer(value)
-        changed = self._tell_shape(tuple(value.shape))
+        changed = self._set_shape(tuple(value.shape))
         if self.on_host:
             if pointer is not None:
-                raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must lie in host memory.")
+                raise errors.InferenceError(f"Input {self.name!r} is a shape tensor: it must be in host memory.")
             return self._feed_shape_tensor(np.asarray(value)) or changed
         if pointer is not None:
-            self.tell_address(pointer)
+            self.set_address(pointer)
         else:
             self._upload(value)
         return changed
 
-    def _tell_shape(self, shape: tuple[int, ...]) -> bool:
+    def _set_shape(self, shape: tuple[int, ...]) -> bool:
         if shape == self.shape:
             return False
         self.shape = None
         if self._is_dynamic and self.execution.context.active_optimization_profile < 0:
             raise errors.InferenceError(
-                f"{self.execution.name} has no optimization profile: other contexts of this engine had taken the first. Call "
+                f"{self.execution.name} has no optimization profile: another context of this engine uses the first. Call "
                 "set_profile, or give optimization_profile."
             )
-        # 8.6 takes shapes outside the profile, and takes the process down when it infers the outputs' from them.
-        if not _within(shape, self._smallest, self._largest):
-            raise errors.InputShapeError(self._refusal(shape))
+        # 8.6 accepts shapes outside the profile here, and crashes when it infers the outputs' shapes from them.
+        if not _in_range(shape, self._smallest, self._largest):
+            raise errors.InputShapeError(self._shape_refusal(shape))
         with library.collect_log() as log:
             accepted = self.execution.context.set_input_shape(self.name, shape)
         if not accepted:
-            raise errors.InputShapeError(self._refusal(shape) + log.tail())
+            raise errors.InputShapeError(self._shape_refusal(shape) + log.tail())
         self.shape = shape
         self.host = None
         return True
 
-    def _refusal(self, shape: tuple[int, ...]) -> str:
+    def _shape_refusal(self, shape: tuple[int, ...]) -> str:
         """Why a shape was refused: what the current profile takes, and which profile would take it."""
         engine = self.execution.engine
         current = max(int(self.execution.context.active_optimization_profile), 0)
         line = library.line()
         ranges = [line.profile_range(engine, self.name, i) for i in range(engine.num_optimization_profiles)]
-        fits = [i for i, (low, _, high) in enumerate(ranges) if _within(shape, low, high)]
+        fits = [i for i, (low, _, high) in enumerate(ranges) if _in_range(shape, low, high)]
         smallest, _, largest = ranges[current]
         advice = f"Profile {fits[0]} takes it: call set_profile({fits[0]}). " if fits else "No profile takes it. "
         return (
@@ -169,7 +179,7 @@ class Input(Slot):
         values = array.astype(self.numpy_dtype, copy=False).tobytes()
         pinned = self.reserve_pinned(len(values))
         pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
-        self.tell_address(pinned.ptr)
+        self.set_address(pinned.ptr)
         changed = values != self._values
         self._values = values
         return changed
@@ -179,10 +189,12 @@ class Input(Slot):
             return
         low, _, high = self._value_range
         values = array.reshape(-1).tolist()
-        told = len(low)  # 8.6 does not tell the range of every value
-        if not _within(values[:told], low, high):
+        known = len(low)  # 8.6 does not give the range of every value
+        if not _in_range(values[:known], low, high):
             limit = (
-                "" if told == len(values) else f" ({library.line().name} tells {told} of {len(values)} values' range)"
+                ""
+                if known == len(values)
+                else f" ({library.line().name} gives the range of {known} of {len(values)} values)"
             )
             raise errors.InputShapeError(
                 f"Shape tensor {self.name!r} has values {values}; the current profile expects min {low}, max {high}{limit}."
@@ -193,16 +205,11 @@ class Input(Slot):
         raw = isinstance(value, FormattedArray)
         if self.host is None:
             nbytes = value.array.nbytes if raw else self.nbytes()
-            self.tell_address(self.reserve_device(nbytes))
-            pinned = self.reserve_pinned(nbytes)
-            packed = raw or not self.is_plain
-            assert self.shape is not None
-            self.host = (
-                pinned.view((nbytes,), np.dtype(np.uint8)) if packed else pinned.view(self.shape, self.numpy_dtype)
-            )
+            self.reserve_device(nbytes)
+            self.host = self.reserve_host(nbytes, as_bytes=raw or not self.is_plain)
         stream = self.execution.stream
         assert self.device is not None and self.pinned is not None
-        self.tell_address(self.device.ptr)
+        self.set_address(self.device.ptr)  # the last value may have been on the device, at an address of its own
         if raw:
             self.host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
         elif not self.is_linear:
@@ -216,38 +223,38 @@ class Input(Slot):
 
 
 class Output(Slot):
-    """An output. Its size is known before the inference, or TensorRT asks an allocator for room during it."""
+    """An output. Its size is known before the inference, or TensorRT asks an allocator for memory during it."""
 
     def __init__(self, execution: Execution, name: str, profile: int) -> None:
         super().__init__(execution, name, profile)
         self.allocator: Any = None
 
-    def settle(self, inputs: Sequence[Input]) -> None:
-        """Make room, now that input shapes and values are known; or lie where the input lies that this output aliases."""
+    def prepare(self, inputs: Sequence[Input]) -> None:
+        """Reserve memory, now that shapes and values of inputs are known; an output that aliases an input uses its memory."""
         context = self.execution.context
         shape = tuple(context.get_tensor_shape(self.name))
         aliased = library.line().aliased_input(self.execution.engine, self.name)
         self.host = None
         if aliased is not None:
             self.shape = shape
-            self.tell_address(next(slot.address for slot in inputs if slot.name == aliased))
+            self.set_address(next(slot.address for slot in inputs if slot.name == aliased))
         elif any(dim < 0 for dim in shape):
-            self._take_allocator()
+            self._use_allocator()
         elif self.on_host:
             self.shape, self.allocator = shape, None
-            self.tell_address(self.reserve_pinned(self.nbytes()).ptr)
+            self.set_address(self.reserve_pinned(self.nbytes()).ptr)
         else:
             self.shape, self.allocator = shape, None
-            self.tell_address(self.reserve_device(self.nbytes()))
+            self.set_address(self.reserve_device(self.nbytes()))
 
-    def _take_allocator(self) -> None:
+    def _use_allocator(self) -> None:
         self.allocator = callbacks.make_output_allocator(self.reserve_device)
-        self.address = 0
+        self.address = 0  # a later shape of known size must set its address again
         if not self.execution.context.set_output_allocator(self.name, self.allocator):
             raise errors.InferenceError(f"TensorRT refuses an output allocator for {self.name!r}.")
 
     def fetch(self, copy_out: bool, raw: bool) -> Any:
-        """The output after an inference was queued; its content arrives when the stream is done."""
+        """The output of an inference that was queued; its content is there when the stream has finished."""
         if self.allocator is not None:
             self.shape, self.host = self.allocator.shape, None
         assert self.shape is not None
@@ -269,11 +276,7 @@ class Output(Slot):
         formatted = raw or not self.is_plain
         assert self.shape is not None
         if self.host is None:
-            nbytes = self.nbytes()
-            pinned = self.reserve_pinned(nbytes)
-            self.host = (
-                pinned.view((nbytes,), np.dtype(np.uint8)) if formatted else pinned.view(self.shape, self.numpy_dtype)
-            )
+            self.host = self.reserve_host(self.nbytes(), as_bytes=formatted)
         assert self.pinned is not None
         if self.host.nbytes:
             memory.copy(
@@ -281,12 +284,12 @@ class Output(Slot):
             )
         if not formatted:
             return self.host
-        bytes_ = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
-        return FormattedArray(bytes_, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
+        content = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
+        return FormattedArray(content, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
 
 
-def _within(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    """Whether sizes, or the values of a shape tensor, lie within a profile's range."""
+def _in_range(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    """Whether sizes, or the values of a shape tensor, are in a profile's range."""
     return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
 
 

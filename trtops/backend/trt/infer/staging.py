@@ -1,4 +1,4 @@
-"""Large host arrays on their way to the device: copied into pinned memory by several threads, and sent on in pieces."""
+"""Large host arrays on their way to the device: several threads copy them into pinned memory, and pieces are sent at once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 CHUNK = 2 << 20
-"""Bytes that are sent at a time, once it runs; smaller arrays are copied and sent as a whole."""
+"""Bytes of a full piece; arrays that are no larger are copied and sent as a whole."""
 _FIRST_CHUNK = 256 << 10
-"""Bytes of the first piece. Pieces double from here, so that the bus soon has something to do."""
+"""Bytes of the first piece. Pieces double from here: the bus idles until the first one is staged."""
 _HELPERS = 2
-"""Threads beside the caller's. Two with pieces of 2 MiB were the fastest of 0 to 7 with 0.5 to 4 MiB, for 25 MB on a host of
-16 cores (H200); more of them wait for one another."""
+"""Threads beside the caller's. Of 0 to 7 threads with pieces of 0.5 to 4 MiB, two with 2 MiB were the fastest for 25 MB on a
+host of 16 cores (H200); more of them wait for one another."""
 
 
 class Stager:
-    """Copies host arrays into pinned memory and sends them to the device at the same time.
+    """Copies host arrays into pinned memory, and sends finished pieces to the device meanwhile.
 
-    Numpy lets go of the interpreter lock while it copies. The caller's thread copies pieces like the helpers do, since
-    waking a thread takes as long as copying a piece; and it alone speaks to CUDA.
+    Threads help since numpy releases the interpreter lock while it copies. The caller's thread copies pieces too: waking a
+    thread takes as long as copying a piece. It alone calls CUDA, whose current device belongs to a thread.
     """
 
     def __init__(self, name: str) -> None:
-        """Name the threads; they start with the first array."""
+        """Name the threads, which start with the first array."""
         self._name = name
         self._pool: ThreadPoolExecutor | None = None
 
@@ -41,9 +41,10 @@ class Stager:
 
         Args:
             array: What to copy, contiguous, in any host memory.
-            pinned: Pinned host memory of the same size, contiguous. It is still being read when this returns.
+            pinned: Pinned host memory of the same size, contiguous. The device still reads it when this returns: leave it
+                unchanged until the stream has got past the copies.
             device: Address in device memory.
-            stream: Takes the copies; what it is given afterwards finds the array on the device.
+            stream: Where the copies are queued; whatever is queued on it afterwards finds the array on the device.
 
         Raises:
             InferenceError: If CUDA refuses a copy.
@@ -52,8 +53,9 @@ class Stager:
 
         source = array.reshape(-1).view(np.uint8)
         staged = pinned.reshape(-1).view(np.uint8)
-        pieces = list(_pieces(source.size))
-        todo = iter(pieces)  # shared: whoever is free takes the next piece
+        pieces = list(_piece_slices(source.size))
+        # Shared by all threads: next() on a list's iterator is atomic, so each piece is taken once, by whoever is free.
+        todo = iter(pieces)
         done: queue.SimpleQueue[slice] = queue.SimpleQueue()
 
         def help_copying() -> None:
@@ -75,6 +77,7 @@ class Stager:
                 np.copyto(staged[piece], source[piece])
                 send(piece)
                 unsent -= 1
+                # Pieces may be sent in any order: they do not overlap, and the stream finishes all of them before the engine.
                 while not done.empty():
                     send(done.get())
                     unsent -= 1
@@ -82,18 +85,19 @@ class Stager:
                 send(done.get())
         except BaseException:
             for _ in todo:
-                pass  # nothing more to take
-            wait(helpers)  # nobody writes into the pinned memory any more
+                pass  # leave the helpers nothing to take
+            wait(helpers)  # the caller may free or reuse the pinned memory as soon as this raises
             raise
 
     def close(self) -> None:
-        """End the threads; the next array starts new ones."""
+        """End the threads; the next array starts others."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
 
-def _pieces(size: int) -> Iterator[slice]:
+def _piece_slices(size: int) -> Iterator[slice]:
+    """Slices that cover so many bytes, doubling in length from the first to :data:`CHUNK`."""
     start, step = 0, _FIRST_CHUNK
     while start < size:
         yield slice(start, min(start + step, size))
