@@ -1,4 +1,4 @@
-"""The TensorRT back end, under the names of the field's tool. TensorRT itself is imported when something is made.
+"""The TensorRT back end, under Polygraphy's names. TensorRT itself is imported when something is made.
 
 Where TensorRT is missing, importing this package works; what needs it raises ``BackendUnavailableError``.
 """

@@ -196,8 +196,8 @@ def test_entries_are_counted_from_what_tensorrt_says():
         ("INFO", "Serialized 26 timing cache entries"),
     ]
 
-    assert timing_cache._count(log) == 26
-    assert timing_cache._count(library.LogLines(False)) is None
+    assert timing_cache._count_entries(log) == 26
+    assert timing_cache._count_entries(library.LogLines(False)) is None
 
 
 def test_the_first_line_is_json_for_other_tools():

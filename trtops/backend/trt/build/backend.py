@@ -7,7 +7,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ class TensorRTBackend:
         name: The back end's name.
         engine_suffix: Ending of engine files.
         calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
-        require_precision: Whether a build fails that asked for a precision which no layer got.
+        require_precision: Whether a build fails if no layer got the precision that it asked for.
     """
 
     name: str = "tensorrt"
@@ -77,52 +76,53 @@ class TensorRTBackend:
         return _Building(self, model, config, caches, calibration_data).run()
 
     def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
-        """A runner for an engine, or for what a callable returns at activation; outputs come in the model's order."""
+        """A runner for an engine, or for the one that a callable returns at activation; outputs are in the model's order."""
 
         def load() -> Any:
             built = engine() if callable(engine) else engine
-            runner.output_order = _outputs_of(built)
-            return _load(built)
+            runner.output_order = _output_names(built)
+            return _load_checked(built)
 
         runner = TrtRunner(load, name)
         return runner
 
 
-def _outputs_of(built: Engine) -> tuple[str, ...]:
-    """Names of the model's outputs in its order; none for engines from before these were kept."""
+def _output_names(built: Engine) -> tuple[str, ...]:
+    """Names of the model's outputs in its order; none for engines of early builds, which do not have them."""
     names = built.options.get("outputs")
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _load(built: Engine) -> Any:
-    """Load an engine, after making sure that its bytes are whole and that it belongs here.
+def _load_checked(built: Engine) -> Any:
+    """Load an engine whose bytes are whole, and that was built for this kind of device and this release.
 
     Raises:
-        EngineLoadError: If not. TensorRT itself runs engines with altered weights without a word.
+        EngineLoadError: If one of these is not so.
     """
+    # TensorRT checks little itself: it silently runs engines whose weights were altered.
     expected = built.options.get("sha256")
     found = sha256(built.plan)
     if expected is not None and expected != found:
         raise errors.EngineLoadError(
             f"The engine's {len(built.plan)} bytes have digest {found[:12]}, expected {str(expected)[:12]}: they are "
-            "damaged. Fetch the engine again, or build it anew."
+            "damaged. Fetch the engine again, or rebuild it."
         )
     here, there = device.environment(), built.environment
     if here.device_sha256 != there.device_sha256:
         raise errors.EngineLoadError(
             f"The engine was built for {there.device}; this is {here.device}. TensorRT engines run on the kind of GPU "
-            "that they were built on: build it anew here."
+            "that they were built on: rebuild it here."
         )
     if here.backend_version != there.backend_version and not built.options.get("version_compatible"):
         raise errors.EngineLoadError(
-            f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Build it anew, or "
+            f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Rebuild it, or "
             "build with version_compatible=True."
         )
     return engine_from_bytes(built.plan)
 
 
 class _Building:
-    """One build under way."""
+    """One build: its request, and what the steps leave for those after them."""
 
     def __init__(
         self,
@@ -153,52 +153,24 @@ class _Building:
         self.quantized: int8.Quantized | None = None
 
     def run(self) -> Build:
-        """Build, load what was built for its layers, and put everything together."""
-        if self.timing is not None:
-            self.timing.check(self.environment)
-        self._check_replay_fits()
-        if self.options.tactic_seed is not None and (self._edits or self.caches.replay is not None):
-            raise errors.UnsupportedFeatureError(
-                f"{self.line.name}: tactic_seed needs a release with algorithm selectors, and no replay. Leave it out; "
-                "TensorRT's own timing varies as well."
-            )
-        with ExitStack() as stack:
-            log = stack.enter_context(library.collect_log())
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trtops-build-"))
-            selector = self._selector()
+        """Build, load the engine to read its layers, and put everything together."""
+        self._check_request()
+        with library.collect_log() as log, tempfile.TemporaryDirectory(prefix="trtops-build-") as folder:
+            algorithm_selector = self._algorithm_selector()
             self._quantize()
-            loader = self._config_loader(selector, folder)
-            builder, network, _parser = self._network(loader)
+            loader = self._config_loader(algorithm_selector, folder)
+            builder, network, _parser = self._network(loader)  # the parser holds weights that the build reads
             builder_config = loader(builder, network)
-            if self._timing_data() and loader.load_timing_cache is not None:
+            if loader.load_timing_cache:
                 self.timings_read = timing_cache.held(builder_config)
-            if self.caches.replay is not None and self._edits:
-                editable.prepare_replay(builder_config, self.caches.replay)
-            started = time.perf_counter()
-            try:
-                plan = bytes(build_plan(builder, network, builder_config, selector=selector))
-            finally:
-                if self.calibrator is not None:
-                    self.calibrator.free()
-            seconds = time.perf_counter() - started
-            if self.caches.replay is not None and self._edits:
-                editable.check_replay(builder_config, self.caches.replay)
+            plan, seconds = self._build_plan(builder, network, builder_config, algorithm_selector)
             cache = self._collect_cache(builder_config, seconds)
             layers = self._layers(plan)
-            record = self._record(builder_config, layers, watched=selector is not None)
+            record = self._record(builder_config, layers, watched=algorithm_selector is not None)
             self._check_denied(record)
         return Build(
             spec=self._spec(),
-            engine=Engine(
-                backend=self.backend.name,
-                plan=plan,
-                options={
-                    "sha256": sha256(plan),
-                    "version_compatible": self.options.version_compatible,
-                    "outputs": [spec.name for spec in self.model.info.outputs],
-                },
-                environment=self.environment,
-            ),
+            engine=self._engine(plan),
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
@@ -208,11 +180,29 @@ class _Building:
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
 
+    def _build_plan(
+        self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any
+    ) -> tuple[bytes, float]:
+        """The plan, and the seconds that TensorRT took for it."""
+        replay = self.caches.replay if self._edits else None
+        if replay is not None:
+            editable.prepare_replay(builder_config, replay)
+        started = time.perf_counter()
+        try:
+            plan = bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
+        finally:
+            if self.calibrator is not None:
+                self.calibrator.free()
+        seconds = time.perf_counter() - started
+        if replay is not None:
+            editable.check_replay(builder_config, replay)
+        return plan, seconds
+
     # --- before -------------------------------------------------------------------------------------------------
 
     @property
     def _edits(self) -> bool:
-        """Whether tactics are recorded through the editable timing cache, rather than by a selector."""
+        """Whether tactics are recorded through the editable timing cache rather than by a selector."""
         return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
 
     @property
@@ -220,11 +210,20 @@ class _Building:
         wanted = {self.build_config.precision, *self.options.also} - {"fp32"}
         return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
 
-    def _check_replay_fits(self) -> None:
-        replay = self.caches.replay
-        if replay is None:
-            return
-        if not (self._edits or self.line.supports(Feature.ALGORITHM_SELECTOR)):
+    def _check_request(self) -> None:
+        """Refuse a request that cannot be met, before anything is built."""
+        if self.timing is not None:
+            self.timing.check(self.environment)
+        if self.caches.replay is not None:
+            self._check_replay(self.caches.replay)
+        if self.options.tactic_seed is not None and (self._edits or self.caches.replay is not None):
+            raise errors.UnsupportedFeatureError(
+                f"{self.line.name}: tactic_seed needs a release with algorithm selectors, and no replay. Leave it out; "
+                "TensorRT's own timing varies as well."
+            )
+
+    def _check_replay(self, replay: TacticRecord) -> None:
+        if not self._edits:
             self.line.require(Feature.ALGORITHM_SELECTOR)
         if (why := self.denied.why(replay.choices)) is not None:
             raise errors.TacticMismatchError(
@@ -237,7 +236,7 @@ class _Building:
                 f"{here[0]} on {here[1][:8]}. Tactics are numbered per release and device: record them here.",
             )
 
-    def _selector(self) -> Any:
+    def _algorithm_selector(self) -> Any:
         if self._edits or not self.line.supports(Feature.ALGORITHM_SELECTOR):
             return None
         if self.caches.replay is not None:
@@ -249,18 +248,19 @@ class _Building:
             return None
         return selector.TacticRecorder(self.recorded, self.restriction if restricted else None)
 
-    def _config_loader(self, selector: Any, folder: str) -> CreateConfig:
+    def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options
         trt = library.load()
         pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
         wanted = self._precisions
+        replays_by_selector = algorithm_selector is not None and self.caches.replay is not None
         return CreateConfig(
             tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
-            # A replay leaves nothing to time: the selector offers one tactic per layer.
-            load_timing_cache=None if selector is not None and self.caches.replay is not None else self._timing_data(),
-            algorithm_selector=selector,
+            # A replay by selector leaves nothing to time: TensorRT is offered one tactic per layer.
+            load_timing_cache=None if replays_by_selector else self._timing_data(),
+            algorithm_selector=algorithm_selector,
             sparse_weights=options.sparse_weights,
             tactic_sources=self._tactic_sources(),
             memory_pool_limits=pools,
@@ -294,7 +294,7 @@ class _Building:
         return [members[name.upper()] for name in self.options.tactic_sources]
 
     def _quantize(self) -> None:
-        """Write INT8 into the model where there are no calibrators, or where layers are to be kept from it."""
+        """Write INT8 into the model where the release has no calibrators, or where layers are to keep higher precision."""
         if "int8" not in self._precisions or self._is_quantized():
             return
         if self.build_config.keep or not self.line.supports(Feature.CALIBRATOR):
@@ -348,12 +348,12 @@ class _Building:
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
         if self.caches.replay is not None and not self._edits:
-            return None
+            return None  # the replay was built without one
         before = None if self.timings_read == 0 else self.timing
         return timing_cache.collect(builder_config, self.environment, before, seconds)
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
-        """The engine's layers; none where there is no GPU to load it on."""
+        """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
         layers = tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan)))
@@ -372,9 +372,9 @@ class _Building:
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
     def _check_denied(self, record: TacticRecord) -> None:
-        """Refuse a build that made a denied choice where no algorithm selector could keep TensorRT from it.
+        """Refuse a build with a denied tactic, on releases where no algorithm selector can keep TensorRT from choosing it.
 
-        The editable timing cache says which tactic was chosen, and not which others there are.
+        There the editable timing cache tells which tactic was chosen, but not which other ones could be.
         """
         why = self.denied.why(record.choices) if self._edits else None
         if why is not None:
@@ -382,6 +382,18 @@ class _Building:
                 f"{self.line.name} chose a tactic on the deny-list: {why}. This release cannot be told what to choose "
                 "instead: build from the tactic record of a good run, or again."
             )
+
+    def _engine(self, plan: bytes) -> Engine:
+        return Engine(
+            backend=self.backend.name,
+            plan=plan,
+            options={
+                "sha256": sha256(plan),
+                "version_compatible": self.options.version_compatible,
+                "outputs": [spec.name for spec in self.model.info.outputs],
+            },
+            environment=self.environment,
+        )
 
     def _spec(self) -> BuildSpec:
         data = None if self.calibrator is None else self.calibrator.data_digest()

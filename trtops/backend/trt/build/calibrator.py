@@ -36,16 +36,16 @@ ALGORITHMS = {
 
 LEGACY_QUANTILE = 0.5
 LEGACY_REGRESSION_CUTOFF = 0.5
-"""What the legacy calibrator is told unless something else is given."""
+"""Used by the legacy calibrator unless others are given."""
 
 
 class TrtopsCalibrator(Protocol):
-    """What :func:`Calibrator` makes, beside being one of TensorRT's calibrators.
+    """What an object made by :func:`Calibrator` has besides TensorRT's own members.
 
     Attributes:
         is_trtops_calibrator: True.
         num_batches: Batches handed to TensorRT since the last :meth:`reset`.
-        error: What went wrong while TensorRT was calibrating, which cannot raise through C++.
+        error: What went wrong during calibration; it cannot be raised through C++.
     """
 
     is_trtops_calibrator: bool
@@ -53,16 +53,16 @@ class TrtopsCalibrator(Protocol):
     error: Exception | None
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
-        """Say what the inputs look like; the data loader is told too, if it has an ``input_metadata``."""
+        """Set names, dtypes and shapes of the inputs, here and in the data loader if it has an ``input_metadata``."""
 
     def reset(self) -> None:
-        """Begin anew, for another network."""
+        """Start again, for another network."""
 
     def free(self) -> None:
-        """Give device memory back."""
+        """Free device memory."""
 
     def data_digest(self) -> str | None:
-        """SHA-256 over names, dtypes, shapes and values of the batches handed out; None if some lay on the device."""
+        """SHA-256 over names, dtypes, shapes and values of the batches; None if some were on the device."""
 
     def cache_contents(self) -> bytes | None:
         """The calibration cache, read or written; None before either."""
@@ -79,14 +79,14 @@ def Calibrator(
 ) -> Any:
     """Make a calibrator for ``CreateConfig(int8=True, calibrator=...)`` or for TensorRT itself.
 
-    Each batch is copied to the device once, and stays there only until the next.
+    Each batch is copied to the device once, into memory that the next batch overwrites.
 
     Args:
         data_loader: Feeds: numpy arrays, ``DeviceView`` or device addresses as ``int`` by input name. Anything that can
             be iterated; a generator serves one calibration only.
-        cache: File, or open file, that the calibration cache is read from, if it is there, and written to.
+        cache: File, or open file, to read the calibration cache from if it exists, and to write it to.
         BaseClass: One of TensorRT's calibrator classes; ``trt.IInt8EntropyCalibrator2`` unless given.
-        batch_size: Accepted for scripts that pass it; with explicit batch it means nothing.
+        batch_size: Accepted for scripts that pass it; it has no effect with explicit batch.
         quantile: For ``IInt8LegacyCalibrator``: the quantile that becomes the range; 0.5 unless given.
         regression_cutoff: For ``IInt8LegacyCalibrator``; 0.5 unless given.
         algo: For ``IInt8Calibrator`` itself: the algorithm; entropy 2 unless given.
@@ -95,7 +95,7 @@ def Calibrator(
         An instance of ``BaseClass`` with what :class:`TrtopsCalibrator` lists.
 
     Raises:
-        UnsupportedFeatureError: If this release calibrates by Q/DQ nodes alone.
+        UnsupportedFeatureError: If this release has no calibrators.
     """
     library.line().require(Feature.CALIBRATOR)
     trt = library.load()
@@ -107,7 +107,7 @@ def Calibrator(
         is_trtops_calibrator = True
 
         def __init__(self) -> None:
-            # By hand and on the class itself: without it the bindings crash when TensorRT calls back.
+            # Not super(): the bindings need the call on the class itself, and crash without it when TensorRT calls back.
             base.__init__(self)
             _Batches.__init__(self, data_loader, cache)
 
@@ -158,7 +158,7 @@ def calibrator_class(algorithm: str) -> Any:
 
 
 class _Batches:
-    """Batches on their way to TensorRT, and the cache; knows no TensorRT class."""
+    """Hands batches to TensorRT and keeps the cache; knows no TensorRT class."""
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
         self.data_loader = data_loader
@@ -217,15 +217,12 @@ class _Batches:
                     "object that can be iterated again."
                 )
             return None
-        self._check(feed)
-        self.num_batches += 1
-        return [self._address(name, feed[name]) for name in names]
-
-    def _check(self, feed: Mapping[str, Any]) -> None:
         if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
-            check_feed(self.input_metadata, feed)
+            check_feed(self.input_metadata, feed)  # bare addresses have no shape to check
+        self.num_batches += 1
+        return [self._device_address(name, feed[name]) for name in names]
 
-    def _address(self, name: str, value: Any) -> int:
+    def _device_address(self, name: str, value: Any) -> int:
         if isinstance(value, int):
             self._hash = None
             return value
@@ -272,11 +269,11 @@ class _Batches:
 
 
 def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
-    """Tell one of our calibrators what the network's inputs look like in the calibration profile; others are left alone.
+    """Prepare one of our calibrators for a network's inputs at the calibration profile; others are left as they are.
 
     Args:
         calibrator: Any calibrator.
-        network: The network to be calibrated.
+        network: The network to calibrate.
         profile: Shapes of all its inputs.
     """
     if not getattr(calibrator, "is_trtops_calibrator", False):
@@ -294,10 +291,10 @@ def prepare_calibrator(calibrator: Any, network: Any, profile: Profile) -> None:
 
 
 def check_calibration(calibrator: Any) -> None:
-    """Raise what went wrong inside a calibrator during a build.
+    """Raise an error that a calibrator kept during a build.
 
     Raises:
-        CalibrationError: If something did.
+        CalibrationError: If it kept one.
     """
     error = getattr(calibrator, "error", None)
     if error is not None:

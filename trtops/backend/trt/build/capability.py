@@ -10,14 +10,14 @@ from trtops.backend.trt.build.network import create_network, readable
 
 @dataclass(frozen=True, kw_only=True)
 class ParserAnswer:
-    """What the parser says.
+    """What the parser answered.
 
     Attributes:
         supported: Whether it takes the whole model.
-        subgraphs: Nodes that it knows how to parse, by their place in the model's graph, in groups that are connected;
-            and whether the group is certain. A group of a model that is not taken as a whole seldom is: ask again, with
-            the group as a model of its own. Nodes in no group are refused.
-        said: What it says of single nodes, by place.
+        subgraphs: Connected groups of nodes that it can parse, by their positions in the model's graph, and whether that
+            is certain. It seldom is where the whole model is refused: ask again about the group as a model of its own.
+            Nodes in no group are refused.
+        said: Its messages about single nodes, by position.
     """
 
     supported: bool

@@ -1,4 +1,4 @@
-"""The builder config: every option of the field's tool, on every release that has it."""
+"""The builder config: every option that Polygraphy has, on every release that has it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
+class _CommonConfig:
     """What :class:`CreateConfig` and :class:`CreateConfigRTX` share. None leaves TensorRT's default.
 
     Attributes:
-        profiles: Optimization profiles, in the order the engine will number them; inputs that they do not mention are
-            filled in. Without any there is one with the network's own shapes, 1 where they are dynamic.
+        profiles: Optimization profiles, in the order of their numbers in the engine; inputs that they lack are filled in.
+            Without any there is one with the network's own shapes, 1 where they are dynamic.
         precision_constraints: How binding per-layer precisions are: ``none``, ``prefer`` or ``obey``.
         load_timing_cache: A timing cache: path, file or bytes. A file that does not exist counts as empty; one of
             another device or release is refused.
@@ -33,8 +33,8 @@ class _Common:
             ``load_timing_cache`` it switches the timing cache off.
         sparse_weights: Whether kernels for 2:4 sparse weights may be used.
         tactic_sources: Libraries (``trt.TacticSource``) that tactics may come from.
-        restricted: Stay within the safety-certified scope.
-        profiling_verbosity: How much the engine tells its inspector; everything, unless given.
+        restricted: Build for the safety-certified scope.
+        profiling_verbosity: How much of the engine its inspector shows; everything, unless given.
         memory_pool_limits: Bytes by ``trt.MemoryPoolType``.
         refittable: Whether weights can be exchanged later.
         strip_plan: Leave refittable weights out of the plan.
@@ -100,10 +100,10 @@ class _Common:
 
         Args:
             builder: The builder that the engine will be built with.
-            network: The network to be built; None leaves out what depends on it (profiles, calibration).
+            network: The network to build; None leaves out what depends on it (profiles, calibration).
 
         Raises:
-            UnsupportedFeatureError: If this release cannot do what is asked; says which can and what to do instead.
+            UnsupportedFeatureError: If this release lacks an option; says which have it and what to do instead.
             ConfigError: If a profile does not fit the network.
             TimingCacheError: If the timing cache is damaged, or of another device or release.
         """
@@ -120,7 +120,7 @@ class _Common:
         return config
 
     def _configure(self, builder: Any, network: Any, config: Any) -> None:
-        """What the two kinds of config add."""
+        """Set what one of the two kinds of config adds."""
 
     def _filled_profiles(self, network: Any) -> list[Profile]:
         return [Profile(profile).fill_defaults(network) for profile in self.profiles or [Profile()]]
@@ -160,7 +160,7 @@ class _Common:
                 config.set_preview_feature(feature, feature in self.preview_features)
 
     def _set_optional(self, config: Any) -> None:
-        """What only some releases have; the line refuses where it is missing."""
+        """Set what only some releases have; the release line refuses it elsewhere."""
         line = library.line()
         if self.precision_constraints in ("prefer", "obey"):
             line.set_precision_constraints(config, self.precision_constraints)
@@ -193,16 +193,16 @@ class _Common:
             line.require(Feature.TIMING_CACHE)
             timing_cache.apply(config, timing_cache.read(self.load_timing_cache))
         elif line.supports(Feature.TIMING_CACHE):
-            # An empty one fills up during the build, and can be saved afterwards.
+            # An empty one, which fills up during the build and can be saved afterwards.
             line.set_timing_cache(config, b"")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateConfig(_Common):
-    """Makes a TensorRT builder config; the other attributes are those of both kinds, listed at ``_Common``.
+class CreateConfig(_CommonConfig):
+    """Makes a TensorRT builder config; the other attributes are those of both kinds, listed at ``_CommonConfig``.
 
     Attributes:
-        tf32: Whether FP32 layers may round their inputs to TF32. Off unless asked for, other than in TensorRT itself.
+        tf32: Whether FP32 layers may round their inputs to TF32. Off by default; TensorRT's own default is on.
         fp16: Whether layers may compute in FP16. For networks from ONNX this works on every release: where the flag is
             gone, it is written into the model.
         int8: Whether layers may compute in INT8: from Q/DQ nodes, or with a calibrator up to 10.16.
@@ -246,7 +246,7 @@ class CreateConfig(_Common):
 
     def _set_calibrator(self, builder: Any, network: Any, config: Any) -> None:
         if not self.int8:
-            log.warning("A calibrator was given, but int8 was not asked for; it will not be used.")
+            log.warning("A calibrator was given without int8=True; it will not be used.")
         elif network is not None and not _is_quantized(network):
             ranges = self._filled_profiles(network)[-1]
             fixed = Profile({name: ShapeTuple(s.opt, s.opt, s.opt) for name, s in ranges.items()})
@@ -271,8 +271,8 @@ def create_config(builder: Any, network: Any, **options: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CreateConfigRTX(_Common):
-    """Makes a TensorRT-RTX builder config; the other attributes are those of both kinds, listed at ``_Common``.
+class CreateConfigRTX(_CommonConfig):
+    """Makes a TensorRT-RTX builder config; the other attributes are those of both kinds, listed at ``_CommonConfig``.
 
     Attributes:
         use_gpu: Build for the GPU of this machine; False builds for ``compute_capabilities`` without looking at it.

@@ -1,6 +1,6 @@
 """Loaders that build, load, save and refit engines, and those that load plugins and runtimes.
 
-What only building takes is imported while building, since most processes load an engine and run it.
+What only building needs is imported when something is built: most processes load an engine and run it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trtops import errors
 from trtops.backend.common import open_atomically
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
+from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of
 
 if TYPE_CHECKING:
@@ -31,18 +32,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadPlugins:
-    """Loads plugin libraries, and TensorRT's own plugins, before anything else is made.
+    """Loads plugin libraries and TensorRT's own plugins before anything else is made.
 
     Attributes:
         plugins: Paths of shared libraries.
-        obj: A callable whose product is passed on, or a value.
+        obj: What to return: a value, or a callable that makes it.
     """
 
     plugins: Sequence[str | os.PathLike[str]] | None = None
     obj: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Load them, then make the product.
+        """Load them, then return ``obj`` or what it makes.
 
         Raises:
             BackendUnavailableError: If a library cannot be loaded.
@@ -98,8 +99,8 @@ class EngineBytesFromNetwork:
     Attributes:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: Where to save the timing cache, merged with what is there; TensorRT's own bytes. Where that
-            fails, the engine is not lost: a warning says why, and the file stays as it is.
+        save_timing_cache: File to save the timing cache to, as TensorRT's own bytes, merged with what it has. If that fails,
+            the engine is not lost: a warning says why, and the file stays as it is.
     """
 
     network: ValueOrCallable[NetworkParts]
@@ -113,7 +114,7 @@ class EngineBytesFromNetwork:
             The plan, as ``trt.IHostMemory``: a buffer that ``bytes()`` copies.
 
         Raises:
-            EngineBuildError: If no engine comes out; the message has TensorRT's last errors.
+            EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
             CalibrationError: If INT8 calibration fails.
             TacticMismatchError: If a replay was not followed.
             TimingCacheError: If the timing cache to load is of another device or release.
@@ -126,7 +127,7 @@ class EngineBytesFromNetwork:
         builder, network = parts[0], parts[1]
         config = config_loader(builder, network) if callable(config_loader) else config_loader
         started = time.perf_counter()
-        plan = build_plan(builder, network, config, selector=_selector_of(config_loader))
+        plan = build_plan(builder, network, config, selector=getattr(config_loader, "algorithm_selector", None))
         seconds = time.perf_counter() - started
         log.info("Built an engine in %.2f s", seconds)
         if self.save_timing_cache is not None:
@@ -135,7 +136,7 @@ class EngineBytesFromNetwork:
 
 
 def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float) -> None:
-    """Save the timing cache of a build that succeeded; a cache that cannot be saved must not take its engine along."""
+    """Save the timing cache of a build that succeeded. The engine must not be lost where the cache cannot be saved."""
     from trtops.backend.trt.choices import timing_cache
 
     cache = timing_cache.collect(config, None, None, seconds)
@@ -147,48 +148,38 @@ def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float
         library.remark(f"The timing cache was not saved to {path}: {exc}")
 
 
-def _selector_of(config: Any) -> Any:
-    return getattr(config, "algorithm_selector", None)
-
-
 def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None) -> Any:
-    """Build a network under a config, and raise what callbacks could not.
+    """Build a network under a config, and raise the errors of callbacks, which cannot raise through C++.
 
     Args:
         builder: The builder.
-        network: The network. If single layers ask for a precision that the config lacks, others may be held to FP32.
-        config: The builder config; may get the flags for what single layers ask for.
+        network: The network. If single layers ask for a precision that the config lacks, others may be fixed to FP32.
+        config: The builder config; may get the flags for precisions that single layers ask for.
         selector: The algorithm selector in it, if any.
 
     Returns:
         The plan, as ``trt.IHostMemory``.
 
     Raises:
-        EngineBuildError: If no engine comes out; the message has TensorRT's last errors.
+        EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
         CalibrationError: If INT8 calibration fails.
         TacticMismatchError: If a replay was not followed.
     """
     from trtops.backend.trt.build.calibrator import check_calibration
-    from trtops.backend.trt.build.precision import let_layers_have
+    from trtops.backend.trt.build.precision import allow_layer_precisions
     from trtops.backend.trt.choices.selector import check_replay
 
-    let_layers_have(network, config)
+    line = library.line()
+    allow_layer_precisions(network, config)
     with library.collect_log() as lines:
         plan = builder.build_serialized_network(network, config)
-    check_calibration(_calibrator_of(config))
+    # Before the plan is looked at: without an engine, these are why there is none.
+    if line.supports(Feature.CALIBRATOR):
+        check_calibration(line.get_calibrator(config))
+    check_replay(selector)
     if plan is None:
-        if selector is not None:
-            check_replay(selector)
-        raise errors.EngineBuildError(f"{library.line().name} built no engine. {lines.tail()}")
-    if selector is not None:
-        check_replay(selector)
+        raise errors.EngineBuildError(f"{line.name} built no engine. {lines.tail()}")
     return plan
-
-
-def _calibrator_of(config: Any) -> Any:
-    from trtops.backend.trt.lines import Feature
-
-    return library.line().get_calibrator(config) if library.line().supports(Feature.CALIBRATOR) else None
 
 
 def engine_bytes_from_network(
@@ -205,7 +196,7 @@ class EngineFromNetwork:
     Attributes:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: Where to save the timing cache, merged with what is there.
+        save_timing_cache: File to save the timing cache to, merged with what it has.
         runtime: A runtime to load the engine with, or a callable that makes one.
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
     """
@@ -237,7 +228,7 @@ def engine_from_network(
 class EngineFromBytes:
     """Loads an engine from the bytes of its plan.
 
-    A plan is code: version compatible ones bring a runtime of their own, which is allowed to run. Load what you trust.
+    A plan is code: version compatible ones carry a runtime of their own, which is run. Load only plans that you trust.
 
     Attributes:
         serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
@@ -260,15 +251,15 @@ class EngineFromBytes:
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
         if self.dla_workspace_allocation_strategy is not None:
             library.line().set_dla_workspace_strategy(runtime, self.dla_workspace_allocation_strategy)
-        runtime.engine_host_code_allowed = True  # or version compatible engines do not load
-        # The registry lets an engine find TensorRT's own plugins; it is filled once per process.
+        runtime.engine_host_code_allowed = True  # version compatible engines do not load without
+        # Registers TensorRT's own plugins, which the engine may use; does nothing the second time.
         library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")
         with library.collect_log() as lines:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise errors.EngineLoadError(
                 f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or was "
-                f"built for another release or device. Build it anew here. {lines.tail()}"
+                f"built for another release or device. Rebuild it here. {lines.tail()}"
             )
         return engine
 
@@ -299,7 +290,7 @@ class EngineFromPath:
         import mmap
 
         try:
-            # TensorRT copies what it keeps, so pages are read as it goes and never held twice.
+            # Mapped, not read: TensorRT copies what it keeps, so the plan would be in memory twice.
             with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
                 return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
         except (OSError, ValueError) as exc:
@@ -390,8 +381,8 @@ def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx
         Names of the weights that were set.
 
     Raises:
-        ConfigError: If the engine is not refittable, or does not know a name.
-        EngineBuildError: If TensorRT refuses the weights, or misses some.
+        ConfigError: If the engine is not refittable, or has no weight of a name.
+        EngineBuildError: If TensorRT refuses the weights, or lacks some.
     """
     import numpy as np
 
@@ -400,8 +391,8 @@ def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx
     trt = library.load()
     refitter = trt.Refitter(engine, library.get_trt_logger())
     known = list(refitter.get_all_weights())
-    named = dict(weights) if isinstance(weights, Mapping) else _initializers(weights, known)
-    # TensorRT keeps the pointers until refit_cuda_engine returns.
+    named = dict(weights) if isinstance(weights, Mapping) else _initializers_named(weights, known)
+    # Kept here: TensorRT reads from the arrays' memory until refit_cuda_engine returns.
     held = {name: np.ascontiguousarray(array) for name, array in named.items()}
     with library.collect_log() as lines:
         for name, array in held.items():
@@ -417,7 +408,7 @@ def refit_engine(engine: Any, weights: Mapping[str, np.ndarray[Any, Any]] | onnx
     return tuple(held)
 
 
-def _initializers(model: onnx.ModelProto | bytes, known: Sequence[str]) -> dict[str, Any]:
+def _initializers_named(model: onnx.ModelProto | bytes, known: Sequence[str]) -> dict[str, Any]:
     import onnx
 
     proto = onnx.ModelProto.FromString(model) if isinstance(model, bytes) else model

@@ -1,7 +1,7 @@
 """INT8 from a calibration cache of either format: as TensorRT's own text, or written into the model as Q/DQ nodes.
 
-Calibrators exist up to TensorRT 10.16, and quantize every layer they can. Q/DQ nodes are taken by every release; they are
-the only way from 11 on, and the one that keeps chosen layers in higher precision.
+Calibrators exist up to TensorRT 10.16, and quantize every layer that they can. Every release takes Q/DQ nodes; they are the
+only way from 11 on, and the only one that keeps chosen layers in higher precision.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _CALIBRATIONS = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model with Q/DQ nodes, and the ranges they were made from.
+    """A model with Q/DQ nodes, and the ranges that they were made from.
 
     Attributes:
         model: The model.
-        calibration_cache: The cache, in the bytes it was given in, or else as our JSON.
+        calibration_cache: The cache: the bytes that were given, or else our JSON.
         data_sha256: Digest of the calibration data, as far as known.
     """
 
@@ -51,12 +51,12 @@ class Quantized:
 def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: str, algorithm: str) -> bytes:
     """A calibration cache of either format as the text that one release's calibrator reads.
 
-    The header is made to fit: a calibrator refuses what another one or another release wrote, though scales mean the same
-    to all.
+    The header is rewritten for that calibrator, since it refuses a cache of another one or of another release, although
+    scales mean the same to all.
 
     Args:
         data: The cache.
-        model: The model to be built. Its tensors are looked for in our own caches; TensorRT's have names of its own.
+        model: The model to build. Our own caches are checked for its tensors; TensorRT's have names of its own.
         config: Says what to do about those that are missing.
         release: TensorRT's release, such as ``8.6.0``.
         algorithm: The calibrator that will read it (:data:`trtops.backend.trt.build.calibrator.ALGORITHMS`).
@@ -80,7 +80,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
 
 
 def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Iterable[Feed] | None) -> Quantized:
-    """Write INT8 into a model, with ranges from a cache, or else found by ONNX Runtime on the CPU.
+    """Write INT8 into a model, with ranges from a cache, or else from running it in ONNX Runtime on the CPU.
 
     Args:
         model: The model.
@@ -96,7 +96,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
     if cache is not None:
         ranges = read_cache(cache)
     elif data is not None:
-        ranges = _collect(model, config, data, proto)
+        ranges = _collect_ranges(model, config, data, proto)
     else:
         raise errors.CalibrationError(
             "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
@@ -107,7 +107,9 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
     return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256)
 
 
-def _collect(model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto) -> CalibrationCache:
+def _collect_ranges(
+    model: Model, config: BuildConfig, data: Iterable[Feed], proto: onnx.ModelProto
+) -> CalibrationCache:
     try:
         from trtops.backend.onnxrt.calibration import collect
     except ModuleNotFoundError as exc:

@@ -1,7 +1,7 @@
 """Loaders that make TensorRT networks: empty ones, and those that an ONNX model describes.
 
-Each makes ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``; the parser holds weights and must live
-until the engine is built. Each has an immediate twin in snake_case that does the same at once.
+Each makes ``(builder, network)`` or, from ONNX, ``(builder, network, parser)``. Keep the parser until the engine is built: it
+holds the weights. Each has a twin in snake_case, which does the same at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NetworkParts: TypeAlias = "tuple[Any, ...]"
 
 @dataclass(frozen=True)
 class CreateNetwork:
-    """Makes an empty network, to be filled by ``func.extend``.
+    """Makes an empty network, to fill with ``func.extend``.
 
     Attributes:
         explicit_batch: Accepted for scripts that pass it; every network has an explicit batch.
@@ -42,7 +42,7 @@ class CreateNetwork:
 
         Raises:
             BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-            UnsupportedFeatureError: If this release cannot do what is asked.
+            UnsupportedFeatureError: If this release lacks an option that is asked for.
         """
         line = library.line()
         builder = library.make_builder()
@@ -65,7 +65,7 @@ def create_network(
 
 @dataclass(frozen=True)
 class ParserOptions:
-    """What both loaders from ONNX take beside the model.
+    """What both loaders from ONNX take in addition to the model.
 
     Attributes:
         flags: Flags of the ONNX parser (``trt.OnnxParserFlag``).
@@ -87,7 +87,7 @@ class ParserOptions:
     layer_precisions: Mapping[str, object] | None = field(default=None, kw_only=True)
 
     def _model_precision(self, line: ReleaseLine) -> precision.ModelPrecision:
-        """What has to be written into the model; nothing on releases that have flags for it."""
+        """The precisions to write into the model; none on releases that have flags for them."""
         if line.supports(Feature.PRECISION_FLAGS) and not self.strongly_typed:
             return precision.ModelPrecision()
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
@@ -97,7 +97,7 @@ class ParserOptions:
         trt = library.load()
         builder, network = create_network(None, self.strongly_typed, self.mark_unfused_tensors_as_debug_tensors)
         parser = trt.OnnxParser(network, library.get_trt_logger())
-        line.set_parser_flags(parser, self._flags(line))
+        line.set_parser_flags(parser, self._parser_flags(line))
         if self.enable_uint8_asymmetric_quantization_dla:
             config = self.config(builder, network) if callable(self.config) else self.config
             line.allow_uint8_on_dla(parser, builder.create_builder_config() if config is None else config)
@@ -106,7 +106,7 @@ class ParserOptions:
                 raise errors.EngineBuildError(f"TensorRT cannot parse {what}. {_parser_errors(parser)} {lines.tail()}")
         return builder, network, parser
 
-    def _flags(self, line: ReleaseLine) -> list[Any]:
+    def _parser_flags(self, line: ReleaseLine) -> list[Any]:
         chosen = list(self.flags or ())
         # Up to 8.6 the plugin was the parser's default; from 10 on the flag is, and the plugin has to be asked for.
         if line.supports(Feature.PARSER_FLAGS) and not self.plugin_instancenorm:
@@ -134,7 +134,7 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
             InvalidModelError: If there is no such file.
             EngineBuildError: If TensorRT cannot parse it; the message has the parser's errors.
             BackendUnavailableError: If TensorRT or the GPU cannot be used here.
-            UnsupportedFeatureError: If this release cannot do what is asked.
+            UnsupportedFeatureError: If this release lacks an option that is asked for.
         """
         path = os.fspath(self.path)
         if not os.path.isfile(path):
@@ -143,12 +143,12 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         if wanted:
             from trtops.backend.onnx.model import Model
 
-            data = precision.carry_out(Model.load(path).proto(), wanted).SerializeToString()
+            data = precision.write_into_model(Model.load(path).proto(), wanted).SerializeToString()
         elif library.line().reads_bare_constants:
             return self._parse(lambda parser: parser.parse_from_file(path), path)
         else:
             data = readable(Path(path).read_bytes())
-        return self._parse(lambda parser: parser.parse(data, path), path)  # the path tells where external data lies
+        return self._parse(lambda parser: parser.parse(data, path), path)  # the path says where external data is
 
 
 def network_from_onnx_path(
@@ -179,7 +179,7 @@ class _OnnxBytes:
 
 @dataclass(frozen=True)
 class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
-    """Parses a serialized ONNX model; weights outside it are not found this way.
+    """Parses a serialized ONNX model, which must have its weights inside.
 
     Attributes:
         model_bytes: The bytes, or a callable that makes them.
@@ -200,7 +200,7 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
         if wanted:
             from trtops.backend.onnx.model import parse_proto
 
-            data = precision.carry_out(parse_proto(bytes(data)), wanted).SerializeToString()
+            data = precision.write_into_model(parse_proto(bytes(data)), wanted).SerializeToString()
         data = readable(data)
         return self._parse(lambda parser: parser.parse(data), "the ONNX model")
 
@@ -227,10 +227,10 @@ def network_from_onnx_bytes(
 
 
 def readable(model_bytes: bytes) -> bytes:
-    """A serialized model as this release's parser reads it rightly; the nodes keep their places.
+    """A serialized model that this release's parser reads correctly; the nodes keep their positions.
 
     Raises:
-        InvalidModelError: If it has to be changed for that, and is no model.
+        InvalidModelError: If it has to be changed for that, and is no ONNX model.
     """
     from trtops.backend.onnx import constants
     from trtops.backend.onnx.model import parse_proto
@@ -247,7 +247,7 @@ def _parser_errors(parser: Any) -> str:
 
 
 def precisions_of(loader: Any) -> tuple[str, ...]:
-    """The precisions below FP32 that a builder config's loader asks for; none if it does not say."""
+    """The precisions below FP32 that a builder config's loader asks for; none if the loader is not ours."""
     from trtops.backend.trt.build.config import CreateConfig, PostprocessConfig
 
     if isinstance(loader, PostprocessConfig):

@@ -1,6 +1,6 @@
 """Loaders that change what another one made: its outputs, its precisions, types and formats.
 
-Each has an immediate twin in snake_case that does the same at once.
+Each has a twin in snake_case, which does the same at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trtops.func import make_iterable, value_of
 log = logging.getLogger(__name__)
 
 MARK_ALL = "mark-all"
-"""Given as ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
+"""As ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
 
 
 @dataclass(frozen=True)
 class _Postprocess:
-    """A loader that changes what another one made. A network given as such is changed in place."""
+    """A loader that changes what another one made. A network given in place of a loader is changed in place."""
 
     network: ValueOrCallable[NetworkParts]
 
@@ -75,14 +75,14 @@ def postprocess_network(
 
 @dataclass(frozen=True)
 class ModifyNetworkOutputs(_Postprocess):
-    """Chooses a network's outputs anew.
+    """Replaces a network's outputs.
 
     Attributes:
         network: The network's parts, or a callable that makes them.
-        outputs: Names or patterns (``conv*``) of the tensors to be outputs, instead of those that are; or
+        outputs: Names or patterns (``conv*``) of the tensors that become the outputs, in place of the present ones; or
             :data:`MARK_ALL`. None keeps the outputs.
-        exclude_outputs: Names or patterns of outputs that are to be none.
-        mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs are to be the network's.
+        exclude_outputs: Names or patterns of outputs to remove.
+        mark_layer_types: Types of layers (``CONVOLUTION``) whose outputs become the network's.
     """
 
     outputs: Sequence[str] | str | None = None
@@ -96,7 +96,7 @@ class ModifyNetworkOutputs(_Postprocess):
             ConfigError: If a tensor or layer type is named that the network does not have, or no output is left.
         """
         tensors = tensors_of(network)
-        wanted = self._wanted(network, tensors)
+        wanted = self._output_names(network, tensors)
         if wanted is not None:
             for tensor in tensors.values():
                 if tensor.is_network_output:
@@ -109,7 +109,7 @@ class ModifyNetworkOutputs(_Postprocess):
         if network.num_outputs == 0:
             raise errors.ConfigError(f"{self.outputs or self.exclude_outputs} leaves the network without outputs.")
 
-    def _wanted(self, network: Any, tensors: Mapping[str, Any]) -> list[str] | None:
+    def _output_names(self, network: Any, tensors: Mapping[str, Any]) -> list[str] | None:
         if self.mark_layer_types is not None:
             types = library.load().LayerType.__members__
             names = [name.upper() for name in self.mark_layer_types]
@@ -136,7 +136,7 @@ def modify_network_outputs(
 
 @dataclass(frozen=True)
 class SetLayerPrecisions(_Postprocess):
-    """Sets the precision that layers compute in; bind it with ``precision_constraints`` of the builder config.
+    """Sets the precision that layers compute in; ``precision_constraints`` of the builder config make it binding.
 
     On releases without per-layer precisions the ONNX model is changed instead, before it is parsed.
 
@@ -234,7 +234,7 @@ class SetTensorFormats(_Postprocess):
         for pattern, formats in wanted.items():
             mask = 0
             for item in formats:
-                mask |= 1 << int(_format(item))
+                mask |= 1 << int(_tensor_format(item))
             for name in expand([pattern], tensors, "input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
@@ -247,7 +247,7 @@ def set_tensor_formats(
     return SetTensorFormats(network, tensor_formats)()
 
 
-def _format(item: Any) -> Any:
+def _tensor_format(item: Any) -> Any:
     members = library.load().TensorFormat.__members__
     if isinstance(item, str):
         if item.upper() not in members:
@@ -272,7 +272,7 @@ def set_decomposable_attentions(network: ValueOrCallable[NetworkParts]) -> Netwo
 
 @dataclass(frozen=True)
 class MarkDebug(_Postprocess):
-    """Marks tensors whose values go to a debug listener; unlike outputs they leave fusion mostly alone.
+    """Marks tensors whose values a debug listener gets; unlike outputs, they hardly keep layers from being fused.
 
     Attributes:
         network: The network's parts, or a callable that makes them.
@@ -298,7 +298,7 @@ def mark_debug(network: ValueOrCallable[NetworkParts], mark_debug: Sequence[str]
 
 
 def with_config(loader: Any, config: Any) -> Any:
-    """The same network loader, told which builder config it is for; other callables and networks as they are."""
+    """The same network loader with the builder config that it is for; other callables and networks as they are."""
     if isinstance(loader, ParserOptions):
         return loader if loader.config is not None else dataclasses.replace(loader, config=config)
     if isinstance(loader, _Postprocess):
@@ -307,7 +307,7 @@ def with_config(loader: Any, config: Any) -> Any:
 
 
 def with_layer_precisions(loader: Any, layer_precisions: Mapping[str, object]) -> Any:
-    """The same network loader with these precisions to be written into its ONNX model; None if it has none."""
+    """The same network loader with precisions to write into its ONNX model; None if it loads no ONNX model."""
     if isinstance(loader, ParserOptions):
         merged = {**(loader.layer_precisions or {}), **layer_precisions}
         return dataclasses.replace(loader, layer_precisions=merged)

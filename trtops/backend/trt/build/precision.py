@@ -1,4 +1,4 @@
-"""Carrying precisions out in the ONNX model, for releases and networks that take every precision from their tensors."""
+"""Precisions written into the ONNX model, for releases and networks that take every precision from their tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPrecision:
-    """Precisions that are to become part of an ONNX model.
+    """Precisions to write into an ONNX model.
 
     Attributes:
         precisions: Precisions below FP32 that the whole model may use.
-        layers: Data types by node name or pattern, for nodes that want another than the rest.
+        layers: Data types by node name or pattern, for nodes whose type differs from the rest.
     """
 
     precisions: tuple[str, ...] = ()
@@ -31,22 +32,20 @@ class ModelPrecision:
     @classmethod
     def of(cls, precisions: Iterable[str], layers: Mapping[str, object] | None) -> ModelPrecision:
         """From a builder config's precisions and :class:`SetLayerPrecisions`' mapping."""
-        types = {name: DataType.of(_name_of(dtype)) for name, dtype in (layers or {}).items()}
+        types = {name: DataType.of(_own_type(dtype)) for name, dtype in (layers or {}).items()}
         return cls(precisions=tuple(precisions), layers=tuple(types.items()))
 
     def __bool__(self) -> bool:
         return bool(self.precisions or self.layers)
 
 
-def _name_of(dtype: object) -> object:
+def _own_type(dtype: object) -> object:
     """A TensorRT data type as trtops' own; everything else as it is."""
-    from trtops.backend.trt.library import dtypes
-
     return dtypes.from_trt(dtype) if isinstance(dtype, library.load().DataType) else dtype
 
 
-def carry_out(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto:
-    """Write precisions into an ONNX model: Cast nodes around what is to be FP16, inputs and outputs as they are.
+def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto:
+    """Write precisions into an ONNX model: Cast nodes around what becomes FP16; inputs and outputs keep their types.
 
     Args:
         model: The model, with its weights inside; not changed.
@@ -56,7 +55,7 @@ def carry_out(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto
         The model to parse as a strongly typed network.
 
     Raises:
-        UnsupportedFeatureError: If what is wanted cannot be written: BF16 and FP8; INT8 unless the model is quantized.
+        UnsupportedFeatureError: For BF16 and FP8, which are not written; for INT8 unless the model is quantized.
         ConfigError: If a layer is named that the model does not have.
     """
     for precision in wanted.precisions:
@@ -67,7 +66,7 @@ def carry_out(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto
                 f"{library.line().name} takes precisions from the model, and trtops writes FP16 into models, not "
                 f"{precision}. Export the model in {precision}, or use fp16."
             )
-    excluded = _nodes_left_alone(model, wanted)
+    excluded = _fp32_nodes(model, wanted)
     if excluded is None:
         return model
     from trtops.backend.onnx.precision import convert_to_fp16
@@ -76,10 +75,10 @@ def carry_out(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto
 
 
 def require_quantized(quantized: bool) -> None:
-    """Go on with INT8 in a strongly typed network only if the model has Q/DQ nodes.
+    """Refuse INT8 in a strongly typed network whose model has no Q/DQ nodes.
 
     Raises:
-        UnsupportedFeatureError: If not; says how to get them.
+        UnsupportedFeatureError: If it has none; says how to get them.
     """
     if not quantized:
         raise errors.UnsupportedFeatureError(
@@ -89,7 +88,7 @@ def require_quantized(quantized: bool) -> None:
         )
 
 
-def _nodes_left_alone(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
+def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | None:
     """Names of the nodes that stay FP32; None if all do."""
     names = [node.name for node in model.graph.node]
     chosen: dict[str, DataType] = {}
@@ -127,17 +126,17 @@ _UNTYPED = frozenset(
         "PLUGIN_V3",
     ]
 )
-"""Types of layers that compute nothing in a precision that could be chosen."""
+"""Types of layers whose precision cannot be chosen."""
 
 
-def let_layers_have(network: Any, config: Any) -> None:
-    """Let the builder use the 16-bit precisions that single layers ask for and its flags do not bring.
+def allow_layer_precisions(network: Any, config: Any) -> None:
+    """Let the builder use 16-bit precisions that single layers ask for and its flags do not allow.
 
-    Without this TensorRT refuses the network. The flag alone would let every layer have the precision: the others are held
-    to FP32, unless INT8 is on, which needs them free.
+    Without this TensorRT refuses the network. The flag alone would allow the precision for every layer, so the other layers
+    are fixed to FP32; not where INT8 is on, which needs them free.
 
     Args:
-        network: A weakly typed network; others stay as they are. Layers may get a precision.
+        network: The network. Layers of a weakly typed one may get a precision; others stay as they are.
         config: The builder config; may get flags.
     """
     line, trt = library.line(), library.load()
@@ -152,7 +151,8 @@ def let_layers_have(network: Any, config: Any) -> None:
         return
     line.set_precisions(config, missing)
     if not line.binds_precisions(config):
-        line.set_precision_constraints(config, "prefer")  # 8.6 finds nothing that obeys where Myelin takes many layers
+        # Not "obey": for regions of many layers that Myelin compiles, 8.6 finds no implementation that obeys.
+        line.set_precision_constraints(config, "prefer")
     if line.takes_precision(config, "int8"):
         library.remark(f"Layers ask for {' and '.join(missing)}: the builder may choose it for other layers as well.")
         return
@@ -160,14 +160,14 @@ def let_layers_have(network: Any, config: Any) -> None:
         floats = all(layer.get_output_type(index) == trt.DataType.FLOAT for index in range(layer.num_outputs))
         if asked[layer.name] is None and floats and layer.type.name not in _UNTYPED:
             line.set_layer_precision(layer, trt.DataType.FLOAT)
-    library.remark(f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are held to fp32.")
+    library.remark(f"Layers ask for {' and '.join(missing)}, the build does not: all other layers are fixed to fp32.")
 
 
 def check_network(network: Any, precisions: Iterable[str]) -> None:
     """Check that a strongly typed network has the precisions that a builder config asks for.
 
     Raises:
-        UnsupportedFeatureError: If it does not; the config alone can no longer bring them in.
+        UnsupportedFeatureError: If it does not; the config alone cannot add them.
     """
     wanted = set(precisions)
     if not wanted:

@@ -62,11 +62,11 @@ class Profile(dict[str, ShapeTuple]):
         return next((shapes for pattern, shapes in self.items() if fnmatch.fnmatch(name, pattern)), None)
 
     def fill_defaults(self, network: Any, default_shape_value: int | None = None) -> Self:
-        """Add the inputs that have no shapes yet, with a fixed size where the network has a dynamic one.
+        """Add the inputs that the profile lacks, with a fixed size in place of each dynamic one.
 
         Args:
             network: The network.
-            default_shape_value: The size; 1 if not given.
+            default_shape_value: That size; 1 unless given.
 
         Returns:
             The profile itself.
@@ -92,14 +92,14 @@ class Profile(dict[str, ShapeTuple]):
         return self
 
     def to_trt(self, builder: Any, network: Any) -> Any:
-        """The profile as TensorRT has it.
+        """The profile as TensorRT's own.
 
         Args:
             builder: The builder that the engine will be built with.
             network: The network.
 
         Raises:
-            ConfigError: If an input is missing, a name is no input, or TensorRT finds the shapes impossible.
+            ConfigError: If an input is missing, a name is no input, or TensorRT refuses the shapes.
         """
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         names = [tensor.name for tensor in inputs]
@@ -117,7 +117,7 @@ class Profile(dict[str, ShapeTuple]):
                     "fill_defaults(network)."
                 )
             if shapes is not None:
-                _set(profile, tensor, shapes)
+                _set_shapes(profile, tensor, shapes)
         return profile
 
     def __repr__(self) -> str:
@@ -126,10 +126,10 @@ class Profile(dict[str, ShapeTuple]):
         )
 
 
-def _set(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
+def _set_shapes(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
     name = tensor.name
     declared = tuple(tensor.shape)
-    if not tensor.is_shape_tensor and not all(_fits(declared, shape) for shape in shapes):
+    if not tensor.is_shape_tensor and not all(_fits_declared(declared, shape) for shape in shapes):
         raise errors.ConfigError(
             f"Input {name!r} is {declared} in the network; the profile has min {shapes.min}, opt {shapes.opt}, max "
             f"{shapes.max}. Only dimensions that are -1 may have another size."
@@ -150,5 +150,5 @@ def _set(profile: Any, tensor: Any, shapes: ShapeTuple) -> None:
         ) from exc
 
 
-def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _fits_declared(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(declared) == len(shape) and all(size in (dim, -1) for size, dim in zip(declared, shape))

@@ -1,9 +1,9 @@
 """Recording and replaying tactics through the editable timing cache, on TensorRT 10.8 and later.
 
 In editable mode every layer has an entry of its own in the timing cache: a key, and the hash of the tactic that was
-chosen. A replay puts the recorded hashes back, forbids the builder to time anything else, and afterwards asks the cache
-whether they are still there. Hashes are compared, never the cache's bytes, and layers inside fused regions without an
-entry are kept as not replayable.
+chosen. A replay writes the recorded hashes back, forbids the builder to time anything else, and checks afterwards that they
+are still there. Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as
+not replayable.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from trtops.tactics.record import TacticChoice, TacticRecord
 
 _ENTRY = "entry "
 _MILLISECONDS = 1e-3
-"""What a replayed entry is said to take: any time will do, since it is the only candidate left."""
+"""Time given for a replayed entry. Any will do: there is no other candidate to compare it with."""
 
 
 def prepare_replay(config: Any, record: TacticRecord) -> None:
-    """Put a record's entries into the timing cache of a builder config, and forbid others.
+    """Write a record's entries into the timing cache of a builder config, and forbid the builder to time anything.
 
     Args:
-        config: A builder config in editable mode, with a timing cache that knows the recorded keys.
+        config: A builder config in editable mode, with a timing cache that has the recorded keys.
         record: A record made by :func:`to_record`.
 
     Raises:
-        FormatError: If the record was made otherwise.
-        TacticMismatchError: If the cache does not know some of its keys.
+        FormatError: If the record was not made through the editable timing cache.
+        TacticMismatchError: If the cache lacks some of its keys.
     """
     entries = entries_of(record)
     line = library.line()
@@ -45,7 +45,7 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
 
 
 def check_replay(config: Any, record: TacticRecord) -> None:
-    """Compare a builder config's timing cache, after the build, with the record that was replayed.
+    """After a build, compare the builder config's timing cache with the record that was replayed.
 
     Raises:
         TacticMismatchError: If some entry holds another tactic.
@@ -65,14 +65,16 @@ def check_replay(config: Any, record: TacticRecord) -> None:
 def to_record(
     entries: dict[str, tuple[int, float]], *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...]
 ) -> TacticRecord:
-    """The record of a build: the engine's layers with the cache entry that chose each, and the other entries.
+    """The record of a build: the engine's layers, each with its entry in the cache, and the other entries as settings.
 
     Args:
         entries: Tactic hash and milliseconds by key, after the build.
         backend_version: TensorRT's release.
         device_sha256: The kind of device.
-        layers: The engine's layers, whose tactics end in the tactic's number where the inspector tells it.
+        layers: The engine's layers, whose tactics end in the tactic's number where the inspector has it.
     """
+    # Keys do not name layers; the tactic's hash joins the two. Layers with the same tactic get its keys in order, which may swap
+    # keys among them: a replay writes the same hash for all of these.
     keys_by_hash: dict[int, list[str]] = {}
     for key, (tactic_hash, _) in entries.items():
         keys_by_hash.setdefault(tactic_hash, []).append(key)
@@ -117,7 +119,7 @@ def _layers_by_key(record: TacticRecord) -> dict[str, str]:
 
 
 def _hash_of(layer: Layer) -> int | None:
-    """The tactic number that the inspector gave a layer, as :mod:`trtops.backend.trt.describe.inspector` writes it."""
+    """The tactic's number at the end of a layer's tactic (:meth:`LayerDescription.to_layer`); None if there is none."""
     _, found, value = layer.tactic.rpartition(" #")
     try:
         return int(value, 16) if found else None

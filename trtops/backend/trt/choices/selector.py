@@ -1,7 +1,7 @@
 """Recording which tactics TensorRT chose, and making it choose them again, on releases with algorithm selectors.
 
-The file format is that of the field's tool, both ways; :func:`to_record` and :func:`from_record` translate to trtops'
-own record, which also knows the layers whose tactics cannot be replayed.
+Files are read and written in Polygraphy's format; :func:`to_record` and :func:`from_record` translate to trtops' own record,
+which also has the layers whose tactics cannot be replayed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """How a tactic wants one tensor to lie in memory.
+    """The memory layout that a tactic wants one tensor in.
 
     Attributes:
         dtype: TensorRT's data type, spelled ``DataType.FLOAT``.
@@ -90,7 +90,7 @@ class Algorithm:
         )
 
     def __str__(self) -> str:
-        return f"(Implementation: {self.implementation}, Tactic: {self.tactic}) | {_formats(self)}"
+        return f"(Implementation: {self.implementation}, Tactic: {self.tactic}) | {_formats_text(self)}"
 
 
 class TacticReplayData(dict[str, Algorithm]):
@@ -102,7 +102,7 @@ class TacticReplayData(dict[str, Algorithm]):
         return self
 
     def save(self, target: str | os.PathLike[str] | IO[Any]) -> None:
-        """Write the field's replay file, to a path or an open file."""
+        """Write a replay file in Polygraphy's format, to a path or an open file."""
         text = self.to_json()
         if isinstance(target, (str, os.PathLike)):
             with open_atomically(Path(target)) as file:
@@ -118,7 +118,7 @@ class TacticReplayData(dict[str, Algorithm]):
         """Read a replay file, from a path or an open file.
 
         Raises:
-            FormatError: If it is none, or damaged.
+            FormatError: If it is no replay file, or damaged.
         """
         if isinstance(source, (str, os.PathLike)):
             try:
@@ -139,11 +139,11 @@ class TacticReplayData(dict[str, Algorithm]):
         """Read the text of a replay file.
 
         Raises:
-            FormatError: If it is none, or damaged.
+            FormatError: If it is no replay file, or damaged.
         """
         try:
             content = json.loads(text)
-            replay = _fields(content, "TacticReplayData")["replay"]
+            replay = _marked_object(content, "TacticReplayData")["replay"]
             return cls((str(name), _decode_algorithm(value)) for name, value in replay.items())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise errors.FormatError(f"Not a tactic replay file, or a damaged one ({exc!r}).") from None
@@ -173,23 +173,23 @@ def _encode_info(info: TensorInfo) -> JSONValue:
 
 
 def _decode_algorithm(value: Any) -> Algorithm:
-    fields = _fields(value, "Algorithm")
-    infos = [tuple(_decode_info(info) for info in fields[side]) for side in ("inputs", "outputs")]
-    return Algorithm(int(fields["implementation"]), int(fields["tactic"]), *infos)
+    members = _marked_object(value, "Algorithm")
+    infos = [tuple(_decode_info(info) for info in members[side]) for side in ("inputs", "outputs")]
+    return Algorithm(int(members["implementation"]), int(members["tactic"]), *infos)
 
 
 def _decode_info(value: Any) -> TensorInfo:
-    fields = _fields(value, "TensorInfo")
+    members = _marked_object(value, "TensorInfo")
     return TensorInfo(
-        str(fields["dtype"]),
-        tuple(int(stride) for stride in fields["strides"]),
-        fields.get("vectorized_dim"),
-        fields.get("components_per_element"),
+        str(members["dtype"]),
+        tuple(int(stride) for stride in members["strides"]),
+        members.get("vectorized_dim"),
+        members.get("components_per_element"),
     )
 
 
-def _fields(value: Any, kind: str) -> Mapping[str, Any]:
-    """A custom object's members, in either of the two ways that the field's files mark one."""
+def _marked_object(value: Any, kind: str) -> Mapping[str, Any]:
+    """The members of an object that is marked as of a kind, in either of the two ways in which Polygraphy has marked them."""
     if not isinstance(value, dict) or (value.get(_MARK) != kind and f"__polygraphy_encoded_{kind}" not in value):
         raise ValueError(f"expected an object marked {kind}")
     return value
@@ -197,12 +197,12 @@ def _fields(value: Any, kind: str) -> Mapping[str, Any]:
 
 @dataclass
 class Restriction:
-    """What a :class:`TacticRecorder` keeps from TensorRT.
+    """Algorithms that a :class:`TacticRecorder` does not offer to TensorRT.
 
     Attributes:
         denied: Layers with algorithms that they must not get.
         seed: Offer half of a layer's algorithms, drawn with this seed; None offers all.
-        notes: What was kept back, a sentence each; filled during the build.
+        notes: What was not offered, a sentence per layer; filled during the build.
     """
 
     denied: frozenset[tuple[str, Algorithm]] = frozenset()
@@ -219,17 +219,18 @@ class Restriction:
             self.notes.append(f"{layer}: {len(offered) - len(kept)} of {len(offered)} tactics are on the deny-list")
         if self.seed is None:
             return kept
+        # From the layer's name too, so that a layer's offer does not depend on the order in which layers are asked for.
         draw = random.Random(f"{self.seed} {layer} {len(offered)}")
         return sorted(draw.sample(kept, (len(kept) + 1) // 2))
 
 
 def restriction(denied: DenyList, seed: int | None) -> Restriction:
-    """The restriction that a deny-list, already cut down to this device and release, and a seed make."""
+    """The restriction for a seed and a deny-list, whose entries are all of this device and release."""
     algorithms = {
         (choice.layer, algorithm)
         for entry in denied.entries
         for choice in entry.choices
-        if (algorithm := _algorithm(choice)) is not None
+        if (algorithm := _algorithm_of(choice)) is not None
     }
     return Restriction(frozenset(algorithms), seed)
 
@@ -237,16 +238,16 @@ def restriction(denied: DenyList, seed: int | None) -> Restriction:
 def TacticRecorder(
     record: str | os.PathLike[str] | IO[Any] | TacticReplayData, restriction: Restriction | None = None
 ) -> Any:
-    """Make an algorithm selector that notes what TensorRT chooses.
+    """Make an algorithm selector that records what TensorRT chooses.
 
     Args:
-        record: Where to: a path or open file, or a :class:`TacticReplayData` to be filled.
+        record: Where to write it: a path, an open file, or a :class:`TacticReplayData` to fill.
         restriction: What TensorRT may not choose; nothing unless given.
 
     Raises:
         UnsupportedFeatureError: If this release has no algorithm selectors.
     """
-    base: Any = _selector()
+    base: Any = _selector_class()
     path = None if isinstance(record, TacticReplayData) else record
     data = record if isinstance(record, TacticReplayData) else TacticReplayData()
 
@@ -274,9 +275,9 @@ def TacticRecorder(
 def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) -> Any:
     """Make an algorithm selector that lets TensorRT choose only what was chosen before.
 
-    Layers that the replay does not know choose freely, and so do the copies between formats that TensorRT puts between
-    layers ("Reformatting CopyNode"), which no selector sees. What could not be followed is noted in the selector's
-    ``mismatches``, and :func:`check_replay` raises it after the build: an exception cannot pass through C++.
+    TensorRT chooses freely for layers that are not in the replay, and for the copies between formats that it puts between
+    layers ("Reformatting CopyNode"), about which it asks no selector. Where the replay could not be followed, the selector's
+    ``mismatches`` say so, and :func:`check_replay` raises them after the build: an exception cannot pass through C++.
 
     Args:
         replay: A path or open file of a replay, or a :class:`TacticReplayData`.
@@ -285,7 +286,7 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
         UnsupportedFeatureError: If this release has no algorithm selectors.
         FormatError: If the file is no replay.
     """
-    base: Any = _selector()
+    base: Any = _selector_class()
     data = replay if isinstance(replay, TacticReplayData) else TacticReplayData.load(replay)
 
     class Replayer(base):  # type: ignore[misc]
@@ -318,14 +319,14 @@ def TacticReplayer(replay: str | os.PathLike[str] | IO[Any] | TacticReplayData) 
     return Replayer()
 
 
-def _selector() -> Any:
+def _selector_class() -> Any:
     library.line().require(Feature.ALGORITHM_SELECTOR)
     trt = library.load()
     return trt.IAlgorithmSelector
 
 
 def check_replay(selector: Any) -> None:
-    """Raise what a :func:`TacticReplayer` could not have followed, after the build; anything else passes.
+    """After a build, raise where a :func:`TacticReplayer` was not followed; other selectors pass.
 
     Raises:
         TacticMismatchError: If some layer got another tactic, or the replay names layers that the build did not have.
@@ -333,6 +334,7 @@ def check_replay(selector: Any) -> None:
     mismatches = getattr(selector, "mismatches", None)
     if mismatches is None:
         return
+    # A failed build reports no choices; then a layer without one need not be gone.
     gone = {name: "no such layer in this build" for name in selector.data if name not in selector.chosen}
     found = {**mismatches, **gone} if selector.chosen else mismatches
     if found:
@@ -340,7 +342,7 @@ def check_replay(selector: Any) -> None:
 
 
 def raise_mismatch(found: Mapping[str, str], count: int) -> None:
-    """Raise a :class:`~trtops.errors.TacticMismatchError` that lists layers with reasons."""
+    """Raise a :class:`~trtops.errors.TacticMismatchError` that lists layers with reasons, out of ``count`` replayed layers."""
     shown = "".join(f"\n  {name}: {reason}" for name, reason in list(found.items())[:20])
     raise errors.TacticMismatchError(
         f"The replay was not followed in {len(found)} of {count} layers. Model, build config, device and release must be "
@@ -349,7 +351,7 @@ def raise_mismatch(found: Mapping[str, str], count: int) -> None:
     )
 
 
-def _formats(algorithm: Algorithm) -> str:
+def _formats_text(algorithm: Algorithm) -> str:
     def side(infos: tuple[TensorInfo, ...]) -> str:
         return ", ".join(
             f"{i.dtype.removeprefix('DataType.')}:{'x'.join(map(str, i.strides))}"
@@ -363,10 +365,10 @@ def _formats(algorithm: Algorithm) -> str:
 def to_record(
     replay: TacticReplayData, *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...] = ()
 ) -> TacticRecord:
-    """The record of a replay, with the engine's layers that the builder did not ask a selector about.
+    """The record of a replay, with the engine's layers about which the builder asked no selector.
 
     Args:
-        replay: What a selector noted.
+        replay: What a selector recorded.
         backend_version: TensorRT's release.
         device_sha256: The kind of device.
         layers: The engine's layers; those that the replay does not name are kept as not replayable.
@@ -376,7 +378,7 @@ def to_record(
         TacticChoice(
             layer=name,
             op=by_name[name].op if name in by_name else "",
-            tactic=f"{chosen.implementation:#x}:{chosen.tactic:#x} {_formats(chosen)}",
+            tactic=f"{chosen.implementation:#x}:{chosen.tactic:#x} {_formats_text(chosen)}",
             implementation=chosen.implementation,
             tactic_id=chosen.tactic,
             inputs=tuple(_to_format(info) for info in chosen.inputs),
@@ -394,7 +396,7 @@ def to_record(
 
 
 def unreplayable(layer: Layer) -> TacticChoice:
-    """What the inspector says a layer got, where nothing can make TensorRT choose it again."""
+    """What a layer got according to the inspector, where nothing can make TensorRT choose it again."""
     return TacticChoice(layer=layer.name, op=layer.op, tactic=layer.tactic, replayable=False)
 
 
@@ -407,11 +409,11 @@ def from_record(record: TacticRecord) -> TacticReplayData:
     if record.mechanism != "algorithm_selector":
         raise errors.FormatError(f"A record made by {record.mechanism!r} cannot be replayed by an algorithm selector.")
     return TacticReplayData(
-        (c.layer, algorithm) for c in record.choices if c.replayable and (algorithm := _algorithm(c)) is not None
+        (c.layer, algorithm) for c in record.choices if c.replayable and (algorithm := _algorithm_of(c)) is not None
     )
 
 
-def _algorithm(choice: TacticChoice) -> Algorithm | None:
+def _algorithm_of(choice: TacticChoice) -> Algorithm | None:
     if choice.implementation is None or choice.tactic_id is None:
         return None
     inputs, outputs = _from_formats(choice.inputs), _from_formats(choice.outputs)

@@ -1,8 +1,8 @@
-"""Timing caches: kept per device and TensorRT release, merged only with their like, never lost to a second writer.
+"""Timing caches: one per device and TensorRT release, merged only with their like, and safe from concurrent writers.
 
 A cache file of trtops begins with a line of JSON that says which device and release it is for, how many entries it
-holds and what they cost; TensorRT's own bytes follow. TensorRT's bytes alone (from trtexec, or saved for other tools)
-are read as well; whether those fit is left to TensorRT to find out.
+holds and what they cost; TensorRT's own bytes follow. Files with TensorRT's bytes alone (from trtexec, or saved for other
+tools) are read as well; whether those fit is for TensorRT to say.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SUFFIX = ".timing.cache"
 _MAGIC = b"trtops timing cache 1 "
 _NOT_USED = "The timing cache will not be used"
 _COMPILER = "myelinCache"
+"""What stands in every message about the part of a cache that Myelin, TensorRT's compiler of fused layers, wrote."""
 _REFUSALS = (
     _NOT_USED,
     "different TensorRT version",
@@ -37,7 +38,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCache:
-    """A timing cache with what is known of it.
+    """A timing cache, and what is known of it.
 
     Attributes:
         data: TensorRT's own bytes.
@@ -52,7 +53,7 @@ class TimingCache:
     seconds: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """The cache as a file holds it."""
+        """The content of a cache file."""
         header = {"key": self.key, "entries": self.entries, "seconds": round(self.seconds, 3)}
         return _MAGIC + json.dumps(header).encode() + b"\n" + self.data
 
@@ -76,10 +77,10 @@ class TimingCache:
             ) from None
 
     def check(self, environment: Environment) -> None:
-        """Go on only if the cache is for this device and release, or does not say.
+        """Refuse a cache that says it is for another device or release.
 
         Raises:
-            TimingCacheError: If it is for another.
+            TimingCacheError: If it does; a cache that does not say passes.
         """
         if self.key is not None and self.key != environment.device_key:
             raise errors.TimingCacheError(
@@ -89,7 +90,7 @@ class TimingCache:
 
 
 def path_for(folder: str | Path, environment: Environment) -> Path:
-    """Where a folder of timing caches keeps the one of this device and release."""
+    """The file of this device and release in a folder of timing caches."""
     return Path(folder) / f"{environment.device_key}{SUFFIX}"
 
 
@@ -120,41 +121,46 @@ def read(source: str | os.PathLike[str] | IO[bytes] | bytes) -> TimingCache:
 def apply(config: Any, cache: TimingCache) -> None:
     """Give a builder config a timing cache.
 
-    TensorRT 8.6 cannot read back the part that Myelin, its compiler of fused layers, has in the caches that it writes
-    itself. Then the build goes on with what was read, and a remark in the log says how much that is.
+    TensorRT 8.6 cannot read back what Myelin, its compiler of fused layers, wrote into a cache. The build then uses what was
+    read, and a warning in the log says how much that is.
 
     Raises:
-        TimingCacheError: If TensorRT refuses it, or would quietly build without it for another reason.
+        TimingCacheError: If TensorRT refuses the cache, or would silently build without it for another reason.
     """
     line = library.line()
     with library.collect_log(here=True) as log:
         taken = line.set_timing_cache(config, cache.data)
     if not taken or (cache.data and _is_refused(log)):
-        raise _refusal(cache, log)
+        raise _refusal_error(cache, log)
     if cache.data and log.said(_COMPILER):
         entries = held(config)
         if entries == 0:
-            line.set_timing_cache(config, b"")
+            line.set_timing_cache(config, b"")  # an empty one fills up during the build
         library.remark(
             f"{line.name} did not read back what its compiler (Myelin) had left in the timing cache: "
-            f"{_of(entries, cache)} are used, other layers are compiled and timed anew."
+            f"{_entry_count_text(entries, cache)} are used, other layers are compiled and timed again."
         )
 
 
 def held(config: Any) -> int | None:
     """How many entries are in a builder config's timing cache now; None if TensorRT does not say, or there is none."""
-    return _serialize(config)[1]
+    return _serialize_and_count(config)[1]
 
 
-def _serialize(config: Any) -> tuple[bytes | None, int | None]:
-    """A builder config's timing cache as TensorRT's bytes, and how many entries are in it."""
+def _serialize_and_count(config: Any) -> tuple[bytes | None, int | None]:
+    """A builder config's timing cache as TensorRT's bytes, and how many entries are in it; None where TensorRT does not say."""
+    # Only TensorRT's log has the number, in a verbose message of the thread that serializes.
     with library.collect_log(verbose=True, here=True) as log:
         data = library.line().get_timing_cache(config)
-    return data, None if data is None else _count(log)
+    return data, None if data is None else _count_entries(log)
 
 
 def _is_refused(log: library.LogLines) -> bool:
-    """Whether TensorRT said that it cannot use a cache, other than for the compiler's part of it."""
+    """Whether TensorRT said that it cannot use a cache, other than for the compiler's part of it.
+
+    A compiler's message comes with a general one that the cache will not be used; that one alone, or any other complaint, is
+    about the whole cache.
+    """
     complaints = [
         message
         for severity, message in log.lines
@@ -165,14 +171,14 @@ def _is_refused(log: library.LogLines) -> bool:
     return any(_COMPILER not in message and _NOT_USED not in message for message in complaints)
 
 
-def _refusal(cache: TimingCache, log: library.LogLines) -> errors.TimingCacheError:
+def _refusal_error(cache: TimingCache, log: library.LogLines) -> errors.TimingCacheError:
     return errors.TimingCacheError(
         f"{library.line().name} refuses the timing cache ({len(cache.data)} bytes): it is damaged, or was made by "
         f"another device or release. Build without it. {log.tail()}"
     )
 
 
-def _of(entries: int | None, cache: TimingCache) -> str:
+def _entry_count_text(entries: int | None, cache: TimingCache) -> str:
     found = "an unknown number" if entries is None else str(entries)
     return f"{found} of {cache.entries} entries" if cache.entries is not None else f"{found} entries"
 
@@ -185,10 +191,10 @@ def collect(
     Args:
         config: The builder config that was built with.
         environment: Where; None leaves the key out.
-        before: The cache that the build began with, as far as TensorRT read it.
+        before: The cache that the build began with; None if TensorRT read nothing of it.
         seconds: Wall time of the build.
     """
-    data, entries = _serialize(config)
+    data, entries = _serialize_and_count(config)
     if data is None:
         return None
     return TimingCache(
@@ -199,8 +205,8 @@ def collect(
     )
 
 
-def _count(log: library.LogLines) -> int | None:
-    """Entries of the cache that was serialized last, as TensorRT says it in its log."""
+def _count_entries(log: library.LogLines) -> int | None:
+    """Entries of the cache that was serialized last, according to TensorRT's log; None if it says nothing of them."""
     for _, message in reversed(log.lines):
         if match := re.search(r"Serialized (\d+) timing cache entries", message):
             return int(match[1])
@@ -210,11 +216,11 @@ def _count(log: library.LogLines) -> int | None:
 def use(
     before: TimingCache | None, after: TimingCache | None, seconds: float, read: int | None = None
 ) -> TimingCacheUse:
-    """What a cache was good for in one build.
+    """How much a cache helped one build.
 
-    Hits are the entries that TensorRT read, if the build added none, since a build asks for each of its timings; else
-    they are at most those, and counted as such. Seconds saved are what the cache's timings cost when they were made, less
-    this build.
+    TensorRT does not say which entries it used. All that it read are counted as hits: that is exact if the build added none
+    and is of the model that the cache was made with, and an upper bound otherwise. Seconds saved are what the cache's
+    timings cost when they were made, less this build.
 
     Args:
         before: The cache that the build was given.
@@ -232,16 +238,16 @@ def use(
 def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     """Add the entries of another cache to those that a builder config has.
 
-    TensorRT 8.6 may not add a cache that holds compiled code (:func:`apply`). Then the one of the two with more entries
-    comes back alone, the config's own if they are level, and a remark in the log says what was left out.
+    TensorRT 8.6 may be unable to add a cache that holds compiled code (:func:`apply`). Then the one with more entries is
+    returned alone, the config's own if they have as many, and a warning in the log says what was left out.
 
     Args:
         config: A builder config of that device and release.
         cache: What is in the config's timing cache.
-        other: What to add; on an entry in both, that of ``cache`` counts.
+        other: What to add; of an entry in both, that of ``cache`` is kept.
 
     Returns:
-        Both together; ``seconds`` are those of the dearer one, since their entries may be the same.
+        Both together; ``seconds`` is the larger of the two, not their sum, since their entries may be the same.
 
     Raises:
         TimingCacheError: If their keys differ, or TensorRT refuses the other one for another reason.
@@ -254,15 +260,15 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     with library.collect_log(here=True) as log:
         created = config.create_timing_cache(other.data)
         if _is_refused(log):
-            raise _refusal(other, log)
-        # Into the config's own cache: a detour over bytes loses on 8.6 what the compiler left there.
+            raise _refusal_error(other, log)
+        # Into the config's own cache: going through bytes would lose, on 8.6, what the compiler left there.
         merged = created is not None and config.get_timing_cache().combine(created, False)
     if _is_refused(log) or not (merged or log.said(_COMPILER)):
-        raise _refusal(other, log)
-    data, entries = _serialize(config)
+        raise _refusal_error(other, log)
+    data, entries = _serialize_and_count(config)
     assert data is not None
     if not merged:
-        return _larger(replace(cache, data=data, entries=entries), other, created)
+        return _keep_larger(replace(cache, data=data, entries=entries), other, created)
     if log.said(_COMPILER):
         library.remark(
             f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
@@ -271,26 +277,26 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
     return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds))
 
 
-def _larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
-    """Of two caches that TensorRT does not merge, the one with more entries; says what becomes of the other's.
+def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
+    """Of two caches that TensorRT does not merge, the one with more entries; a warning says what is lost of the other.
 
     Args:
-        cache: The one in the config, with whatever TensorRT took over before it gave up.
-        other: The one that was to be added.
-        created: What TensorRT made of it; None if nothing, and then none of its entries can be read.
+        cache: The one in the config, with the entries that TensorRT had added before it gave up.
+        other: The one to be added.
+        created: What TensorRT made of ``other``; None if it could read none of its entries.
     """
     readable: int | None = 0
     if created is not None:
         with library.collect_log(verbose=True, here=True) as log:
             created.serialize()
-        readable = _count(log)
+        readable = _count_entries(log)
     earlier_stays = (readable or 0) > (cache.entries or 0)
-    kept, left = ("earlier", "new") if earlier_stays else ("new", "earlier")
+    kept, lost = ("earlier", "new") if earlier_stays else ("new", "earlier")
     count = cache.entries if earlier_stays else readable
     library.remark(
         f"{library.line().name} could not merge two timing caches: it does not read back what its compiler (Myelin) left in "
-        f"the earlier one. The {kept} one has more entries, or as many, and is kept; of the {left} one's "
-        f"{'unknown number of' if count is None else count} entries only those are left that it has too. To lose none, give "
+        f"the earlier one. The {kept} one has more entries, or as many, and is kept; of the {lost} one's "
+        f"{'unknown number of' if count is None else count} entries only those are kept that it has too. To lose none, give "
         "each model a file of its own."
     )
     return replace(cache, data=other.data, entries=readable, seconds=other.seconds) if earlier_stays else cache
@@ -303,10 +309,10 @@ def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: 
         config: The builder config that was built with.
         cache: Its timing cache (:func:`collect`).
         path: The file.
-        raw: Whether to write TensorRT's bytes alone, for other tools, or trtops' first line before them.
+        raw: Whether to write TensorRT's bytes alone, for other tools, rather than trtops' first line before them.
 
     Returns:
-        What was written; see :func:`merge` for what may be left out.
+        What was written; :func:`merge` says what may be left out.
 
     Raises:
         TimingCacheError: If the file's cache is damaged, or of another device or release; nothing is written then.
