@@ -9,7 +9,7 @@ from trtops import errors
 from trtops.ops.model.inspect import ArraySummary, summarize
 
 if TYPE_CHECKING:
-    from trtops.backend.trt import EngineDescription
+    from trtops.backend.trt.describe.inspector import EngineDescription
 
 
 def read_tensors(path: str | Path) -> dict[str, ArraySummary]:

@@ -88,7 +88,7 @@ def test_a_precision_that_no_layer_got_is_told():
     assert audit.unrealised == ("fp16",)
     with pytest.raises(errors.EngineBuildError, match=r"asked for fp16.*2 in fp32"):
         audit.check()
-    assert "in vain: fp16" in audit.summary()
+    assert "asked for and not used: fp16" in audit.summary()
 
 
 def test_one_layer_in_the_precision_is_enough_and_reformats_do_not_count():

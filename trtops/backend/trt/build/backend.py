@@ -23,6 +23,7 @@ from trtops.backend.trt.build.network_changes import SetLayerPrecisions
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
+from trtops.backend.trt.describe.audit import audit_precision
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
@@ -358,7 +359,7 @@ class _Building:
             return ()
         layers = tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan)))
         if self.backend.require_precision:
-            inspector.audit_precision(layers, self._precisions).check()
+            audit_precision(layers, self._precisions).check()
         return layers
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:

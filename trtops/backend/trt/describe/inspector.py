@@ -1,23 +1,21 @@
-"""What an engine or a network consists of, as data and as text: layers, tactics, precisions, formats, weights, profiles.
+"""What an engine consists of, as data and as text: layers, tactics, precisions, formats, weights, profiles.
 
-An engine tells its layers through TensorRT's engine inspector, whose JSON is not strict: raw control characters stand in
-its strings, and single layers may be damaged. A layer that cannot be read is kept by name.
+Layers come from TensorRT's engine inspector. Its JSON is not strict: strings hold raw control characters, and single layers
+may be damaged. A layer that cannot be read is kept by name.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.describe.layers import layers_of, specialize
 from trtops.backend.trt.library import dtypes
-from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
+from trtops.metadata import TensorMetadata, TensorSpec
 from trtops.record import Record
 from trtops.spec import Layer, ShapeRange
 
@@ -29,7 +27,7 @@ class TensorDescription(Record):
     Attributes:
         name: Its name.
         dtype: What it holds, such as ``fp16``; empty if the engine does not say.
-        format: How it lies in memory, in TensorRT's words.
+        format: Its memory format, in TensorRT's words.
         shape: Its dimensions; -1 where dynamic.
     """
 
@@ -48,7 +46,7 @@ class LayerDescription(Record):
         op: Its type, such as ``CaskConvolution``.
         tactic: The kernel's name.
         tactic_value: The kernel's number, as hexadecimal text.
-        precision: What it computes in, told from its inputs and weights; empty if the engine does not say.
+        precision: What it computes in, inferred from its inputs and weights; empty if the engine does not say.
         inputs: Its inputs.
         outputs: Its outputs.
         weights: Types and counts of its weights.
@@ -90,8 +88,8 @@ class EngineDescription(Record):
         outputs: Outputs.
         profiles: Shape ranges of the inputs, per optimization profile; values for shape tensors.
         device_memory_bytes: Device memory of one execution context.
-        weights_bytes: Bytes of the weights, as far as the layers tell.
-        refittable: Whether weights can be exchanged.
+        weights_bytes: Bytes of the weights that the layers list.
+        refittable: Whether weights can be replaced.
         layers: Layers, in the order of execution; those of further profiles follow.
     """
 
@@ -105,17 +103,17 @@ class EngineDescription(Record):
     layers: tuple[LayerDescription, ...]
 
     def text(self, show: Sequence[str] = ()) -> str:
-        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to be shown too."""
+        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
         lines = [
             "==== TensorRT Engine ====",
             f"Name: {self.name} | Explicit Batch Engine",
             "",
-            *_section(f"{len(self.inputs)} Engine Input(s)", [str(TensorMetadata.of(self.inputs))]),
-            *_section(f"{len(self.outputs)} Engine Output(s)", [str(TensorMetadata.of(self.outputs))]),
-            *_section(
+            *section(f"{len(self.inputs)} Engine Input(s)", [str(TensorMetadata.of(self.inputs))]),
+            *section(f"{len(self.outputs)} Engine Output(s)", [str(TensorMetadata.of(self.outputs))]),
+            *section(
                 "Memory", [f"Device Memory: {self.device_memory_bytes} bytes", f"Weights: {self.weights_bytes} bytes"]
             ),
-            *_section(
+            *section(
                 f"{len(self.profiles)} Profile(s) ({len(self.inputs) + len(self.outputs)} Tensor(s) Each)",
                 self._profile_lines(),
             ),
@@ -123,7 +121,7 @@ class EngineDescription(Record):
         per_profile = " Per Profile" if len(self.profiles) > 1 else ""
         count = len(self.layers) // max(len(self.profiles), 1) if per_profile else len(self.layers)
         shown = [line for i, layer in enumerate(self.layers) for line in _layer_lines(i, layer, show)]
-        lines += _section(f"{count} Layer(s){per_profile}", shown if show else [])
+        lines += section(f"{count} Layer(s){per_profile}", shown if show else [])
         return "\n".join(lines).rstrip() + "\n"
 
     def _profile_lines(self) -> list[str]:
@@ -139,74 +137,8 @@ class EngineDescription(Record):
         return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkLayer(Record):
-    """One layer of a network.
-
-    Attributes:
-        name: Its name.
-        op: Its type.
-        inputs: Its inputs.
-        outputs: Its outputs.
-        attrs: Attributes of its own, by name, as text.
-        weights: Summaries of its weights, by attribute name.
-    """
-
-    name: str
-    op: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    attrs: tuple[tuple[str, str], ...] = ()
-    weights: tuple[tuple[str, str], ...] = ()
-
-    def lines(self, index: int, show: Sequence[str]) -> list[str]:
-        """The layer as lines of text."""
-        lines = [
-            f"Layer {index:<4} | {self.name} [Op: LayerType.{self.op}]",
-            f"    {TensorMetadata.of(self.inputs)}",
-            f"     -> {TensorMetadata.of(self.outputs)}",
-        ]
-        if "attrs" in show and self.attrs:
-            lines += ["    ---- Attributes ----", *(f"    {self.name}.{name} = {value}" for name, value in self.attrs)]
-        if "weights" in show and self.weights:
-            lines += ["    ---- Weights ----", *(f"    {self.name}.{name} = {value}" for name, value in self.weights)]
-        return [*lines, ""]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkDescription(Record):
-    """What a network consists of, before it is built.
-
-    Attributes:
-        name: Its name.
-        strongly_typed: Whether it takes every precision from its tensors.
-        inputs: Inputs.
-        outputs: Outputs.
-        layers: Layers, in order; ``attrs`` holds what each has of its own.
-    """
-
-    name: str
-    strongly_typed: bool
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    layers: tuple[NetworkLayer, ...]
-
-    def text(self, show: Sequence[str] = ()) -> str:
-        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to be shown too."""
-        kind = "Strongly Typed" if self.strongly_typed else "Explicit Batch"
-        lines = [
-            "==== TensorRT Network ====",
-            f"Name: {self.name} | {kind} Network",
-            "",
-            *_section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
-            *_section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
-        ]
-        shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
-        lines += _section(f"{len(self.layers)} Layer(s)", shown if show else [])
-        return "\n".join(lines).rstrip() + "\n"
-
-
-def _section(title: str, lines: Iterable[str]) -> list[str]:
+def section(title: str, lines: Iterable[str]) -> list[str]:
+    """A titled section of a description, as lines."""
     return [f"---- {title} ----", *lines, ""]
 
 
@@ -216,14 +148,14 @@ def _layer_lines(index: int, layer: LayerDescription, show: Sequence[str]) -> li
         shown = ",\n ".join(f"{t.name} [dtype={t.dtype}, shape={t.shape}, Format: {t.format}]" for t in tensors)
         lines.append(f"    {arrow}{{{shown}}}")
     if "attrs" in show:
-        lines.append(f"    Tactic: {layer.tactic or '(not told)'} {layer.tactic_value} | Precision: {layer.precision}")
+        lines.append(f"    Tactic: {layer.tactic or '(unknown)'} {layer.tactic_value} | Precision: {layer.precision}")
     if "weights" in show and layer.weights:
         lines.append("    Weights: " + ", ".join(f"{count} x {kind}" for kind, count in layer.weights))
     return [*lines, ""]
 
 
 def describe_engine(engine: Any) -> EngineDescription:
-    """What an engine consists of; only names of layers if it was built without detailed profiling verbosity."""
+    """What an engine consists of; layers have only names if it was built without detailed profiling verbosity."""
     line = library.line()
     inputs, outputs = engine_io(engine)
     layers = read_layers(engine)
@@ -243,7 +175,7 @@ def describe_engine(engine: Any) -> EngineDescription:
 
 
 def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
-    """An engine's inputs and outputs; a dynamic input knows its smallest and largest sizes in the first profile."""
+    """An engine's inputs and outputs; dynamic inputs have their smallest and largest sizes in the first profile."""
     trt = library.load()
     inputs, outputs = TensorMetadata(), TensorMetadata()
     for index in range(engine.num_io_tensors):
@@ -260,20 +192,20 @@ def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:
 
 
 def profile_range(engine: Any, name: str, profile_index: int) -> ShapeRange:
-    """The shapes of an input in a profile, or for a shape tensor its values; of those TensorRT 8.6 tells the first alone."""
+    """The shapes of an input in a profile, or a shape tensor's values, of which TensorRT 8.6 gives the first only."""
     low, opt, high = library.line().profile_range(engine, name, profile_index)
     return ShapeRange(name=name, min=low, opt=opt, max=high)
 
 
 def read_layers(engine: Any) -> tuple[LayerDescription, ...]:
-    """An engine's layers, through the engine inspector."""
+    """An engine's layers, from the engine inspector."""
     trt = library.load()
     inspector = engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     try:
         return parse_layers(text)
     except errors.FormatError:
-        pass  # one damaged layer spoils the whole; read them singly
+        pass  # one damaged layer makes the whole unreadable: read them one by one
     texts = (
         inspector.get_layer_information(index, trt.LayerInformationFormat.JSON) for index in range(engine.num_layers)
     )
@@ -284,50 +216,50 @@ def parse_layers(text: str) -> tuple[LayerDescription, ...]:
     """Layers from the inspector's JSON about an engine.
 
     Raises:
-        FormatError: If it is not JSON even when raw control characters are allowed.
+        FormatError: If it is not JSON, even with raw control characters allowed.
     """
     try:
         content = json.loads(text, strict=False)
     except ValueError as exc:
         raise errors.FormatError(f"The engine inspector's answer cannot be read: {exc}.") from None
     layers = content.get("Layers", []) if isinstance(content, dict) else content
-    return tuple(_layer(layer) for layer in layers)
+    return tuple(_read_layer(layer) for layer in layers)
 
 
 def _parse_single(text: str, index: int) -> LayerDescription:
     try:
-        return _layer(json.loads(text, strict=False))
+        return _read_layer(json.loads(text, strict=False))
     except ValueError:
         match = re.search(r'"Name"\s*:\s*"((?:[^"\\]|\\.)*)', text) or re.search(r'^"?([^"\n]+)', text)
         return LayerDescription(name=match[1] if match else f"layer {index}")
 
 
-def _layer(value: Any) -> LayerDescription:
+def _read_layer(value: Any) -> LayerDescription:
     if not isinstance(value, dict):
         return LayerDescription(name=str(value))
-    inputs = tuple(_tensor(t) for t in value.get("Inputs") or ())
-    outputs = tuple(_tensor(t) for t in value.get("Outputs") or ())
+    inputs = tuple(_read_tensor(t) for t in value.get("Inputs") or ())
+    outputs = tuple(_read_tensor(t) for t in value.get("Outputs") or ())
     kind, parameter = str(value.get("LayerType", "")), str(value.get("ParameterType", ""))
     return LayerDescription(
         name=str(value.get("Name", "")),
         op=kind if not parameter or parameter.lower() in kind.lower() else f"{kind}/{parameter}",
         tactic=str(value.get("TacticName", "")).strip(),
         tactic_value=str(value.get("TacticValue", "")),
-        precision=_precision(inputs, outputs, value.get("Weights")),
+        precision=_layer_precision(inputs, outputs, value.get("Weights")),
         inputs=inputs,
         outputs=outputs,
-        weights=tuple(_weights(value)),
+        weights=tuple(_weight_counts(value)),
         onnx_nodes=tuple(re.findall(r"\[ONNX Layer: ([^\]]*)\]", str(value.get("Metadata", "")))),
     )
 
 
-def _tensor(value: Any) -> TensorDescription:
+def _read_tensor(value: Any) -> TensorDescription:
     if not isinstance(value, dict):
         return TensorDescription(name=str(value))
     text = str(value.get("Format/Datatype") or value.get("Format") or "")
     return TensorDescription(
         name=str(value.get("Name", "")),
-        dtype=_dtype(str(value.get("Datatype") or text)),
+        dtype=_type_named_in(str(value.get("Datatype") or text)),
         format=text,
         shape=tuple(int(dim) for dim in value.get("Dimensions") or ()),
     )
@@ -350,155 +282,23 @@ _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "in
 _COMPUTING = ("fp8", "fp4", "int4", "int8", "fp16", "bf16", "fp32")
 
 
-def _dtype(text: str) -> str:
-    """The data type that the inspector's words name, such as ``Row major linear FP16 format``."""
+def _type_named_in(text: str) -> str:
+    """The data type in a description of the inspector's, such as ``Row major linear FP16 format``; empty if there is none."""
     return next((name for name, pattern in _TYPES if re.search(pattern, text, re.IGNORECASE)), "")
 
 
-def _precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:
-    """What a layer computes in: the type of its first input that is computed with, else of its outputs.
+def _layer_precision(inputs: Sequence[TensorDescription], outputs: Sequence[TensorDescription], weights: Any) -> str:
+    """What a layer computes in: the type of its first input of a type that layers compute in, or else of its outputs.
 
-    Or that of its weights, where they are narrower: a first layer may read FP32 and round it itself.
+    Or that of its weights, if they are narrower: a first layer may read FP32 and round it itself.
     """
-    told = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
-    stored = _dtype(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""
-    return min((kind for kind in (told, stored) if kind in _COMPUTING), key=_COMPUTING.index, default="")
+    declared = next((t.dtype for t in (*inputs, *outputs) if t.dtype in _COMPUTING), "")
+    stored = _type_named_in(str(weights.get("Type", ""))) if isinstance(weights, dict) else ""
+    return min((kind for kind in (declared, stored) if kind in _COMPUTING), key=_COMPUTING.index, default="")
 
 
-def _weights(value: dict[str, Any]) -> Iterable[tuple[str, int]]:
+def _weight_counts(value: dict[str, Any]) -> Iterable[tuple[str, int]]:
     for key in ("Weights", "Bias", "Scale", "Shift"):
         part = value.get(key)
         if isinstance(part, dict) and int(part.get("Count", 0)) > 0:
-            yield _dtype(str(part.get("Type", ""))), int(part["Count"])
-
-
-def describe_network(network: Any) -> NetworkDescription:
-    """What a network consists of."""
-    io = [
-        [network.get_input(i) for i in range(network.num_inputs)],
-        [network.get_output(i) for i in range(network.num_outputs)],
-    ]
-    inputs, outputs = (tuple(_spec(tensor) for tensor in tensors) for tensors in io)
-    return NetworkDescription(
-        name=network.name,
-        strongly_typed=library.line().is_strongly_typed(network),
-        inputs=inputs,
-        outputs=outputs,
-        layers=tuple(_network_layer(layer) for layer in layers_of(network)),
-    )
-
-
-def _spec(tensor: Any) -> TensorSpec:
-    return TensorSpec(tensor.name, dtypes.from_trt(tensor.dtype), BoundedShape(tuple(tensor.shape)))
-
-
-def _network_layer(layer: Any) -> NetworkLayer:
-    kind = layer.type.name
-    inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
-    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-    attrs, weights = layer_attributes(layer)
-    return NetworkLayer(
-        name=layer.name,
-        op=kind,
-        inputs=tuple(_spec(t) for t in inputs if t is not None),
-        outputs=tuple(_spec(t) for t in outputs if t is not None),
-        attrs=tuple(sorted(attrs.items())),
-        weights=tuple(sorted(weights.items())),
-    )
-
-
-def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """What a layer has of its own beyond what all layers have: plain attributes, and summaries of its weights."""
-    import numpy as np
-
-    trt = library.load()
-    specialize(layer)
-    attrs: dict[str, str] = {}
-    weights: dict[str, str] = {}
-    if type(layer) is trt.ILayer:
-        return attrs, weights
-    for name, member in sorted(vars(type(layer)).items()):
-        if not isinstance(member, property):
-            continue
-        try:
-            value = getattr(layer, name)
-        except (RuntimeError, ValueError, TypeError):  # TensorRT has no answer in this state of the layer
-            continue
-        if isinstance(value, (trt.Weights, np.ndarray)):
-            weights[name] = _summary(np.asarray(value.numpy() if isinstance(value, trt.Weights) else value))
-        elif value is not None:
-            attrs[name] = _plain(value)
-    return attrs, weights
-
-
-def _summary(array: Any) -> str:
-    if array.size == 0:
-        return "empty"
-    return f"{array.dtype.name} {array.shape}, min={array.min():.6g}, max={array.max():.6g}, mean={array.mean():.6g}"
-
-
-def _plain(value: Any) -> str:
-    if hasattr(value, "__iter__") and not isinstance(value, str):
-        return f"({', '.join(str(item) for item in value)})"
-    return str(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionAudit(Record):
-    """The precisions that an engine's layers got, beside those that were asked for.
-
-    Attributes:
-        requested: Precisions below FP32 that the build config asked for.
-        layers: Number of computing layers per precision found.
-        unknown: Number of computing layers that do not say.
-    """
-
-    requested: tuple[str, ...]
-    layers: tuple[tuple[str, int], ...]
-    unknown: int = 0
-
-    @property
-    def unrealised(self) -> tuple[str, ...]:
-        """Precisions that were asked for and that no layer got; empty if layers do not say what they compute in."""
-        found = {name for name, _ in self.layers}
-        return () if self.unknown else tuple(name for name in self.requested if name not in found)
-
-    def check(self) -> None:
-        """Fail if a precision was asked for in vain.
-
-        Raises:
-            EngineBuildError: If so; lists what the layers got.
-        """
-        if self.unrealised:
-            got = ", ".join(f"{count} in {name}" for name, count in self.layers) or "none"
-            raise errors.EngineBuildError(
-                f"The build asked for {', '.join(self.unrealised)}, and no layer got it (layers: {got}). The device may be "
-                "faster without, or the model's operators may not have it; precision_constraints='obey' forces it."
-            )
-
-    def summary(self) -> str:
-        """The audit in one line."""
-        got = ", ".join(f"{count} {name}" for name, count in self.layers)
-        missing = f"; asked for in vain: {', '.join(self.unrealised)}" if self.unrealised else ""
-        return f"{got}{f', {self.unknown} unknown' if self.unknown else ''}{missing}"
-
-
-_NOT_COMPUTING = ("reformat", "constant", "shape", "noop", "signal", "wait", "shuffle", "gather", "slice")
-
-
-def audit_precision(layers: Iterable[Layer], requested: Iterable[str]) -> PrecisionAudit:
-    """Compare the precisions that layers got with those that were asked for.
-
-    Args:
-        layers: An engine's layers.
-        requested: Precisions of the build config.
-    """
-    computing = [found for found in layers if not any(word in found.op.lower() for word in _NOT_COMPUTING)]
-    counts = Counter(found.precision for found in computing)
-    unknown = counts.pop("", 0)
-    # Fused regions name one type for many operators; their inside cannot be told.
-    return PrecisionAudit(
-        requested=tuple(name for name in requested if name != "fp32"),
-        layers=tuple(counts.most_common()),
-        unknown=unknown,
-    )
+            yield _type_named_in(str(part.get("Type", ""))), int(part["Count"])

@@ -1,4 +1,4 @@
-"""What a TensorRT network is made of: its layers and tensors, read and found by name."""
+"""A TensorRT network's layers and tensors, listed and found by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def layers_of(network: Any) -> list[Any]:
 
 
 def specialize(layer: Any) -> Any:
-    """Give a layer its own class (``IConvolutionLayer``), which ``get_layer`` does not; returns the layer.
+    """Set a layer's Python class to that of its type (``IConvolutionLayer``), which ``get_layer`` does not; returns it.
 
     The class of a layer type is found by name, ignoring case: ``MATRIX_MULTIPLY`` is ``IMatrixMultiplyLayer``.
     """
@@ -51,7 +51,7 @@ def tensors_of(network: Any) -> dict[str, Any]:
 
 
 def layer_outputs(network: Any) -> list[tuple[str, str]]:
-    """Names of all tensors that layers make, with the type of the layer."""
+    """Names of all tensors that layers output, with the type of the layer."""
     made = []
     for layer in layers_of(network):
         for index in range(layer.num_outputs):
@@ -80,7 +80,7 @@ def markable(network: Any) -> list[str]:
 
 
 def expand(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """Names that patterns stand for, each once, in order.
+    """Names that match patterns, each once, in order.
 
     Raises:
         ConfigError: If one matches nothing.

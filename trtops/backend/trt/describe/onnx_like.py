@@ -1,4 +1,4 @@
-"""A TensorRT network drawn as an ONNX model, so that viewers of ONNX show it. Such a model does not run."""
+"""A TensorRT network as an ONNX model, for viewers of ONNX. Such a model does not run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ATTRIBUTES = (
 
 def draw(network: Any) -> onnx.ModelProto:
     """The network as an ONNX model: one node per layer, in a domain of its own, with the layer's plain attributes."""
-    nodes = [_node(layer, index) for index, layer in enumerate(layers_of(network))]
-    inputs = [_value(network.get_input(index)) for index in range(network.num_inputs)]
-    outputs = [_value(network.get_output(index)) for index in range(network.num_outputs)]
+    nodes = [_onnx_node(layer, index) for index, layer in enumerate(layers_of(network))]
+    inputs = [_value_info(network.get_input(index)) for index in range(network.num_inputs)]
+    outputs = [_value_info(network.get_output(index)) for index in range(network.num_outputs)]
     graph = helper.make_graph(nodes, network.name or "network", inputs, outputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("trt", 1)])
 
 
-def _node(layer: Any, index: int) -> onnx.NodeProto:
+def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
     # An absent optional input keeps its place as an empty name, as in ONNX itself.
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
@@ -42,12 +42,12 @@ def _node(layer: Any, index: int) -> onnx.NodeProto:
         [tensor.name for tensor in outputs if tensor is not None],
         name=layer.name or f"layer_{index}",
         domain="trt",
-        **_attributes(layer),
+        **_plain_attributes(layer),
     )
 
 
-def _attributes(layer: Any) -> dict[str, Any]:
-    """The layer's own attributes that ONNX can hold: numbers, text and tuples of numbers; enums by name."""
+def _plain_attributes(layer: Any) -> dict[str, Any]:
+    """A layer's attributes that ONNX can hold: numbers, text and tuples of numbers; enums by name."""
     found: dict[str, Any] = {}
     specialize(layer)
     for name in _ATTRIBUTES:
@@ -61,7 +61,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
     return found
 
 
-def _value(tensor: Any) -> onnx.ValueInfoProto:
+def _value_info(tensor: Any) -> onnx.ValueInfoProto:
     dtype = dtypes.from_trt(tensor.dtype)
     element = helper.np_dtype_to_tensor_dtype(dtype.numpy())
     shape = [None if dim < 0 else dim for dim in tensor.shape]

@@ -1,0 +1,152 @@
+"""What a TensorRT network consists of before it is built, as data and as text: layers, attributes, summaries of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtops.backend.trt import library
+from trtops.backend.trt.describe.inspector import section
+from trtops.backend.trt.describe.layers import layers_of, specialize
+from trtops.backend.trt.library import dtypes
+from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
+from trtops.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkLayer(Record):
+    """One layer of a network.
+
+    Attributes:
+        name: Its name.
+        op: Its type.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        attrs: Attributes that not all layers have, by name, as text.
+        weights: Summaries of its weights, by attribute name.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    attrs: tuple[tuple[str, str], ...] = ()
+    weights: tuple[tuple[str, str], ...] = ()
+
+    def lines(self, index: int, show: Sequence[str]) -> list[str]:
+        """The layer as lines of text."""
+        lines = [
+            f"Layer {index:<4} | {self.name} [Op: LayerType.{self.op}]",
+            f"    {TensorMetadata.of(self.inputs)}",
+            f"     -> {TensorMetadata.of(self.outputs)}",
+        ]
+        if "attrs" in show and self.attrs:
+            lines += ["    ---- Attributes ----", *(f"    {self.name}.{name} = {value}" for name, value in self.attrs)]
+        if "weights" in show and self.weights:
+            lines += ["    ---- Weights ----", *(f"    {self.name}.{name} = {value}" for name, value in self.weights)]
+        return [*lines, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkDescription(Record):
+    """What a network consists of, before it is built.
+
+    Attributes:
+        name: Its name.
+        strongly_typed: Whether it takes every precision from its tensors.
+        inputs: Inputs.
+        outputs: Outputs.
+        layers: Layers, in order.
+    """
+
+    name: str
+    strongly_typed: bool
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: tuple[NetworkLayer, ...]
+
+    def text(self, show: Sequence[str] = ()) -> str:
+        """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
+        kind = "Strongly Typed" if self.strongly_typed else "Explicit Batch"
+        lines = [
+            "==== TensorRT Network ====",
+            f"Name: {self.name} | {kind} Network",
+            "",
+            *section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
+            *section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
+        ]
+        shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
+        lines += section(f"{len(self.layers)} Layer(s)", shown if show else [])
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def describe_network(network: Any) -> NetworkDescription:
+    """What a network consists of."""
+    io = [
+        [network.get_input(i) for i in range(network.num_inputs)],
+        [network.get_output(i) for i in range(network.num_outputs)],
+    ]
+    inputs, outputs = (tuple(_tensor_spec(tensor) for tensor in tensors) for tensors in io)
+    return NetworkDescription(
+        name=network.name,
+        strongly_typed=library.line().is_strongly_typed(network),
+        inputs=inputs,
+        outputs=outputs,
+        layers=tuple(_network_layer(layer) for layer in layers_of(network)),
+    )
+
+
+def _tensor_spec(tensor: Any) -> TensorSpec:
+    return TensorSpec(tensor.name, dtypes.from_trt(tensor.dtype), BoundedShape(tuple(tensor.shape)))
+
+
+def _network_layer(layer: Any) -> NetworkLayer:
+    kind = layer.type.name
+    inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
+    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+    attrs, weights = layer_attributes(layer)
+    return NetworkLayer(
+        name=layer.name,
+        op=kind,
+        inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
+        outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
+        attrs=tuple(sorted(attrs.items())),
+        weights=tuple(sorted(weights.items())),
+    )
+
+
+def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """A layer's attributes beyond those that all layers have, as text, and summaries of its weights."""
+    trt = library.load()
+    specialize(layer)
+    attrs: dict[str, str] = {}
+    weights: dict[str, str] = {}
+    if type(layer) is trt.ILayer:
+        return attrs, weights
+    for name, member in sorted(vars(type(layer)).items()):
+        if not isinstance(member, property):
+            continue
+        try:
+            value = getattr(layer, name)
+        except (RuntimeError, ValueError, TypeError):  # TensorRT does not answer in this state of the layer
+            continue
+        if isinstance(value, (trt.Weights, np.ndarray)):
+            weights[name] = _array_summary(np.asarray(value.numpy() if isinstance(value, trt.Weights) else value))
+        elif value is not None:
+            attrs[name] = _value_text(value)
+    return attrs, weights
+
+
+def _array_summary(array: Any) -> str:
+    if array.size == 0:
+        return "empty"
+    return f"{array.dtype.name} {array.shape}, min={array.min():.6g}, max={array.max():.6g}, mean={array.mean():.6g}"
+
+
+def _value_text(value: Any) -> str:
+    if hasattr(value, "__iter__") and not isinstance(value, str):
+        return f"({', '.join(str(item) for item in value)})"
+    return str(value)
