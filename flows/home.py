@@ -5,13 +5,13 @@ Several processes that start on an empty ``PREFECT_HOME`` at the same moment rac
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import sys
 
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
+from trtops.files import locked
 
 _READY = ".trtops-ready"
 
@@ -29,8 +29,7 @@ def ensure_prefect_home() -> None:
     if marker.exists():
         return
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(home / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(home / ".lock"):
         if marker.exists():
             return
         done = subprocess.run(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtops.files import open_atomically
+from trtops.files import locked, open_atomically
 from trtops.json import save_json
 
 
@@ -70,3 +70,21 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
 def test_an_error_of_a_folder_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No such file or directory: '/proc/none'$"), open_atomically("/proc/none"):
         pass
+
+
+def test_a_lock_is_waited_for_and_its_folder_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.lock"
+    order = []
+
+    def second() -> None:
+        with locked(path):
+            order.append("second")
+
+    with locked(path):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.1)
+        order.append("first")
+    waiting.join()
+
+    assert order == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and locks that processes hold on them."""
 
 from __future__ import annotations
 
@@ -39,3 +39,22 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         if isinstance(exc, OSError) and exc.errno is not None and str(exc.filename) in ("None", str(part)):
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a lock for the time of a block, after waiting for whoever holds it now.
+
+    Args:
+        path: The lock's own file; it and its folder are made if missing, and it stays. The kernel releases the lock when the
+            process ends, however it ends.
+
+    Raises:
+        OSError: If the file cannot be made.
+    """
+    import fcntl  # not on Windows
+
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

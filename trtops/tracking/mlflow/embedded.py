@@ -17,8 +17,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from trtops import errors
+from trtops.files import locked
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import create_database, known_revisions, release, server_command, upgrade_database
+
+_LOCK = ".init.lock"
 
 _ADDRESSES = (
     ("experiments", "artifact_location"),
@@ -62,7 +65,7 @@ def _embedded(location: str | Path | None) -> Store:
 
 def _create(store: Store) -> None:
     try:
-        with _locked(store):
+        with locked(store.root / _LOCK):
             if store.database.exists():
                 return
             for leftover in store.root.glob(f".{store.database.name}.*"):
@@ -76,16 +79,6 @@ def _create(store: Store) -> None:
         raise errors.StoreError(
             f"Store {store.root} cannot be made: {exc.strerror or exc}. Set TRTOPS_HOME to another folder."
         ) from exc
-
-
-@contextmanager
-def _locked(store: Store) -> Iterator[None]:
-    import fcntl  # not on Windows, where there are servers only
-
-    store.root.mkdir(parents=True, exist_ok=True)
-    with open(store.root / ".init.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
@@ -184,7 +177,7 @@ def relocate(location: str | Path | None = None, *, former: Path | None = None) 
     if former == store.root:
         return 0
     prefixes = ((str(former), str(store.root)), (former.as_uri(), store.root.as_uri()))
-    with _locked(store), _database(store, write=True) as database, database:
+    with locked(store.root / _LOCK), _database(store, write=True) as database, database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return sum(
             database.execute(
@@ -208,7 +201,7 @@ def upgrade(location: str | Path | None = None) -> Path | None:
         StoreError: If the upgrade failed; the store is then as it was.
     """
     store = _embedded(location)
-    with _locked(store):
+    with locked(store.root / _LOCK):
         found, (head, *older) = schema_revision(store), known_revisions()
         if found == head:
             return None

@@ -15,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtops import errors
-from trtops.backend.common import open_atomically
 from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
+from trtops.files import open_atomically
 from trtops.metadata import DataType, TensorMetadata, check_feed
 
 if TYPE_CHECKING:

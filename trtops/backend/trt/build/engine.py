@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.backend.common import open_atomically
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
+from trtops.files import open_atomically
 from trtops.func import make_iterable, value_of
 
 if TYPE_CHECKING:

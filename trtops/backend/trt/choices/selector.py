@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from trtops import errors
-from trtops.backend.common import open_atomically
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
+from trtops.files import open_atomically
 from trtops.record import JSONValue
 from trtops.spec import Layer
 from trtops.tactics.denied import DenyList

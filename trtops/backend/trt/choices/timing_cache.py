@@ -7,19 +7,17 @@ tools) are read as well; whether those fit is for TensorRT to say.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from trtops import errors
 from trtops.backend.base import TimingCacheUse
-from trtops.backend.common import open_atomically
 from trtops.backend.trt import library
+from trtops.files import locked, open_atomically
 from trtops.spec import Environment
 
 SUFFIX = ".timing.cache"
@@ -319,20 +317,9 @@ def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: 
         OSError: If the file cannot be written.
     """
     path = Path(path)
-    with _lock(path):
+    with locked(path.with_name(path.name + ".lock")):
         if path.exists() and path.stat().st_size:
             cache = merge(config, cache, read(path))
         with open_atomically(path) as file:
             file.write(cache.data if raw else cache.to_bytes())
     return cache
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Keep other writers of a file out; the lock is the kernel's and ends with the process."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
