@@ -7,11 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import models
 from trtops.cli.main import main
+from trtops.comparator import RunResults
 from trtops.json import save_json
+from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.store import open_tracker
 
 EXPERIMENT = "nets"
 
@@ -251,3 +255,23 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
         assert json.loads(run(f"runs show {left} --json")[1])["tags"][tag] == whole
     assert run(f"runs pardon {campaign} --why mended")[0] == 3
     assert run(f"debug prove {ids['debug_build'][-1]}")[0] == 3  # nothing is suspected
+
+
+def test_a_run_keeps_the_verdict_that_it_prints(run) -> None:
+    assert run("run conv_net.onnx --onnxrt --save-inputs in.json --save-outputs b.json")[0] == 0
+    changed = RunResults.load("b.json")
+    for _, iterations in changed:
+        for iteration in iterations:
+            for name in iteration:
+                iteration[name] = iteration[name] + np.float32(0.05)
+    changed.save("b.json")
+
+    line = "run conv_net.onnx --onnxrt --load-inputs in.json --load-outputs b.json --atol 0.1 --rtol 0.1"
+    code, text = run(f"{line} --experiment notes")
+
+    kept = json.loads(run("runs list --experiment notes --json")[1])[0]
+    stored = open_tracker().load(kept["id"])
+    report = json.loads(stored.read_bytes(Artifact.ACCURACY))["report"]
+    assert code == 0 and "PASSED" in text and kept["verdict"] == "good"
+    assert stored.info.tags[Tag.NOTE].startswith("**good**")
+    assert (report["verdict"], report["tolerances"]["atol"], report["tolerances"]["rtol"]) == ("good", 0.1, 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import AccuracyResults, CompareFunc, PostprocessFunc, RunResults
+from trtops.ops.judging.judgement import Judgement
 from trtops.ops.judging.run import RunConfig, run_models
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact, Tag
 
 
 @pytest.fixture
@@ -113,12 +116,82 @@ def test_another_number_of_iterations_is_an_error(model: str, tmp_path: Path) ->
         run_models([runner(model, "now")], config, data_loader=[feed, feed])
 
 
-def test_a_run_of_the_memory_gets_every_statistic_and_the_fields_own_results(model: str) -> None:
+def test_a_run_of_the_memory_gets_every_statistic_and_polygraphys_results(model: str) -> None:
     tracker = MemoryTracker()
-    run = tracker.start("conv", "run", kind="compare")
-    result = run_models([runner(model, "a"), runner(model, "b")], data_loader=[models.conv_net().feed], run=run)
-    run.finish(result.verdict)
+    runners = [runner(model, "a"), runner(model, "b")]
+    result = run_models(
+        runners, data_loader=[models.conv_net().feed], model=model, tracker=tracker, tags={"who": "me"}, params={"n": 1}
+    )
 
     stored = tracker.load(result.run_id)
+    assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("conv", "run conv.onnx", "good")
+    assert stored.info.tags["who"] == "me" and stored.info.params["n"] == "1"
+    assert stored.info.params["run.warm_up"] == "0"
     assert any(name[0] == "error" and name[-1] == "max_abs" for name in stored.info.metrics)
     assert AccuracyResults.from_json(stored.read_bytes("accuracy/results.polygraphy.json")).percentage() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("compare", "check_average", "verdict", "limits"),
+    [
+        ([CompareFunc.simple(atol=1.0)], False, "good", {"atol": 1.0, "rtol": 1e-5}),
+        ([CompareFunc.simple(atol=0.1, check_error_stat="max")], False, "bad", {"check_error_stat": "max"}),
+        ([CompareFunc.simple(atol=0.1, check_error_stat="max")], True, "bad", {"check_error_stat": "max"}),
+        ([CompareFunc.l2(l2_threshold=1e3)], False, "good", {"max_l2": 1e3, "atol": math.inf}),
+        ([CompareFunc.l2(l2_threshold=0.1)], False, "bad", {"max_l2": 0.1, "atol": math.inf}),
+        ([CompareFunc.simple(atol=1.0), CompareFunc.cosine_similarity(1.1)], False, "bad", {"min_cosine": 1.1}),
+        ([CompareFunc.indices(index_tolerance=0)], False, "bad", {"atol": math.inf}),
+        ([lambda a, b: dict.fromkeys(a, True)], False, "good", {"atol": math.inf}),
+    ],
+)
+def test_what_is_kept_is_what_the_compare_functions_decided(
+    model: str, tmp_path: Path, compare, check_average: bool, verdict: str, limits: dict[str, object]
+) -> None:
+    feed, tracker = [models.conv_net().feed], MemoryTracker()
+    run_models([runner(model, "then")], RunConfig(save_outputs=str(tmp_path / "then.json")), data_loader=feed)
+    outputs_of(tmp_path / "then.json", change=0.5)
+    config = RunConfig(load_outputs=(str(tmp_path / "then.json"),), check_average=check_average)
+
+    result = run_models([runner(model, "now")], config, data_loader=feed, compare=compare, tracker=tracker)
+
+    stored = tracker.load(result.run_id)
+    report = Judgement.from_json(stored.read_bytes(Artifact.ACCURACY)).report
+    assert result.verdict == stored.info.verdict == report.verdict == verdict
+    assert stored.info.tags[Tag.NOTE].startswith(f"**{verdict}**")
+    assert bool(report.reasons) == (verdict == "bad")
+    kept = report.tolerances.of(report.outputs[0].name)
+    assert {name: getattr(kept, name) for name in limits} == limits
+
+
+def test_tolerances_by_output_are_kept_by_output(tmp_path: Path) -> None:
+    path, tracker = str(models.multi_output().write(tmp_path, "two")), MemoryTracker()
+    feed = [models.multi_output().feed]
+    saved = str(tmp_path / "then.json")
+    run_models([runner(path, "then")], RunConfig(save_outputs=saved), data_loader=feed)
+    outputs_of(Path(saved), change=0.5)
+    loose, strict, *_ = RunResults.load(saved)[0][1][0]
+
+    result = run_models(
+        [runner(path, "now")], RunConfig(load_outputs=(saved,)), data_loader=feed, tracker=tracker,
+        compare=[CompareFunc.simple(atol={loose: 1.0, "": 0.1}, rtol=0.0)],
+    )  # fmt: skip
+
+    report = Judgement.from_json(tracker.load(result.run_id).read_bytes(Artifact.ACCURACY)).report
+    assert (report.output(loose).verdict, report.output(strict).verdict) == ("good", "bad")
+    assert (report.tolerances.of(loose).atol, report.tolerances.of(strict).atol) == (1.0, 0.1)
+    assert strict in result.reasons[0] and loose not in result.reasons[0]
+
+
+def test_a_run_is_bad_for_what_only_the_second_pair_or_the_validation_shows(model: str, tmp_path: Path) -> None:
+    feed, tracker = [models.conv_net().feed], MemoryTracker()
+    run_models([runner(model, "then")], RunConfig(save_outputs=str(tmp_path / "then.json")), data_loader=feed)
+    outputs_of(tmp_path / "then.json", change=0.5)
+
+    result = run_models(
+        [runner(model, "a"), runner(model, "b")], RunConfig(load_outputs=(str(tmp_path / "then.json"),)),
+        data_loader=feed, tracker=tracker,
+    )  # fmt: skip
+
+    stored = tracker.load(result.run_id)
+    assert stored.info.tags[Tag.NOTE].startswith("**bad**\n\n- b and then differ in")
+    assert Judgement.from_json(stored.read_bytes(Artifact.ACCURACY)).report.verdict == "good"  # of the first pair

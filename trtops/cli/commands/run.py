@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import groups, loading, values
+from trtops.cli import configs, groups, loading, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
-from trtops.tracking.base import NO_RUN, tracked
 
 if TYPE_CHECKING:
     from trtops.ops.judging.run import RunConfig
-    from trtops.tracking.base import Run
 
 RUNNERS = Group(
     "runners, in the order given",
@@ -271,16 +267,17 @@ def execute(plan: Plan) -> int:
         from trtops.backend.trt import library
 
         library.load()  # what is missing is said before anything is run
-    with remembered(plan) as run:
-        result = ops.run_models(
-            make([_for_child(runner) if plan.config.use_subprocess else runner for runner in plan.runners]),
-            plan.config,
-            data_loader=make(plan.data_loader),
-            compare=make(list(plan.compare)) if plan.compare else None,
-            postprocess=make(list(plan.postprocess)),
-            run=run,
-        )
-        run.finish(result.verdict)
+    result = ops.run_models(
+        make([_for_child(runner) if plan.config.use_subprocess else runner for runner in plan.runners]),
+        plan.config,
+        data_loader=make(plan.data_loader),
+        compare=make(list(plan.compare)) if plan.compare else None,
+        postprocess=make(list(plan.postprocess)),
+        model=plan.model,
+        tracker=None if plan.experiment is None else configs.opened(plan.store),
+        experiment=plan.experiment,
+        params={"command": plan.command},
+    )
     for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
         say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
     judged = len(result.runners) > 1 or plan.config.validate
@@ -300,21 +297,6 @@ def _write(text: str, path: str) -> int:
 def _for_child(runner: Call) -> Call:
     """The runner with its loader to be made in the child: TensorRT's own objects need not cross over."""
     return Call(runner.module, runner.name, (Deferred(runner.args[0]),), runner.kwargs)
-
-
-@contextlib.contextmanager
-def remembered(plan: Plan) -> Iterator[Run]:
-    """The run to log to: of the experiment that was named, else none."""
-    if plan.experiment is None:
-        yield NO_RUN
-        return
-
-    from trtops.tracking.store import open_tracker
-
-    name = f"run {Path(plan.model).name}"[:250]
-    with tracked(open_tracker(plan.store), plan.experiment, name, kind="compare") as run:
-        run.log_params({"command": plan.command, **{f"run.{k}": v for k, v in plan.config.to_dict().items()}})
-        yield run
 
 
 def script(plan: Plan) -> str:

@@ -6,7 +6,7 @@ The part that converting and comparing share.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from trtops.ops.judging.feeds import DataConfig
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
-from trtops.tracking.base import MetricName, Run
+from trtops.tracking.base import MetricName, Run, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -271,8 +271,17 @@ def describe(judgement: Judgement) -> list[str]:
     return lines
 
 
-def log_judgement(run: Run, judgement: Judgement) -> None:
-    """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page."""
+def log_judgement(
+    run: Run, judgement: Judgement, *, verdict: Verdict | None = None, reasons: Sequence[str] | None = None
+) -> None:
+    """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page.
+
+    Args:
+        run: The run.
+        judgement: What was measured.
+        verdict: The run's verdict; the report's unless given.
+        reasons: Why, one sentence each; the report's reasons unless given.
+    """
     metrics = error_metrics(judgement.report)
     if judgement.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
@@ -283,6 +292,6 @@ def log_judgement(run: Run, judgement: Judgement) -> None:
         metrics["accuracy", "golden_top1"] = judgement.accuracy.golden
     run.log_metrics(metrics)
     run.log_json(judgement, schema.Artifact.ACCURACY)
-    reasons = [f"- {reason}" for reason in judgement.report.reasons]
-    note = "\n".join([f"**{judgement.report.verdict}**", "", *reasons, "", *describe(judgement)])
-    run.set_tags({schema.Tag.NOTE: note[: schema.MAX_TAG]})
+    why = judgement.report.reasons if reasons is None else reasons
+    lines = [f"**{verdict or judgement.report.verdict}**", "", *(f"- {reason}" for reason in why), ""]
+    run.set_tags({schema.Tag.NOTE: "\n".join([*lines, *describe(judgement)])[: schema.MAX_TAG]})

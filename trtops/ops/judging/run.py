@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import logging
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from trtops.backend.runner import BaseRunner
-from trtops.comparator.accuracy import AccuracyResults, CompareFunction
+from trtops.comparator.accuracy import AccuracyResult, AccuracyResults, CompareFunction, Match, RunnerPair
 from trtops.comparator.comparator import Comparator
+from trtops.comparator.judgements import CompareResult, OutputCompareResult, SimpleThreshold
+from trtops.comparator.report import (
+    ComparisonReport,
+    OutputComparison,
+    OutputTolerances,
+    Tolerances,
+    compare_outputs,
+)
 from trtops.comparator.results import PostprocessFunction, RunResults
+from trtops.ops.judging.judgement import Judgement, log_judgement
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
-from trtops.tracking.base import NO_RUN, Run
-
-log = logging.getLogger(__name__)
+from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +57,7 @@ class RunConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult(Record):
+class RunResult(OpResult):
     """What came out.
 
     Attributes:
@@ -56,15 +66,20 @@ class RunResult(Record):
         runners: Names of the runners and of the saved results, in the order compared.
         iterations: How many iterations each has.
         mean_ms: Mean inference time of each, where known.
-        run_id: The run that remembers it; empty if none does.
     """
 
-    verdict: Literal["good", "bad"]
+    verdict: Verdict
     reasons: tuple[str, ...]
     runners: tuple[str, ...]
     iterations: tuple[int, ...]
     mean_ms: tuple[float | None, ...]
-    run_id: str = ""
+
+    def body(self) -> Iterable[str]:
+        """Why outputs differ, and a row for each runner."""
+        yield from (f"- {reason}" for reason in self.reasons)
+        yield from ("", "| runner | iterations | mean |", "|---|---|---|")
+        for name, count, mean in zip(self.runners, self.iterations, self.mean_ms):
+            yield f"| `{name}` | {count} | {'-' if mean is None else f'{mean:.4g} ms'} |"
 
 
 def run_models(
@@ -74,7 +89,11 @@ def run_models(
     data_loader: Iterable[Mapping[str, Any]] | None = None,
     compare: Sequence[CompareFunction] | None = None,
     postprocess: Sequence[PostprocessFunction] = (),
-    run: Run = NO_RUN,
+    model: str | Path = "",
+    tracker: Tracker | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    params: Mapping[str, object] | None = None,
 ) -> RunResult:
     """Run runners on the same inputs, compare each with the next, and with saved outputs.
 
@@ -82,9 +101,14 @@ def run_models(
         runners: The runners; none compares saved outputs only.
         config: What to do.
         data_loader: Inputs of each iteration; random unless given.
-        compare: Compare functions, all of which must agree; the field's default, 1e-5 for each element, unless given.
+        compare: Compare functions, all of which must agree; Polygraphy's default, 1e-5 for each element, unless given.
         postprocess: Applied to every iteration's outputs before they are compared.
-        run: Gets numbers and artifacts; it is not ended.
+        model: The model's file, if all is about one; it names the run.
+        tracker: The memory; nothing is kept without one. What is kept of a comparison is what the compare functions
+            decided, of the first two runners or saved outputs.
+        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tags: Further tags of the run.
+        params: Further params of the run.
 
     Raises:
         InputError: If the inputs do not fit a runner.
@@ -93,6 +117,34 @@ def run_models(
         FormatError: If saved outputs cannot be read.
     """
     config = RunConfig() if config is None else config
+    path = Path(model)
+    title = f"run {path.name}".strip()
+    experiment = experiment or path.stem or "run"
+    with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as run:
+        run.log_params({**(params or {}), **{f"run.{name}": value for name, value in config.to_dict().items()}})
+        results, accuracy, reasons = _run_and_compare(runners, config, data_loader, compare, postprocess)
+        result = RunResult(
+            title=title,
+            verdict="bad" if reasons else "good",
+            reasons=tuple(reasons),
+            runners=tuple(results.keys()),
+            iterations=tuple(len(iterations) for iterations in results.values()),
+            mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
+        )
+        if accuracy is not None and len(accuracy[0]):
+            _log_comparison(run, accuracy, results, result)
+        run.finish(result.verdict)
+        return result.kept_in(run, experiment)
+
+
+def _run_and_compare(
+    runners: Sequence[BaseRunner],
+    config: RunConfig,
+    data_loader: Iterable[Mapping[str, Any]] | None,
+    compare: Sequence[CompareFunction] | None,
+    postprocess: Sequence[PostprocessFunction],
+) -> tuple[RunResults, AccuracyResults | None, list[str]]:
+    """The outputs, what the compare functions found (None if there was nothing to compare), and what is wrong."""
     results = RunResults()
     if runners:
         results = Comparator.run(
@@ -111,22 +163,14 @@ def run_models(
         results.extend(RunResults.load(path).items())
     for function in postprocess:
         Comparator.postprocess(results, function)
-    if len(results) > 1:
-        accuracy = Comparator.compare_accuracy(
-            results, fail_fast=config.fail_fast, compare_func=compare, check_average=config.check_average
-        )
-        reasons += _differences(accuracy)
-        if config.save_accuracy is not None:
-            accuracy.save(config.save_accuracy)
-        _log(run, accuracy, results)
-    return RunResult(
-        verdict="bad" if reasons else "good",
-        reasons=tuple(reasons),
-        runners=tuple(results.keys()),
-        iterations=tuple(len(iterations) for iterations in results.values()),
-        mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
-        run_id=run.id,
+    if len(results) < 2:
+        return results, None, reasons
+    accuracy = Comparator.compare_accuracy(
+        results, fail_fast=config.fail_fast, compare_func=compare, check_average=config.check_average
     )
+    if config.save_accuracy is not None:
+        accuracy.save(config.save_accuracy)
+    return results, accuracy, reasons + _differences(accuracy)
 
 
 def _differences(accuracy: AccuracyResults) -> list[str]:
@@ -134,13 +178,21 @@ def _differences(accuracy: AccuracyResults) -> list[str]:
     reasons = []
     for result in accuracy:
         for pair in result:
-            if result.aggregation == "average":
-                bad = [name for name, found in result.average_results(pair).items() if not found]
-            else:
-                bad = list(dict.fromkeys(n for matches in result[pair] for n, found in matches.items() if not found))
+            bad = [name for name, matches in _matches_by_output(result, pair).items() if not all(map(bool, matches))]
             if bad:
                 reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
     return list(dict.fromkeys(reasons))
+
+
+def _matches_by_output(result: AccuracyResult, pair: RunnerPair) -> dict[str, list[Match]]:
+    """What one compare function says of each output: of every iteration, or of their mean where that is judged."""
+    if result.aggregation == "average":
+        return {name: [match] for name, match in result.average_results(pair).items()}
+    found: dict[str, list[Match]] = {}
+    for matches in result[pair]:
+        for name, match in matches.items():
+            found.setdefault(name, []).append(match)
+    return found
 
 
 def _mean_ms(iterations: Sequence[Any]) -> float | None:
@@ -148,13 +200,73 @@ def _mean_ms(iterations: Sequence[Any]) -> float | None:
     return 1e3 * sum(times) / len(times) if times else None
 
 
-def _log(run: Run, accuracy: AccuracyResults, results: RunResults) -> None:
-    """Keep every statistic of the first pair as metrics, and all numbers as an artifact."""
+def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, result: RunResult) -> None:
+    """Keep every statistic of the first pair as metrics, and all numbers as an artifact, with what was decided."""
     if run is NO_RUN:
         return
-    from trtops.comparator.report import compare_outputs
-    from trtops.ops.judging.judgement import Judgement, log_judgement
-
-    (_, first), (_, second) = results[0], results[1]
-    log_judgement(run, Judgement(report=compare_outputs(first, second)))
+    report = decided_report(accuracy, results)
+    log_judgement(run, Judgement(report=report), verdict=result.verdict, reasons=result.reasons)
     run.log_text(accuracy.to_json(), "accuracy/results.polygraphy.json")
+
+
+def decided_report(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
+    """All statistics of the first pair that was compared, with the verdicts that the compare functions reached.
+
+    Outputs that no function compared are left out. The tolerances are those of the functions, as far as tolerances can
+    say it; what they cannot say (a script, indices, perceptual distance) shows in the verdicts alone.
+
+    Args:
+        accuracy: What the compare functions found.
+        results: The outputs that they found it in.
+    """
+    pair = next(iter(accuracy[0]))
+    found: dict[str, list[Match]] = {}
+    for result in accuracy:
+        for name, matches in _matches_by_output(result, pair).items():
+            found.setdefault(name, []).extend(matches)
+    report = compare_outputs(results[0][1], results[1][1], _tolerances_of(found))
+    outputs = tuple(_as_decided(output, found[output.name]) for output in report.outputs if output.name in found)
+    good = all(output.verdict == "good" for output in outputs)
+    return dataclasses.replace(report, verdict="good" if good else "bad", outputs=outputs)
+
+
+def _as_decided(output: OutputComparison, matches: Iterable[Match]) -> OutputComparison:
+    if all(map(bool, matches)):
+        return dataclasses.replace(output, verdict="good", reasons=())
+    reasons = output.reasons or ("a compare function does not take it for a match",)
+    return dataclasses.replace(output, verdict="bad", reasons=reasons)
+
+
+_TOLERANCES = {"l2_norm": "max_l2", "cosine_similarity": "min_cosine", "psnr": "min_psnr", "snr": "min_snr"}
+"""Tolerances by the names that compare results have for what they limit."""
+
+
+def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
+    """The tolerances that matches were held against, by output; what no tolerance limits is not judged."""
+    infinities_equal = any(
+        match.statistics is not None and match.statistics.infinities_equal
+        for matches in found.values()
+        for match in matches
+        if isinstance(match, OutputCompareResult)
+    )
+    limits = {name: _limits_of(matches) for name, matches in found.items()}
+    alike = len({tuple(each.items()) for each in limits.values()}) == 1
+    usual: dict[str, Any] = {"atol": math.inf, "rtol": math.inf}
+    if alike:
+        usual |= next(iter(limits.values()))
+    per_output = {} if alike else {name: OutputTolerances(**each) for name, each in limits.items()}
+    return Tolerances(**usual, infinities_equal=infinities_equal, per_output=per_output)
+
+
+def _limits_of(matches: Iterable[Match]) -> dict[str, Any]:
+    """The tolerances that one output was held against, by their names in :class:`Tolerances`."""
+    limits: dict[str, Any] = {}
+    for match in matches:
+        threshold = match.thresholds if isinstance(match, CompareResult) else None
+        if isinstance(threshold, SimpleThreshold):
+            limits |= dataclasses.asdict(threshold)
+        elif threshold is not None:
+            values = dataclasses.astuple(threshold)
+            named = zip(threshold.metric_fields(), values)
+            limits |= {_TOLERANCES[name]: value for name, value in named if name in _TOLERANCES}
+    return limits
