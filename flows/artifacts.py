@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
-from trtops.ops.report import Reportable, markdown
+from trtops.ops.result import OpResult
 
 
-def show_result(title: str, result: Reportable) -> None:
+def show_result(result: OpResult) -> None:
     """Put a result beside the flow run, under a key that keeps the history of its experiment together."""
-    show_text(title, markdown(title, result), result.experiment)
+    show_text(result.title, result.page(), result.experiment)
 
 
 def show_text(title: str, text: str, experiment: str) -> None:

@@ -32,7 +32,7 @@ def calibrate_model(model: str, config: CalibrateConfig, experiment: str | None)
             tracker=tracker(),
             experiment=experiment,
             tags=flow_tags(),
-            on_progress=lambda done: bar.update(done.samples),
+            progress=bar.update,
         )
 
 
@@ -90,7 +90,7 @@ def calibrate(
         output=output or config.output,
     )
     result = calibrate_model(str(model), config, experiment)
-    show_result(f"calibrate {Path(model).name}", result)
+    show_result(result)
     return result
 
 

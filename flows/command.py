@@ -10,7 +10,7 @@ from typing import Any, get_args
 import cyclopts
 
 from trtops.errors import TrtopsError
-from trtops.ops.report import Reportable, markdown, verdict_of
+from trtops.ops.result import OpResult
 from trtops.record import Record
 
 
@@ -38,9 +38,9 @@ def run(flow: Callable[..., Record], name: str) -> int:
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    if isinstance(result, get_args(Reportable)):
-        print(markdown(name, result))
-        return 0 if verdict_of(result) == "good" else 1
+    if isinstance(result, OpResult):
+        print(result.page())
+        return 0 if result.verdict == "good" else 1
     if not isinstance(result, Record):
         return 0  # help was asked for
     print(result.to_json())

@@ -49,7 +49,7 @@ def compare(
     if data is not None:
         config = replace(config, check=replace(config.check, data=data))
     result = compare_sides(actual, golden, config, experiment)
-    show_result("compare", result)
+    show_result(result)
     return result
 
 

@@ -63,7 +63,7 @@ def convert(
         check = replace(check, data=data)
     config = replace(config, build=build, check=check, rebuild=config.rebuild if rebuild is None else rebuild)
     result = convert_model(str(model), config, experiment)
-    show_result(f"convert {Path(model).name}", result)
+    show_result(result)
     return result
 
 

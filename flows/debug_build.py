@@ -42,7 +42,7 @@ def debug_build(
     precision: Precision | None = None,
     backend: BackendName | None = None,
     data: str | None = None,
-    by_lot: bool | None = None,
+    random_tactics: bool | None = None,
     parallel: int | None = None,
     dask: str | None = None,
     experiment: str | None = None,
@@ -57,7 +57,7 @@ def debug_build(
         precision: Lowest precision the engines may compute in.
         backend: What builds the engines, with that back end's default options.
         data: Where input data comes from; random unless given.
-        by_lot: Choose tactics by lot and not by their time.
+        random_tactics: Choose tactics at random and not by their time.
         parallel: Iterations under way at a time; on GPUs, one on each.
         dask: Address of a Dask scheduler whose workers make the iterations.
         experiment: MLflow experiment; the model's name unless given.
@@ -78,7 +78,7 @@ def debug_build(
         config,
         build=build,
         check=config.check if data is None else replace(config.check, data=data),
-        vary=config.vary if by_lot is None else replace(config.vary, tactics=by_lot),
+        vary=config.vary if random_tactics is None else replace(config.vary, random_tactics=random_tactics),
         until=config.until if until is None else until,
         parallel=parallel or config.parallel,
     )
@@ -93,7 +93,7 @@ def debug_build(
             submit=submit,
             progress=tell,
         )
-    show_result("debug build", result)
+    show_result(result)
     return result
 
 

@@ -13,9 +13,8 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect i
 
 from flows.convert import convert
 from flows.digits import make_digits
-from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.report import builds_table
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.location import default_root
 

@@ -55,7 +55,7 @@ def diff_tactics(
         config = DiffTacticsConfig(runs=runs, experiment=experiment, folder=folder, good=good, bad=bad)
     config = replace(config, by=by or config.by, also=also or config.also)
     result = diff_builds(config)
-    show_result("diff tactics", result)
+    show_result(result)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import campaign_slot
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.noise import NoiseConfig, NoiseResult, Statistic
 from trtops.ops.campaign.noise import noise as noise_op
@@ -24,11 +24,11 @@ def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
     """One call of the noise op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        campaign_slot(open_campaign(memory, campaign).on(config.devices)) as held,
+        bench_slot(open_campaign(memory, campaign).config.place.on(config.devices)) as devices,
         progress("Measuring", "engines") as bar,
     ):
-        config = replace(config, devices=held.config.devices)
-        return noise_op(held.run_id, config, tracker=memory, tags=flow_tags(), progress=bar.update)
+        config = replace(config, devices=devices)
+        return noise_op(campaign, config, tracker=memory, tags=flow_tags(), progress=bar.update)
 
 
 @trtops_flow(name="noise")
@@ -60,7 +60,7 @@ def noise(
         statistic=statistic or config.statistic,
     )
     result = measure_noise(campaign, config)
-    show_result("noise", result)
+    show_result(result)
     return result
 
 

@@ -13,18 +13,15 @@ from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.campaign.promote import PromoteConfig, PromoteResult
+from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promotion_place
 from trtops.ops.campaign.promote import promote as promote_op
-from trtops.tracking import schema
 
 
 @trtops_task(name="promote-build")
 def promote_build(good_run: str, config: PromoteConfig) -> PromoteResult:
     """One call of the promote op, logged to the default store and registered there, on a GPU of its own if it needs one."""
     memory = tracker()
-    built_by = memory.info(memory.whole_id(good_run)).tags.get(schema.Tag.BACKEND)
-    backend = "tensorrt" if built_by in ("tensorrt", "tensorrt-rtx") else "onnxruntime"
-    with bench_slot(backend, config.devices) as devices:
+    with bench_slot(promotion_place(memory.info(memory.whole_id(good_run)), config)) as devices:
         return promote_op(good_run, replace(config, devices=devices), tracker=memory, tags=flow_tags())
 
 
@@ -40,7 +37,7 @@ def promote(good_run: str, config: Annotated[PromoteConfig | None, config_flag] 
         The registered version and its alias.
     """
     result = promote_build(good_run, PromoteConfig() if config is None else config)
-    show_result("promote", result)
+    show_result(result)
     return result
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import campaign_slot
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import ProveConfig, ProveResult
@@ -24,11 +24,11 @@ def prove_suspect(campaign: str, config: ProveConfig) -> ProveResult:
     """One call of the prove op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        campaign_slot(open_campaign(memory, campaign).on(config.devices)) as held,
+        bench_slot(open_campaign(memory, campaign).config.place.on(config.devices)) as devices,
         progress("Proving", "builds") as bar,
     ):
-        config = replace(config, devices=held.config.devices)
-        return prove_op(held.run_id, config, tracker=memory, tags=flow_tags(), progress=bar.update)
+        config = replace(config, devices=devices)
+        return prove_op(campaign, config, tracker=memory, tags=flow_tags(), progress=bar.update)
 
 
 @trtops_flow(name="prove")
@@ -54,7 +54,7 @@ def prove(
     if suspect is not None:
         config = replace(config, suspect=suspect)
     result = prove_suspect(campaign, replace(config, repeats=repeats or config.repeats))
-    show_result("prove", result)
+    show_result(result)
     return result
 
 

@@ -33,7 +33,7 @@ def measure_layers(
             tracker=tracker(),
             experiment=experiment,
             tags=flow_tags(),
-            on_layer=bar.update,
+            progress=bar.update,
         )
 
 
@@ -63,7 +63,7 @@ def sensitivity(
     config = SensitivityConfig() if config is None else config
     config = replace(config, data=data or config.data, budget=config.budget if budget is None else budget)
     result = measure_layers(str(model), calibration_cache, config, experiment)
-    show_result(f"sensitivity {Path(model).name}", result)
+    show_result(result)
     return result
 
 

@@ -15,7 +15,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
 from trtops.ops.campaign.benches import gpus_of
-from trtops.ops.campaign.config import Campaign
+from trtops.ops.campaign.config import Campaign, Place
 
 _POLL_SECONDS = 1.0
 _TAKEN = 423  # HTTP's "Locked", by which the server says that all slots are taken
@@ -51,18 +51,17 @@ def current_slot(backend: str) -> Iterator[str | None]:
 
 
 @contextmanager
-def bench_slot(backend: str, devices: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+def bench_slot(place: Place) -> Iterator[tuple[str, ...]]:
     """Hold one of the GPUs that :func:`trtops.ops.campaign.benches.bench` may build on; yields it as ``devices`` for the op."""
-    gpus = gpus_of(backend, devices)
+    gpus = gpus_of(place.backend, place.devices)
     with gpu_slot(tuple(gpus)) as held:
-        yield tuple(devices) if held is None else (gpus[held],)
+        yield place.devices if held is None else (gpus[held],)
 
 
 @contextmanager
 def campaign_slot(campaign: Campaign) -> Iterator[Campaign]:
     """Hold one of a campaign's GPUs; yields the campaign on that GPU alone."""
-    config = campaign.config
-    with bench_slot(config.build.backend, config.devices) as devices:
+    with bench_slot(campaign.config.place) as devices:
         yield campaign.on(devices)
 
 

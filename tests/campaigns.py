@@ -31,11 +31,11 @@ def two_blocks(folder: Path) -> tuple[Path, Path]:
 
 
 def config(data: Path, **changes: Any) -> DebugBuildConfig:
-    """A campaign over :func:`two_blocks` whose tactics are drawn by lot, so that it is the same wherever it runs."""
+    """A campaign over :func:`two_blocks` whose tactics are drawn at random, so that it is the same wherever it runs."""
     options = OnnxRuntimeOptions(allow_approximation=True, timing_iterations=4, intra_op_threads=1)
     usual = DebugBuildConfig(
         build=BuildConfig(options=options),
         check=CheckConfig(data=str(data), tolerances=Tolerances(atol=1e-4, rtol=1e-4), plots="never", latency_runs=0),
-        vary=Vary(tactics=True),
+        vary=Vary(random_tactics=True),
     )
     return dataclasses.replace(usual, **changes)

@@ -76,7 +76,7 @@ class OnnxRuntimeOptions(Record):
         allow_approximation: Whether choices that are faster but less exact (Gelu approximation) may be picked.
         timing_iterations: Timed inferences per candidate; the median counts.
         intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        tactic_seed: Choose tactics by lot, with this seed, and not by their time. What a campaign does to see choices
+        tactic_seed: Choose tactics at random, with this seed, and not by their time. What a campaign does to see choices
             that the clock seldom makes.
     """
 
@@ -199,7 +199,7 @@ class BuildConfig(Record):
             raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> BackendName:
         """The back end that the options are for."""
         return self.options.kind
 

@@ -284,6 +284,7 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
         base = [*BASE[path], "--int8"]
     if path == ("debug", "build") and name in (
         *JUDGED,
+        "--random-tactics",
         "--vary-tactics",
         "--parallel",
         "--build-timeout",

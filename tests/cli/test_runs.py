@@ -197,7 +197,7 @@ def test_a_campaign_that_ended_is_told_again(run, ids):
     campaign = ids["debug_build"][-1]
     code, text = run(f"debug build --resume {short(campaign, ids)}")
 
-    assert code == 0 and f"2 good, 0 bad, 0 errors. Run {campaign}" in text
+    assert code == 0 and "2 good, 0 bad, 0 crashed or hung." in text and f"MLflow run `{campaign}`" in text
 
 
 def test_a_store_is_kept_usable(run, home):

@@ -276,7 +276,7 @@ def test_the_tools_on_models_judge_by_engines(store: Path, tmp_path: Path) -> No
 def test_a_campaign_of_flows_builds_in_a_child_and_is_diffed(store: Path, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
-    config = DebugBuildConfig(build=FP16, check=check, vary=Vary(tactics=True), timeout_seconds=120.0)
+    config = DebugBuildConfig(build=FP16, check=check, vary=Vary(random_tactics=True), timeout_seconds=120.0)
 
     campaign = debug_build(model, config, until=2)
     diffed = diff_tactics(runs=(campaign.run_id,))

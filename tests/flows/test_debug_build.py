@@ -31,7 +31,6 @@ from trtops.ops.campaign.benches import bench, close_benches, devices_of
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.campaign.prove import ProveResult, Trial
-from trtops.ops.report import markdown, verdict_of
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
@@ -154,10 +153,16 @@ def test_the_command_takes_a_model_a_config_file_and_when_to_stop(
     app = cyclopts.App(result_action="return_value")
     app.default(debug_build)
 
-    _, bound, _ = app.parse_args([str(model), "--config", str(file), "--until", text, "--by-lot", "--parallel", "2"])
+    _, bound, _ = app.parse_args(
+        [str(model), "--config", str(file), "--until", text, "--random-tactics", "--parallel", "2"]
+    )
 
     assert bound.arguments["model"] == model and bound.arguments["config"] == campaign
-    assert (bound.arguments["until"], bound.arguments["by_lot"], bound.arguments["parallel"]) == (until, True, 2)
+    assert (bound.arguments["until"], bound.arguments["random_tactics"], bound.arguments["parallel"]) == (
+        until,
+        True,
+        2,
+    )
 
 
 def test_every_result_has_a_page_and_a_verdict_for_the_shell(tmp_path: Path) -> None:
@@ -173,11 +178,11 @@ def test_every_result_has_a_page_and_a_verdict_for_the_shell(tmp_path: Path) -> 
         trials=(Trial(swap="in", run_id="t", verdict="good", followed=True, also_changed=("conv",)),),
     )
 
-    page = markdown("prove", proved)
+    page = proved.page()
 
     assert "# prove: refuted" in page and "| the good one, suspect put in | good | yes | `conv` | `t` |" in page
-    assert verdict_of(proved) == "bad"
-    assert verdict_of(dataclasses.replace(proved, outcome="confirmed")) == "good"
+    assert proved.verdict == "bad"
+    assert dataclasses.replace(proved, outcome="confirmed").verdict == "good"
 
 
 # One build per GPU
@@ -279,10 +284,10 @@ def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_o
 
     def wait() -> None:
         begin = time.monotonic()
-        with bench(one):
+        with bench(one.place):
             waited.append(time.monotonic() - begin)
 
-    with bench(one) as first, bench(two) as second:
+    with bench(one.place) as first, bench(two.place) as second:
         assert first.worker.run(_visible) == "test-7"
         assert second.worker.run(_visible) == "test-8"
         thread = threading.Thread(target=wait)

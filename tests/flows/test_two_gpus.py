@@ -51,7 +51,7 @@ def test_a_campaign_builds_on_both_gpus_at_a_time_and_a_conversion_waits_for_its
     np.savez(tmp_path / "feed.npz", x=models.random(*SHAPE, seed=9))
     check = replace(CHECK, data=str(tmp_path / "feed.npz"), latency_runs=0, tolerances=Tolerances(atol=1e9))
     config = DebugBuildConfig(
-        build=FP16, check=check, vary=Vary(tactics=True), timeout_seconds=120.0, parallel=3, devices=("0", "1")
+        build=FP16, check=check, vary=Vary(random_tactics=True), timeout_seconds=120.0, parallel=3, devices=("0", "1")
     )
     converted: list[ConvertResult] = []
     tracker = default_tracker()

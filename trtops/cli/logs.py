@@ -90,11 +90,3 @@ def _aligned(table: list[str], widest: int = 120) -> list[str]:
         return table
     rows = [head, ["-" * width for width in widths], *body]
     return [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths))} |" for row in rows]
-
-
-def report(title: str, result: Any, *, remembered: bool) -> str:
-    """An op's result as a page; without the way to its run where that ends with this process."""
-    from trtops.ops.report import markdown
-
-    page = markdown(title, result)
-    return page if remembered else page.rpartition("\n\n")[0]

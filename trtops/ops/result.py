@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from trtops.record import Record
 from trtops.tracking import schema
@@ -14,6 +14,12 @@ from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict, tracked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+OnProgress: TypeAlias = Callable[[int, "int | None"], None]
+"""Called with how much is done, and of how much; None where that is not known. Ops take it as ``progress``.
+
+An op that has more to tell calls with one frozen value of its own instead, under the same name.
+"""
 
 _LONGEST_NAME = 250  # characters that stores take for a run's name
 
@@ -54,7 +60,7 @@ class OpResult(Record):
 
     def page(self) -> str:
         """The result as a page of Markdown: heading, :meth:`body`, and the way to the run where a person can look at it."""
-        lines = [f"# {self.title}: {self.headline}", "", *self.body()]
+        lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", "", *self.body()]
         if self.url:
             run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
             lines += ["", f"MLflow run {run} in experiment `{self.experiment}`."]

@@ -146,7 +146,7 @@ def test_models_too_large_for_one_message_are_calibrated_with_their_weights_besi
 
 def test_progress_is_told_after_every_feed() -> None:
     told: list[Progress] = []
-    collect(CASE.proto, images(3), inputs=INPUTS, on_progress=told.append)
+    collect(CASE.proto, images(3), inputs=INPUTS, progress=told.append)
 
     assert [(p.feeds, p.samples) for p in told] == [(1, 4), (2, 8), (3, 12)]
     assert 0 < told[0].seconds <= told[1].seconds <= told[2].seconds

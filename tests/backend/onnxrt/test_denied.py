@@ -1,4 +1,4 @@
-"""Tactics on the deny-list, and tactics by lot, with ONNX Runtime's builder."""
+"""Tactics on the deny-list, and random tactics, with ONNX Runtime's builder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.search import by_lot
+from trtops.backend.onnxrt.search import random_candidates
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
@@ -48,9 +48,9 @@ def deny(record: TacticRecord, tactic: str = FAST) -> DenyList:
 
 
 def test_a_lot_is_drawn_again_by_the_same_seed_and_shows_every_combination() -> None:
-    drawn = [next(by_lot(("GeluFusionL2", "BiasGeluFusion"), seed)) for seed in range(40)]
+    drawn = [next(random_candidates(("GeluFusionL2", "BiasGeluFusion"), seed)) for seed in range(40)]
 
-    assert drawn == [next(by_lot(("GeluFusionL2", "BiasGeluFusion"), seed)) for seed in range(40)]
+    assert drawn == [next(random_candidates(("GeluFusionL2", "BiasGeluFusion"), seed)) for seed in range(40)]
     assert {c.toggled for c in drawn} == {
         (),
         ("GeluFusionL2",),
@@ -59,7 +59,7 @@ def test_a_lot_is_drawn_again_by_the_same_seed_and_shows_every_combination() -> 
     }
 
 
-def test_a_build_by_lot_times_nothing_and_repeats(model: Model) -> None:
+def test_a_build_with_random_tactics_times_nothing_and_repeats(model: Model) -> None:
     builds = [BACKEND.build(model, config(tactic_seed=seed)) for seed in (3, 3, 4, 5, 6, 7)]
 
     assert builds[0].tactics == builds[1].tactics

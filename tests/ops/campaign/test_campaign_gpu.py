@@ -120,9 +120,9 @@ def between_groups(found: list[float], least: int) -> float | None:
 def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float, Vary]:
     """A tolerance between two groups of builds, and what has to be varied to see both.
 
-    A sixth of the builds by time may be missing among the sixteen that follow. Those by lot draw as these did.
+    A sixth of the builds by time may be missing among the sixteen that follow. Those with random tactics draw as these did.
     """
-    for vary, experiment, least in ((Vary(), "by time", 2), (Vary(tactics=True), "by lot", 1)):
+    for vary, experiment, least in ((Vary(), "by time", 2), (Vary(random_tactics=True), "random", 1)):
         debug_build(
             model,
             campaign(folder, 1e9, until=6, vary=vary),
@@ -135,7 +135,7 @@ def tolerance(model: Path, folder: Path, tracker: MlflowTracker) -> tuple[float,
         middle = between_groups(found, least)
         if middle is not None:
             return middle, vary
-    pytest.fail("All builds are alike, even with tactics drawn by lot.")
+    pytest.fail("All builds are alike, even with random tactics.")
 
 
 def test_a_campaign_of_sixteen_builds_its_diff_and_the_proof_by_swap(

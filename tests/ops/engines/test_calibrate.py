@@ -109,7 +109,7 @@ def test_progress_is_told(conv_net: Path) -> None:
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
 
     calibrate(
-        conv_net, config, data=list(images(3)), tracker=MemoryTracker(), on_progress=lambda p: told.append(p.samples)
+        conv_net, config, data=list(images(3)), tracker=MemoryTracker(), progress=lambda done, total: told.append(done)
     )
 
     assert told == [4, 8, 12]

@@ -212,7 +212,7 @@ def collect(
     min_samples: int = MIN_SAMPLES,
     model_sha256: str | None = None,
     counted: bool = True,
-    on_progress: OnProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> Collected:
     """Collect the ranges of all of a model's tensors over feeds, one of which is in memory at a time.
 
@@ -226,7 +226,7 @@ def collect(
         min_samples: Fewer samples than this are refused: their ranges say little about others.
         model_sha256: Digest of the model, to be kept in the cache.
         counted: False leaves the histograms of ``minmax`` empty, which it does not need.
-        on_progress: Called after every feed.
+        progress: Called after every feed.
 
     Raises:
         CalibrationError: If there are no feeds or too few samples, a feed does not fit the model or holds NaN or infinity,
@@ -241,7 +241,7 @@ def collect(
         return collector.cache(algorithm, percentile=percentile, model_sha256=model_sha256, complete=complete)
 
     try:
-        _add_all(collector, feeds, max_feeds, on_progress)
+        _add_all(collector, feeds, max_feeds, progress)
     except errors.CalibrationError as exc:
         if not collector.feeds:
             raise
@@ -257,7 +257,7 @@ def collect(
 
 
 def _add_all(
-    collector: RangeCollector, feeds: Iterable[Feed], max_feeds: int | None, on_progress: OnProgress | None
+    collector: RangeCollector, feeds: Iterable[Feed], max_feeds: int | None, progress: OnProgress | None
 ) -> None:
     start = time.perf_counter()
     source = iter(feeds)
@@ -271,8 +271,8 @@ def _add_all(
         if feed is None:
             break
         collector.add(feed)
-        if on_progress is not None:
-            on_progress(Progress(feeds=collector.feeds, samples=collector.samples, seconds=time.perf_counter() - start))
+        if progress is not None:
+            progress(Progress(feeds=collector.feeds, samples=collector.samples, seconds=time.perf_counter() - start))
     if not collector.feeds:
         raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
 

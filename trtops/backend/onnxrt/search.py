@@ -103,7 +103,9 @@ class Search:
         """
         applicable = self._applicable(tactics)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
-        best_first = self._by_time(applicable) if seed is None or not applicable else by_lot(applicable, seed)
+        best_first = (
+            self._by_time(applicable) if seed is None or not applicable else random_candidates(applicable, seed)
+        )
         for candidate in best_first:
             why = why_not(candidate, applicable)
             if why is None:
@@ -228,7 +230,7 @@ def _groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
         yield from ([engine] for engine in engines)
 
 
-def by_lot(names: Sequence[str], seed: int) -> Iterator[Candidate]:
+def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """Combinations of tactics in random order, each once; the same for the same names and seed."""
     draw = random.Random(seed)
     combinations_ = 1 << len(names)

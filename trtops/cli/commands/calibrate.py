@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import report, say_page
+from trtops.cli.logs import say_page
 
 if TYPE_CHECKING:
     from trtops.ops.engines.calibrate import CalibrateConfig
@@ -83,5 +83,5 @@ def execute(plan: Plan) -> int:
     """Calibrate, and print."""
     tracker = configs.memory(plan.experiment, plan.store)
     result = ops.calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    say_page(report("calibrate", result, remembered=plan.experiment is not None))
+    say_page(result.page())
     return 0 if result.verdict == "good" else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import report, say_json, say_page
+from trtops.cli.logs import say_json, say_page
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
@@ -77,5 +77,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(report("compare", result, remembered=plan.experiment is not None))
+        say_page(result.page())
     return 0 if result.verdict == "good" else 1

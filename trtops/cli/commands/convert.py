@@ -15,7 +15,7 @@ from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import report, say, say_page
+from trtops.cli.logs import say, say_page
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def execute(plan: Plan) -> int:
             save_bytes(build.engine.plan, plan.output)
         for name, path in plan.kept:
             _keep(build, name, path)
-    say_page(report("convert", result, remembered=plan.experiment is not None))
+    say_page(result.page())
     return 0 if result.verdict == "good" else 1
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import report, say_page
+from trtops.cli.logs import say_page
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
@@ -71,11 +71,9 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Measure, and print."""
-    from trtops.ops.report import verdict_of
-
     tracker = (
         configs.opened(plan.store) if plan.cache.startswith(RUN_PREFIX) else configs.memory(plan.experiment, plan.store)
     )
     result = ops.sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
-    say_page(report("sensitivity", result, remembered=plan.experiment is not None))
-    return 0 if verdict_of(result) == "good" else 1
+    say_page(result.page())
+    return 0 if result.verdict == "good" else 1

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
-from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.config import Place
 from trtops.ops.campaign.locks import held
 
 _POLL_SECONDS = 0.05
@@ -66,14 +66,14 @@ def _gpu_of(backend: str, device: str) -> str | None:
 
 
 @contextlib.contextmanager
-def bench(config: DebugBuildConfig) -> Iterator[IsolatedBackend]:
+def bench(place: Place) -> Iterator[IsolatedBackend]:
     """A back end in a child process, on a device that is this caller's alone for as long as the block lasts.
 
     Waits for a device to come free. The child stays warm for the next caller; :func:`close_benches` ends those that
     nobody uses.
     """
-    backend, timeout = config.build.backend, config.timeout_seconds
-    devices = devices_of(backend, config.devices)
+    backend, timeout = place.backend, place.timeout_seconds
+    devices = devices_of(backend, place.devices)
     if not devices:
         with _child(backend, "", timeout) as child:
             yield child

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.record import Record
-from trtops.spec import PRECISIONS, BuildConfig, Precision, TensorRTOptions
+from trtops.spec import PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
 from trtops.tactics.findings import By
 
 Until: TypeAlias = 'int | Literal["good", "bad", "decided"]'
@@ -21,19 +21,39 @@ Varied: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Place(Record):
+    """Where builds are made.
+
+    Attributes:
+        backend: The back end that makes them.
+        devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
+            of that variable, or the first. ONNX Runtime's builds share the processor and need none.
+        timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
+    """
+
+    backend: BackendName
+    devices: tuple[str, ...] = ()
+    timeout_seconds: float | None = None
+
+    def on(self, devices: Sequence[str]) -> Place:
+        """The same place on other devices; on its own if none are named."""
+        return replace(self, devices=tuple(devices)) if devices else self
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vary(Record):
     """What differs from build to build beside what the back end varies by itself. Lists are gone through in turn, in all combinations.
 
     Attributes:
-        tactics: Choose tactics by lot and not by time (``tactic_seed`` of the options). It shows what each choice does to
-            the outputs, among them choices that this machine's clock seldom makes; what share of builds is bad then says
-            nothing about the share in real life.
+        random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what
+            each choice does to the outputs, among them choices that this machine's clock seldom makes; what share of
+            builds is bad then says nothing about the share in real life.
         precisions: Precisions to go through.
         optimization_levels: TensorRT's builder optimization levels to go through.
         tactic_sources: Sets of TensorRT's tactic sources to go through.
     """
 
-    tactics: bool = False
+    random_tactics: bool = False
     precisions: tuple[Precision, ...] = ()
     optimization_levels: tuple[int, ...] = ()
     tactic_sources: tuple[tuple[str, ...], ...] = ()
@@ -63,7 +83,7 @@ class DebugBuildConfig(Record):
         build: How engines are built.
         check: How they are judged, unless a command is given. Golden outputs are computed once and kept in the campaign.
         command: An external command that judges an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
-            ``{inputs}`` JSON files as the field's tool takes them. With ``artifact`` the engine is written there instead.
+            ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         vary: What differs from build to build beside what the back end varies by itself.
@@ -116,9 +136,23 @@ class DebugBuildConfig(Record):
     def build_of(self, number: int) -> BuildConfig:
         """The build config of an iteration."""
         build = with_varied(self.build, self.vary.combination(number))
-        if self.vary.tactics:
+        if self.vary.random_tactics:
             return replace(build, options=replace(build.options, tactic_seed=self.seed + number))
         return build
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DebugBuildConfig:
+        """Read what :meth:`to_dict` wrote, here or in earlier releases, which called ``random_tactics`` ``tactics``."""
+        vary = data.get("vary")
+        if isinstance(vary, Mapping) and "tactics" in vary:
+            renamed = {"random_tactics" if name == "tactics" else name: value for name, value in vary.items()}
+            data = {**data, "vary": renamed}
+        return super().from_dict(data)
+
+    @property
+    def place(self) -> Place:
+        """Where its builds are made."""
+        return Place(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
 
     @property
     def limit(self) -> int:
@@ -169,4 +203,4 @@ class Campaign(Record):
 
     def on(self, devices: Sequence[str]) -> Campaign:
         """The same campaign on other devices; on its own if none are named."""
-        return replace(self, config=replace(self.config, devices=tuple(devices))) if devices else self
+        return replace(self, config=replace(self.config, devices=self.config.place.on(devices).devices))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +24,11 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate
 from trtops.ops.campaign.locks import held
 from trtops.ops.judging.judgement import collect
-from trtops.record import Record, sha256
+from trtops.ops.result import OpResult
+from trtops.record import sha256
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
+from trtops.tactics.report import markdown
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
@@ -58,13 +60,10 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebugBuildResult(Record):
+class DebugBuildResult(OpResult):
     """What a campaign came to.
 
     Attributes:
-        run_id: The parent run.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: Its experiment.
         verdict: ``good`` if no build was bad, ``error`` if none could be judged.
         iterations: Builds made, those of earlier processes included.
         good: How many were good.
@@ -74,9 +73,7 @@ class DebugBuildResult(Record):
         found: What the diff of all builds says.
     """
 
-    run_id: str
-    url: str
-    experiment: str
+    title: str = "debug build"
     verdict: Verdict
     iterations: int
     good: int
@@ -84,6 +81,17 @@ class DebugBuildResult(Record):
     errors: int
     interrupted: tuple[str, ...] = ()
     found: TacticDiff
+
+    @property
+    def headline(self) -> str:
+        """What the diff concludes."""
+        return self.found.conclusion
+
+    def body(self) -> Iterable[str]:
+        """How many builds there were of each kind, and the diff's page."""
+        again = f" {len(self.interrupted)} were interrupted and made again." if self.interrupted else ""
+        counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
+        return [f"{self.iterations} builds: {counted}{again}", "", *diff_body(self.found)]
 
 
 class Submit(Protocol):
@@ -241,32 +249,32 @@ class _State:
         found = self._weighed_now()
         campaigns.log_table(run, table)
         log_diff(run, table, found)
-        verdict = _overall(table)
-        run.finish(verdict)
-        counts = campaigns.counts(table)
-        return DebugBuildResult(
-            run_id=run.id,
-            url=run.url,
-            experiment=self._campaign.experiment,
-            verdict=verdict,
-            iterations=len(table),
-            good=counts["good"],
-            bad=counts["bad"],
-            errors=counts["error"],
-            interrupted=tuple(info.id for info in self._found.marked),
-            found=found,
-        )
+        result = _campaign_result(table, found, self._found.marked)
+        run.finish(result.verdict)
+        return result.kept_in(run, self._campaign.experiment)
 
 
-def _overall(table: CampaignTable) -> Verdict:
+def _campaign_result(table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo]) -> DebugBuildResult:
+    """What a table of builds comes to, without the run that holds it."""
     counts = campaigns.counts(table)
-    return "bad" if counts["bad"] else "good" if counts["good"] else "error"
+    return DebugBuildResult(
+        verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
+        iterations=len(table),
+        good=counts["good"],
+        bad=counts["bad"],
+        errors=counts["error"],
+        interrupted=tuple(info.id for info in interrupted),
+        found=found,
+    )
+
+
+def diff_body(found: TacticDiff) -> list[str]:
+    """A diff as lines of Markdown, without a heading."""
+    return markdown(found).splitlines()[2:]
 
 
 def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
     """Log a diff as JSON, as a page, as the run's note, and as a picture if something varies."""
-    from trtops.tactics.report import markdown
-
     page = markdown(found)
     run.log_json(found, schema.Artifact.DIFF)
     run.log_text(page, schema.Artifact.DIFF_PAGE)
@@ -287,19 +295,9 @@ def _ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
         return None
     stored = tracker.load(run_id)
     table = campaigns.load_table(tracker, run_id)
-    counts = campaigns.counts(table)
-    return DebugBuildResult(
-        run_id=run_id,
-        url=info.url,
-        experiment=info.experiment,
-        verdict=_overall(table),
-        iterations=len(table),
-        good=counts["good"],
-        bad=counts["bad"],
-        errors=counts["error"],
-        interrupted=tuple(killed.id for killed in campaigns.iterations(tracker, info).marked),
-        found=TacticDiff.from_json(stored.read_bytes(schema.Artifact.DIFF)),
-    )
+    found = TacticDiff.from_json(stored.read_bytes(schema.Artifact.DIFF))
+    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked)
+    return replace(result, run_id=run_id, url=info.url, experiment=info.experiment)
 
 
 def _campaign_info(tracker: Tracker, run_id: str) -> RunInfo:
@@ -399,7 +397,7 @@ def _begin(
     run.log_json(config, schema.Artifact.CAMPAIGN)
     info = tracker.info(run.id)
     if schema.Tag.ENVIRONMENT_SHA256 not in info.tags:
-        with bench(config) as backend:
+        with bench(config.place) as backend:
             environment = backend.environment()
         run.log_params(schema.flat_params(config.build))
         run.log_json(environment, schema.Artifact.ENVIRONMENT)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.ops.campaign.debug_build import log_diff
+from trtops.ops.campaign.debug_build import diff_body, log_diff
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import By, TacticDiff
@@ -15,9 +16,10 @@ from trtops.tactics.merge import merge
 from trtops.tactics.replays import LoadedReplays, load_replay_folder, load_replays
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import RunInfo, Tracker, tracked
+from trtops.tracking.base import RunInfo, Tracker, Verdict
 
 _CAMPAIGN, _BUILDS = "debug_build", ("build", "iteration")
+_SHOWN = 10  # runs and files that were passed over, on a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +60,42 @@ class DiffTacticsConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffTacticsResult(Record):
+class DiffTacticsResult(OpResult):
     """What the builds say.
 
     Attributes:
-        run_id: The run that holds the report.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: Its experiment.
         builds: How many builds were read.
         found: The diff by what was asked for first.
         also: Those by what was asked for beside.
         skipped: Files and runs that hold no tactics, with why.
     """
 
-    run_id: str
-    url: str
-    experiment: str
+    title: str = "diff tactics"
     builds: int
     found: TacticDiff
     also: tuple[TacticDiff, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Always ``good``: a diff judges no build, it tells judged ones apart."""
+        return "good"
+
+    @property
+    def headline(self) -> str:
+        """What the diff concludes."""
+        return self.found.conclusion
+
+    def body(self) -> Iterable[str]:
+        """The diff's page, those by what was asked for beside in short, and what was passed over."""
+        yield from diff_body(self.found)
+        for other in self.also:
+            yield from ("", f"## By {other.by}: {other.conclusion}", "", other.summary)
+        if self.skipped:
+            yield from ("", f"{len(self.skipped)} runs or files were passed over:", "")
+            yield from (f"- `{name}`: {why}" for name, why in self.skipped[:_SHOWN])
+        if len(self.skipped) > _SHOWN:
+            yield f"- and {len(self.skipped) - _SHOWN} more"
 
 
 def diff_tactics(
@@ -107,14 +125,8 @@ def diff_tactics(
         )
     beside = [by for by in dict.fromkeys(config.also) if by != config.by]
     confidence = 1 - (1 - config.confidence) / max(1, len(beside))
-    with tracked(
-        tracker,
-        experiment or place,
-        f"diff of {len(loaded.table)} builds",
-        kind="diff_tactics",
-        tags=tags,
-        parent=parent,
-    ) as run:
+    experiment, name = experiment or place, f"diff of {len(loaded.table)} builds"
+    with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
         found = diff(loaded.table, confidence=config.confidence, by=config.by)
         also = [diff(loaded.table, confidence=confidence, by=by) for by in beside]
@@ -122,15 +134,8 @@ def diff_tactics(
         log_diff(run, loaded.table, found)
         for other in also:
             run.log_json(other, schema.Artifact.DIFF.replace("diff", f"diff_{other.by}"))
-    return DiffTacticsResult(
-        run_id=run.id,
-        url=run.url,
-        experiment=experiment or place,
-        builds=len(loaded.table),
-        found=found,
-        also=tuple(also),
-        skipped=loaded.skipped,
-    )
+    result = DiffTacticsResult(builds=len(loaded.table), found=found, also=tuple(also), skipped=loaded.skipped)
+    return result.kept_in(run, experiment)
 
 
 def _load(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str | None, LoadedReplays]:

@@ -22,15 +22,16 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, calibration_feeds, read_cache_file
+from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.judging.command import CommandCheck, run_group
 from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
 from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.result import op_run
 from trtops.record import Record, sha256
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict, incomplete, tracked
+from trtops.tracking.base import Run, Tracker, Verdict, incomplete
 from trtops.tracking.campaigns import with_varied
 
 EngineJudge: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
@@ -95,7 +96,7 @@ def iterate(
     config = campaign.config
     order = Order(build=config.build_of(number), varied=config.vary.combination(number))
     tags = {**dict(campaign.tags), schema.Tag.ITERATION: str(number), schema.Tag.VARIED: json.dumps(order.varied)}
-    with tracked(
+    with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
         result = make(campaign, order, run, tracker=tracker, judge_engine=judge_engine)
@@ -107,7 +108,7 @@ def make(
 ) -> IterationResult:
     """Build, judge, log to a run, and finish it with the verdict; see :func:`iterate`."""
     model = _model(campaign)
-    with bench(campaign.config) as backend:
+    with bench(campaign.config.place) as backend:
         try:
             build = _build(backend, model, campaign.config, order, run, tracker)
             verdict, reasons = _verdict(campaign, model, backend, build, run, tracker, judge_engine)
@@ -164,7 +165,8 @@ def _build(
         order.build,
         environment,
         caches=Caches(calibration=ranges, replay=order.replay, denied=denied),
-        calibration=calibration_feeds(model, config.calibration_data, config.check),
+        check=config.check,
+        calibration_data=config.calibration_data,
     )
     builds.log_spec(run, job.spec, environment, reusable=False)  # known before the build, should it crash
     build = job.build(backend)

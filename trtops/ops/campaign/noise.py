@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -14,11 +14,12 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import errors_in_child, golden_file
 from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
 from trtops.tactics.noise import NoiseSplit
 from trtops.tactics.noise import noise as split
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import Tracker, tracked
+from trtops.tracking.base import Tracker, Verdict
 
 Statistic: TypeAlias = Literal["max_abs", "mean_abs", "l2"]
 
@@ -49,26 +50,42 @@ class NoiseConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseResult(Record):
+class NoiseResult(OpResult):
     """What was measured.
 
     Attributes:
-        run_id: The run that holds it.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: Its experiment.
         noise: The error, split.
         engines: The runs whose engines were measured.
         errors: Their errors, one row per engine.
         statistic: Which error that is.
     """
 
-    run_id: str
-    url: str
-    experiment: str
+    title: str = "noise"
     noise: NoiseSplit
     engines: tuple[str, ...]
     errors: tuple[tuple[float, ...], ...]
     statistic: Statistic = "max_abs"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Always ``good``: noise is measured, not judged."""
+        return "good"
+
+    @property
+    def headline(self) -> str:
+        """What adds most to the error."""
+        return self.noise.cause
+
+    def body(self) -> Iterable[str]:
+        """The split in sentences, a row for each engine, and the limit that the error stays below."""
+        yield from (self.noise.summary, "", "| engine of run | mean error | least | most |", "|---|---|---|---|")
+        for run_id, row in zip(self.engines, self.errors):
+            yield f"| `{run_id}` | {sum(row) / len(row):.4g} | {min(row):.4g} | {max(row):.4g} |"
+        yield ""
+        yield (
+            f"`{self.statistic}` of one more run of one more build is expected to stay below {self.noise.limit():.4g}, three "
+            f"standard deviations above the mean of {self.noise.mean:.4g}."
+        )
 
 
 def noise(
@@ -77,7 +94,7 @@ def noise(
     *,
     tracker: Tracker,
     tags: Mapping[str, str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> NoiseResult:
     """Run a campaign's engines again and again, and split their error into what runs, builds and the precision add.
 
@@ -94,7 +111,7 @@ def noise(
         TrtopsError: If an engine cannot be run.
     """
     config = NoiseConfig() if config is None else config
-    campaign = open_campaign(tracker, campaign_run).on(config.devices)
+    campaign = open_campaign(tracker, campaign_run)
     if campaign.golden_sha256 is None:
         raise errors.ConfigError(
             f"Campaign {campaign.run_id} kept no golden outputs: its builds were judged otherwise."
@@ -104,7 +121,7 @@ def noise(
     engines = tuple(name for name in table.names if name not in crashed)[: config.builds]
     name = f"noise of {len(engines)} engines"
     try:
-        with tracked(tracker, campaign.experiment, name, kind="noise", tags=tags, parent=campaign.run_id) as run:
+        with op_run(tracker, campaign.experiment, name, kind="noise", tags=tags, parent=campaign.run_id) as run:
             run.log_params(schema.flat_params(config))
             rows = []
             for run_id in engines:
@@ -112,14 +129,8 @@ def noise(
                 if progress is not None:
                     progress(len(rows), len(engines))
             found = split(rows, confidence=config.confidence)
-            result = NoiseResult(
-                run_id=run.id,
-                url=run.url,
-                experiment=campaign.experiment,
-                noise=found,
-                engines=engines,
-                errors=tuple(rows),
-                statistic=config.statistic,
+            result = NoiseResult(noise=found, engines=engines, errors=tuple(rows), statistic=config.statistic).kept_in(
+                run, campaign.experiment
             )
             run.log_json(result, schema.Artifact.NOISE)
             shares = ("share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
@@ -134,7 +145,7 @@ def noise(
 def _errors(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:
     engine = builds.load_engine(tracker.load(run_id))
     golden = golden_file(tracker, campaign)
-    with bench(campaign.config) as backend:
+    with bench(campaign.config.place.on(config.devices)) as backend:
         reports = backend.worker.run(
             errors_in_child,
             engine,

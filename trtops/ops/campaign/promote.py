@@ -6,7 +6,7 @@ And the way back: :func:`resolve` says which engine is accepted for a model here
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,15 +15,16 @@ from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.benches import bench, close_benches
-from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
 from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record, sha256
-from trtops.spec import Environment
+from trtops.spec import BackendName, Environment
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, tracked
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict
 from trtops.tracking.registry import RegisteringTracker
 
 
@@ -47,13 +48,10 @@ class PromoteConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromoteResult(Record):
+class PromoteResult(OpResult):
     """An accepted engine.
 
     Attributes:
-        run_id: The run that holds it.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: Its experiment.
         source_run: The good run that it was built from.
         name: The registered model.
         alias: The alias: model, device and back end release.
@@ -65,9 +63,7 @@ class PromoteResult(Record):
         agreement: Against the good run's own engine.
     """
 
-    run_id: str
-    url: str
-    experiment: str
+    title: str = "promote"
     source_run: str
     name: str
     alias: str
@@ -77,6 +73,27 @@ class PromoteResult(Record):
     coverage: float
     judgement: Judgement
     agreement: Judgement
+
+    @property
+    def verdict(self) -> Verdict:
+        """Always ``good``: what is not good is not accepted, and an error."""
+        return "good"
+
+    @property
+    def headline(self) -> str:
+        """That it is accepted."""
+        return "accepted"
+
+    def body(self) -> Iterable[str]:
+        """Where it is registered, and what it was verified by."""
+        return [
+            f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
+            "",
+            f"- built from run `{self.source_run}`; every tactic that can be prescribed ({self.coverage:.0%} of layers) followed",
+            f"- agrees with the golden outputs: {self.judgement.report.verdict}",
+            f"- agrees with that run's engine: {self.agreement.report.verdict}",
+            f"- the same bytes: {'yes' if self.same_bytes else 'no'}",
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +162,20 @@ def promote(
         raise errors.ConfigError(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from {source.spec.model_sha256[:12]}."
         )
-    name = f"promote {stored.info.name}"[:250]
+    name = f"promote {stored.info.name}"
     own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
     try:
-        with tracked(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
+        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
             return _promote(stored, source, model, config, run, tracker)
     finally:
         close_benches()
+
+
+def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
+    """Where a good run's engine is built again."""
+    built_by = good_run.tags.get(schema.Tag.BACKEND)
+    backend: BackendName = "tensorrt" if built_by in ("tensorrt", "tensorrt-rtx") else "onnxruntime"
+    return Place(backend=backend, devices=config.devices, timeout_seconds=config.timeout_seconds)
 
 
 def _promote(
@@ -159,15 +183,10 @@ def _promote(
 ) -> PromoteResult:
     check = config.check or _check_of(tracker, stored.info)
     options = replace(source.spec.config.options, tactic_seed=None)
-    place = DebugBuildConfig(
-        build=replace(source.spec.config, options=options),
-        check=check,
-        timeout_seconds=config.timeout_seconds,
-        devices=config.devices,
-    )
-    with bench(place) as backend:
+    wanted = replace(source.spec.config, options=options)
+    with bench(promotion_place(stored.info, config)) as backend:
         caches = Caches(replay=source.tactics, calibration=source.calibration_cache)
-        build = backend.build(model, place.build, caches=caches)
+        build = backend.build(model, wanted, caches=caches)
         _check_followed(source.tactics, build.tactics)
         builds.log_spec(run, build.spec, build.engine.environment)
         run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
@@ -175,7 +194,7 @@ def _promote(
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         judgement, agreement = backend.worker.run(
-            compare_in_child, build.engine, source.engine, model, check, place.build, timeout=backend.timeout
+            compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
         )
     log_judgement(run, judgement)
     _check_good(judgement, agreement, stored.info.id)
@@ -184,10 +203,7 @@ def _promote(
     registered_name = registered_model(config.name or model.name)  # as resolve() looks it up
     path = builds.engine_path(tracker.load(run.id))
     version = tracker.register(registered_name, run.id, path, alias=alias, tags=_version_tags(build, stored.info.id))
-    return PromoteResult(
-        run_id=run.id,
-        url=run.url,
-        experiment=stored.info.experiment,
+    result = PromoteResult(
         source_run=stored.info.id,
         name=registered_name,
         alias=alias,
@@ -198,6 +214,7 @@ def _promote(
         judgement=judgement,
         agreement=agreement,
     )
+    return result.kept_in(run, stored.info.experiment)
 
 
 def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:

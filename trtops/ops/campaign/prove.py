@@ -7,7 +7,7 @@ good one with only the suspect put in, and the bad one with only the suspect tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from trtops.ops.campaign.config import Campaign, with_varied
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, Order, make
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.engines.deny import deny
+from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig, BuildSpec
 from trtops.tactics.denied import DeniedTactic
@@ -27,7 +28,7 @@ from trtops.tactics.findings import Suspect
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import StoredRun, Tracker, Verdict, tracked
+from trtops.tracking.base import StoredRun, Tracker, Verdict
 
 Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
@@ -79,13 +80,10 @@ class Trial(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProveResult(Record):
+class ProveResult(OpResult):
     """How a proof ended.
 
     Attributes:
-        run_id: The run that holds it; its children are the builds.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: Its experiment.
         outcome: ``confirmed``, ``refuted``, or ``not isolable`` where the swap could not be made, or not alone.
         summary: The same in sentences.
         suspect: What was suspected, in words.
@@ -95,9 +93,7 @@ class ProveResult(Record):
         deny_run: The entry of the deny-list that came of it; None if there is none.
     """
 
-    run_id: str
-    url: str
-    experiment: str
+    title: str = "prove"
     outcome: Outcome
     summary: str
     suspect: str
@@ -105,6 +101,35 @@ class ProveResult(Record):
     bad_run: str
     trials: tuple[Trial, ...]
     deny_run: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """``good`` if the suspicion is confirmed."""
+        return "good" if self.outcome == "confirmed" else "bad"
+
+    @property
+    def headline(self) -> str:
+        """The outcome."""
+        return self.outcome
+
+    def body(self) -> Iterable[str]:
+        """The suspect, the outcome in sentences, and a row for each build."""
+        yield from (f"Suspect: {self.suspect}", "", self.summary, "")
+        yield from ("| build | verdict | swap followed | changed beside | run |", "|---|---|---|---|---|")
+        for trial in self.trials:
+            beside = ", ".join(f"`{layer}`" for layer in trial.also_changed[:5])
+            followed = "yes" if trial.followed else "no"
+            yield f"| {_SWAPS[trial.swap]} | {trial.verdict} | {followed} | {beside} | `{trial.run_id}` |"
+        if self.deny_run is not None:
+            yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`.")
+
+
+_SWAPS: dict[Swap, str] = {
+    "good as it was": "the good one, replayed",
+    "bad as it was": "the bad one, replayed",
+    "in": "the good one, suspect put in",
+    "out": "the bad one, suspect taken out",
+}
 
 
 def prove(
@@ -114,7 +139,7 @@ def prove(
     tracker: Tracker,
     tags: Mapping[str, str] | None = None,
     judge: EngineJudge | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> ProveResult:
     """Swap a suspect into a good build and out of a bad one of its campaign.
 
@@ -133,9 +158,9 @@ def prove(
     config = ProveConfig() if config is None else config
     campaign = replace(open_campaign(tracker, campaign_run).on(config.devices), tags=tuple((tags or {}).items()))
     case = _Case.of(campaign, config, tracker)
-    name = f"proof of {case.suspect.describe()}"[:250]
+    name = f"proof of {case.suspect.describe()}"
     try:
-        with tracked(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
+        with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
             run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             trials = []
             plan = _plan(config.repeats)
@@ -145,16 +170,13 @@ def prove(
                     progress(len(trials), len(plan))
             outcome, summary = conclude(trials)
             result = ProveResult(
-                run_id=run.id,
-                url=run.url,
-                experiment=campaign.experiment,
                 outcome=outcome,
                 summary=summary,
                 suspect=case.suspect.describe(),
                 good_run=case.good.info.id,
                 bad_run=case.bad.info.id,
                 trials=tuple(trials),
-            )
+            ).kept_in(run, campaign.experiment)
             run.log_json(result, schema.Artifact.PROOF)
             run.log_json(case.denied(run.id), schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome, schema.Tag.NOTE: summary})
@@ -215,7 +237,7 @@ class _Case:
             schema.Tag.EVIDENCE: f"{start.info.id} {other.info.id}",
         }
         name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
-        with tracked(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
+        with op_run(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
             made = make(self.campaign, order, run, tracker=tracker, judge_engine=judge)
         followed, also = self._compare(swap, made)
         return Trial(
@@ -285,7 +307,7 @@ def _tactics(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
 
 
 def _build_config(run: StoredRun) -> BuildConfig:
-    """The config that a build was made with, its tactics no longer drawn by lot."""
+    """The config that a build was made with, its tactics no longer chosen at random."""
     config = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
     return replace(config, options=replace(config.options, tactic_seed=None))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -22,20 +21,15 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict, tracked
+from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 from trtops.tracking.calibrations import load_cache
 from trtops.tracking.tables import log_table
 
-if TYPE_CHECKING:
-    from trtops.backend.onnxrt.calibration import Progress
-
-log = logging.getLogger(__name__)
-
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
-OnProgress: TypeAlias = "Callable[[Progress], None]"
 
 _TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
@@ -84,13 +78,10 @@ class CalibrateConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateResult(Record):
+class CalibrateResult(OpResult):
     """What came out, in numbers and names; caches, tables and pictures are in the run.
 
     Attributes:
-        run_id: The run that holds everything.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: The run's experiment.
         verdict: Whether the INT8 engine is good enough.
         reasons: Why not, one sentence each.
         algorithm: How the ranges were chosen.
@@ -104,9 +95,6 @@ class CalibrateResult(Record):
         engines: The engines, in the order of the config's ``beside``, INT8 last; each has a run of its own below this one.
     """
 
-    run_id: str
-    url: str
-    experiment: str
     verdict: Verdict
     reasons: tuple[str, ...]
     algorithm: str
@@ -127,6 +115,22 @@ class CalibrateResult(Record):
         """
         return {engine.precision: engine for engine in self.engines}[precision]
 
+    def body(self) -> Iterable[str]:
+        """Why INT8 is not good enough, what the ranges are of, and a row for each engine."""
+        yield from (f"- {reason}" for reason in self.reasons)
+        yield ""
+        yield (
+            f"Ranges of {self.tensors} tensors by {self.algorithm}, from {self.samples} samples in "
+            f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."
+        )
+        if self.excluded:
+            names = ", ".join(f"`{name}`" for name in self.excluded)
+            yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
+        yield from ("", "| precision | verdict | largest error | accuracy | p50 | engine | run |", "|---|" + "---|" * 6)
+        for engine in self.engines:
+            row = engine.row()
+            yield f"| {row[0]} | {row[1]} | {row[2]} | {row[4]} | {row[5]} | {row[6]} | `{row[8]}` |"
+
 
 def calibrate(
     model: str | Path,
@@ -137,7 +141,7 @@ def calibrate(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
-    on_progress: OnProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> CalibrateResult:
     """Calibrate a model, build INT8 from the cache, judge it beside other precisions, and keep everything in runs.
 
@@ -152,7 +156,7 @@ def calibrate(
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of the run.
         parent: Id of a parent run.
-        on_progress: Called after every feed.
+        progress: Called after every feed with the number of samples.
 
     Returns:
         The result. An INT8 engine that is not good enough is a result.
@@ -167,23 +171,20 @@ def calibrate(
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"
-    with tracked(tracker, experiment, name, kind="calibrate", tags=tags, parent=parent) as run:
-        run.set_tags({schema.Tag.MODEL_PATH: str(path.absolute())})
+    with op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
         loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
-        cache, histograms = collect_ranges(loaded, config, data=data, run=run, on_progress=on_progress)
+        cache, histograms = collect_ranges(loaded, config, data=data, run=run, progress=progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
         engines = _engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
         _log_engines(run, engines)
         int8 = engines[-1]
         run.finish(int8.verdict)
-        return CalibrateResult(
-            run_id=run.id,
-            url=run.url,
-            experiment=experiment,
+        result = CalibrateResult(
+            title=f"calibrate {path.name}",
             verdict=int8.verdict,
             reasons=int8.reasons,
             algorithm=cache.algorithm,
@@ -196,6 +197,7 @@ def calibrate(
             seconds=seconds,
             engines=engines,
         )
+        return result.kept_in(run, experiment)
 
 
 def collect_ranges(
@@ -204,7 +206,7 @@ def collect_ranges(
     *,
     data: Iterable[Feed] | None = None,
     run: Run = NO_RUN,
-    on_progress: OnProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[CalibrationCache, Mapping[str, Histogram]]:
     """The calibration itself: a cache, and the histograms behind it (none from TensorRT's calibrators).
 
@@ -213,7 +215,7 @@ def collect_ranges(
         config: What to calibrate with.
         data: Calibration data, in place of the config's source.
         run: Where what was collected is kept if the data fails half-way.
-        on_progress: Called after every feed; TensorRT's calibrators do not.
+        progress: Called after every feed with the number of samples; not by TensorRT's calibrators.
 
     Raises:
         CalibrationError: If the data is bad, missing or too little.
@@ -238,7 +240,7 @@ def collect_ranges(
             min_samples=config.min_samples,
             model_sha256=model.info.sha256,
             counted=config.pictures > 0,
-            on_progress=on_progress,
+            progress=None if progress is None else lambda done: progress(done.samples, None),
         )
     except errors.CalibrationError as exc:
         raise _keep_partial(exc, config, run) from exc

@@ -15,13 +15,15 @@ from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.engines.job import BuildJob, calibration_feeds, read_cache_file
-from trtops.ops.judging.judgement import CheckConfig, Judgement, judge, log_judgement, tolerances_for
+from trtops.ops.engines.job import BuildJob, read_cache_file
+from trtops.ops.judging.judgement import CheckConfig, Judgement, describe, judge, log_judgement, tolerances_for
+from trtops.ops.result import OpResult, op_run
+from trtops.ops.tables import size, table
 from trtops.record import Record, sha256
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict, tracked
+from trtops.tracking.base import Run, Tracker, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +62,10 @@ class ConvertConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertResult(Record):
+class ConvertResult(OpResult):
     """What came out, in numbers and names; the arrays and files are in the run.
 
     Attributes:
-        run_id: The run that holds everything.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: The run's experiment.
         verdict: Whether the engine is good enough.
         reasons: Why not, one sentence each; empty for a good one.
         reused_from: Run whose engine was reused because nothing that decides an engine differs; None if built now.
@@ -78,9 +77,6 @@ class ConvertResult(Record):
         judgement: The comparison, latency and accuracy.
     """
 
-    run_id: str
-    url: str
-    experiment: str
     verdict: Verdict
     reasons: tuple[str, ...]
     reused_from: str | None
@@ -90,6 +86,38 @@ class ConvertResult(Record):
     engine_bytes: int
     build_seconds: float
     judgement: Judgement
+
+    def body(self) -> Iterable[str]:
+        """Why the engine is not good enough, where it comes from, and the numbers."""
+        made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
+        yield from (f"- {reason}" for reason in self.reasons)
+        yield from ("", f"{self.precision.upper()} engine, {size(self.engine_bytes)}, {made}.", "")
+        yield from describe(self.judgement)
+
+    def row(self) -> tuple[str, ...]:
+        """The engine in one line of a table that has :data:`ROW_HEADER`."""
+        judgement = self.judgement
+        statistics = [output.statistics for output in judgement.report.outputs if output.statistics is not None]
+        agreements = [s.top1_agreement for s in statistics if s.top1_agreement is not None]
+        return (
+            self.precision.upper(),
+            self.verdict,
+            f"{max((s.max_abs for s in statistics), default=float('nan')):.3g}",
+            f"{min(agreements):.2%}" if agreements else "-",
+            f"{judgement.accuracy.actual:.2%}" if judgement.accuracy else "-",
+            f"{judgement.latency.p50_ms:.3f} ms" if judgement.latency else "-",
+            size(self.engine_bytes),
+            "reused" if self.reused_from else f"{self.build_seconds:.2f} s",
+            self.run_id[:8],
+        )
+
+
+ROW_HEADER = ("build", "verdict", "largest error", "top-1 agreement", "accuracy", "p50", "engine", "build time", "run")
+
+
+def builds_table(results: Iterable[ConvertResult]) -> str:
+    """One line per engine, in plain text."""
+    return table(ROW_HEADER, (result.row() for result in results))
 
 
 def convert(
@@ -123,20 +151,18 @@ def convert(
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)
+    experiment = experiment or path.stem
     name = f"{path.stem} {config.build.precision} {config.build.backend}"
-    with tracked(tracker, experiment or path.stem, name, kind="build", tags=tags, parent=parent) as run:
-        run.set_tags({schema.Tag.MODEL_PATH: str(path.absolute())})
-        return _convert(path, config, run, tracker, experiment or path.stem)
-
-
-def _convert(path: Path, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str) -> ConvertResult:
-    model = Model.load(path)
-    with _backend(config) as backend:
-        return _convert_with(backend, model, config, run, tracker, experiment)
+    with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
+        loaded = Model.load(path)
+        with _opened_backend(config) as backend:
+            result = _convert(backend, loaded, config, run, tracker)
+        run.finish(result.verdict)
+        return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
 
 @contextlib.contextmanager
-def _backend(config: ConvertConfig) -> Iterator[EngineBackend]:
+def _opened_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
     """The back end, in a child process of its own if that is asked for."""
     if not config.isolated:
         yield engine_backend(config.build.backend)
@@ -145,11 +171,10 @@ def _backend(config: ConvertConfig) -> Iterator[EngineBackend]:
         yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
 
 
-def _convert_with(
-    backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker, experiment: str
-) -> ConvertResult:
-    job = _prepared_job(model, config, backend, tracker)
+def _convert(backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker) -> ConvertResult:
+    """Build or reuse, judge, and log all of it; the run is not ended."""
     feeds = config.check.open(TensorMetadata.of(model.info.inputs))
+    job = _prepared_job(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
     build, reused_from = _build_or_reuse(job, config, backend, tracker, run)
     if reused_from is None:
@@ -166,11 +191,7 @@ def _convert_with(
     verdict = judgement.report.verdict
     if config.check.plots == "always" or (config.check.plots == "bad" and verdict == "bad"):
         _log_plots(run, outputs, golden)
-    run.finish(verdict)
     return ConvertResult(
-        run_id=run.id,
-        url=run.url,
-        experiment=experiment,
         verdict=verdict,
         reasons=judgement.report.reasons,
         reused_from=reused_from,
@@ -187,8 +208,10 @@ def _prepared_job(model: Model, config: ConvertConfig, backend: EngineBackend, t
     environment, caches = backend.environment(), read_caches(config)
     if config.mind_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
-    calibration = calibration_feeds(model, config.calibration_data, config.check)
-    return BuildJob.prepare(model, config.build, environment, caches=caches, calibration=calibration)
+    source = config.calibration_data
+    return BuildJob.prepare(
+        model, config.build, environment, caches=caches, check=config.check, calibration_data=source
+    )
 
 
 def _build_or_reuse(

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtops import errors
-from trtops.record import Record
+from trtops.ops.result import OpResult, op_run
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
-from trtops.tracking.base import Tracker, tracked
+from trtops.tracking.base import Tracker, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenyResult(Record):
+class DenyResult(OpResult):
     """An entry of the deny-list, or the pardon of one.
 
     Attributes:
-        run_id: The run that holds it.
         entry: What is denied, or pardoned.
+        why: Why it was pardoned; empty for what is denied.
     """
 
-    run_id: str
     entry: DeniedTactic
+    why: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Always ``good``: what cannot be denied or pardoned is an error."""
+        return "good"
+
+    @property
+    def headline(self) -> str:
+        """The tactic, or the settings."""
+        return self.entry.choices[0].tactic if self.entry.choices else str(self.entry.settings)
+
+    def body(self) -> Iterable[str]:
+        """The layers and settings of the entry, and the reason of a pardon."""
+        yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
+        yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
+        if self.why:
+            yield from ("", f"Pardoned: {self.why}")
 
 
 def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = None) -> DenyResult:
@@ -54,10 +71,11 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
         schema.Tag.BACKEND_VERSION: entry.backend_version,
         schema.Tag.DEVICE_SHA256: entry.device_sha256,
     }
-    name = f"deny {entry.choices[0].tactic if entry.choices else entry.settings}"[:250]
-    with tracked(tracker, stored.info.experiment, name, kind="deny", tags={**(tags or {}), **own}) as run:
+    result = DenyResult(title="deny", entry=entry)
+    experiment = stored.info.experiment
+    with op_run(tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **own}) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-    return DenyResult(run_id=run.id, entry=entry)
+    return result.kept_in(run, experiment)
 
 
 def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
@@ -73,9 +91,9 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     own = {name: stored.info.tags[name] for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
     tags = own | {schema.Tag.PARDONED: deny_run, schema.Tag.NOTE: why}
-    with tracked(tracker, stored.info.experiment, "pardon", kind="deny", tags=tags) as run:
+    with op_run(tracker, stored.info.experiment, "pardon", kind="deny", tags=tags) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-    return DenyResult(run_id=run.id, entry=entry)
+    return DenyResult(title="pardon", entry=entry, why=why).kept_in(run, stored.info.experiment)
 
 
 def deny_list(tracker: Tracker, environment: Environment) -> DenyList:

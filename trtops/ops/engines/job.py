@@ -6,12 +6,11 @@ same spec whoever asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.backend.base import Build, Caches, EngineBackend, Feed
+from trtops.backend.base import Build, Caches, EngineBackend
 from trtops.backend.onnx.model import Model
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import Feeds, open_feeds
@@ -39,34 +38,37 @@ class BuildJob:
 
     @classmethod
     def prepare(
-        cls, model: Model, config: BuildConfig, environment: Environment, *, caches: Caches, calibration: Feeds
+        cls,
+        model: Model,
+        config: BuildConfig,
+        environment: Environment,
+        *,
+        caches: Caches,
+        check: CheckConfig,
+        calibration_data: str | None,
     ) -> BuildJob:
-        """Find out what decides the engine.
+        """Find out what decides the engine. Calibration data is read, for its digest, where INT8 is calibrated with it.
 
         Args:
             model: The model.
             config: How to build.
             environment: Where.
             caches: What the builder is given beside it.
-            calibration: Feeds for calibrating INT8, of which the config's ``calibration_samples`` are used. They are read
-                for their digest where they are used, and not at all otherwise.
+            check: How the engine will be judged; its data calibrates INT8 where there is no other.
+            calibration_data: A data source for calibrating INT8.
         """
-        calibrated = config.precision == "int8" and caches.calibration is None
-        feeds = calibration.first(config.calibration_samples) if calibrated else None
-        data_sha256 = None if feeds is None else feeds.digest()
+        feeds, data_sha256 = None, None
+        if config.precision == "int8" and caches.calibration is None:
+            inputs = TensorMetadata.of(model.info.inputs)
+            source = check.open(inputs) if calibration_data is None else open_feeds(calibration_data, inputs)
+            feeds = source.first(config.calibration_samples)
+            data_sha256 = feeds.digest()
         spec = caches.spec(model.info.sha256, config, environment, data_sha256)
         return cls(model, caches, feeds, environment, spec)
 
     def build(self, backend: EngineBackend) -> Build:
         """Build the engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
-        feeds: Iterable[Feed] | None = self.calibration
-        return backend.build(self.model, self.spec.config, caches=self.caches, calibration_data=feeds)
-
-
-def calibration_feeds(model: Model, source: str | None, check: CheckConfig) -> Feeds:
-    """What calibrates INT8: a source of its own, or else the data that the engine is judged on."""
-    inputs = TensorMetadata.of(model.info.inputs)
-    return check.open(inputs) if source is None else open_feeds(source, inputs)
+        return backend.build(self.model, self.spec.config, caches=self.caches, calibration_data=self.calibration)
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,9 +20,10 @@ from trtops.calibration.cache import CalibrationCache, FitPolicy
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
 from trtops.tracking import schema
-from trtops.tracking.base import Run, Tracker, tracked
+from trtops.tracking.base import Run, Tracker, Verdict
 from trtops.tracking.calibrations import load_cache
 from trtops.tracking.tables import log_table
 
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OnLayer = Callable[[int, int], None]
-"""Called with how many layers are measured, and how many there are."""
-
-_PRUNED = 32
+_PRUNED = 32  # layers that are given back at most, one by one
+_SHOWN = 30  # layers on a page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +88,10 @@ class LayerSensitivity(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SensitivityResult(Record):
+class SensitivityResult(OpResult):
     """What came out.
 
     Attributes:
-        run_id: The run that holds the table.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: The run's experiment.
         error: Relative error with every layer quantized.
         budget: What it may be.
         keep: Layers to keep in higher precision, for :attr:`trtops.spec.BuildConfig.keep`; empty if none need be.
@@ -104,15 +100,33 @@ class SensitivityResult(Record):
         inferences: Models measured to find out.
     """
 
-    run_id: str
-    url: str
-    experiment: str
     error: float
     budget: float
     keep: tuple[str, ...]
     error_kept: float
     layers: tuple[LayerSensitivity, ...]
     inferences: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the budget is met with what is proposed."""
+        return "good" if self.error_kept <= self.budget else "bad"
+
+    def body(self) -> Iterable[str]:
+        """The error, the proposal, and the layers that cost most."""
+        yield f"Relative error with every layer in INT8: {self.error:.4g}; the budget is {self.budget:g}."
+        yield ""
+        if self.keep:
+            kept = ", ".join(f"`{name}`" for name in self.keep)
+            yield f"Kept in higher precision: {kept}. Relative error then: {self.error_kept:.4g}."
+        else:
+            yield "No layer need be kept in higher precision."
+        yield from ("", "| layer | op | error | share | keep |", "|---|---|---|---|---|")
+        for each in self.layers[:_SHOWN]:
+            keep = "yes" if each.kept else ""
+            yield f"| `{each.layer}` | {each.op} | {each.error:.4g} | {each.share:.1%} | {keep} |"
+        if len(self.layers) > _SHOWN:
+            yield from ("", f"And {len(self.layers) - _SHOWN} layers with less.")
 
 
 def sensitivity(
@@ -125,7 +139,7 @@ def sensitivity(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
-    on_layer: OnLayer | None = None,
+    progress: OnProgress | None = None,
 ) -> SensitivityResult:
     """Measure each layer's share of the error of INT8, and propose what to keep.
 
@@ -141,7 +155,7 @@ def sensitivity(
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of the run.
         parent: Id of a parent run.
-        on_layer: Called after each layer.
+        progress: Called after each layer.
 
     Raises:
         CalibrationError: If the cache does not fit the model, or no layer can be quantized.
@@ -151,30 +165,26 @@ def sensitivity(
     config = SensitivityConfig() if config is None else config
     path = Path(model)
     experiment = experiment or path.stem
-    with tracked(tracker, experiment, f"{path.stem} sensitivity", kind="sensitivity", tags=tags, parent=parent) as run:
+    name = f"{path.stem} sensitivity"
+    with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
         loaded = Model.load(path)
-        run.set_tags({schema.Tag.MODEL_PATH: str(path.absolute()), schema.Tag.MODEL_SHA256: loaded.info.sha256})
+        run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         trial = _Trial.prepare(loaded, cache, config, data)
-        result = _propose(trial, config, run, experiment, on_layer)
+        result = replace(_propose(trial, config, progress), title=f"sensitivity {path.name}")
+        result = result.kept_in(run, experiment)
         _log(run, result)
-        run.finish()
         return result
 
 
-def _propose(
-    trial: _Trial, config: SensitivityConfig, run: Run, experiment: str, on_layer: OnLayer | None
-) -> SensitivityResult:
+def _propose(trial: _Trial, config: SensitivityConfig, progress: OnProgress | None) -> SensitivityResult:
     whole = trial.error(())
-    measured = _measure(trial, config.mode, whole, on_layer)
+    measured = _measure(trial, config.mode, whole, progress)
     ranked = sorted(measured, key=lambda name: -measured[name])
     keep, error_kept = _within(trial, ranked, whole, config.budget)
     total = sum(error**2 for error in measured.values()) or 1.0
     return SensitivityResult(
-        run_id=run.id,
-        url=run.url,
-        experiment=experiment,
         error=whole,
         budget=config.budget,
         keep=tuple(name for name in ranked if name in keep),
@@ -193,7 +203,9 @@ def _propose(
     )
 
 
-def _measure(trial: _Trial, mode: Literal["one", "rest"], whole: float, on_layer: OnLayer | None) -> dict[str, float]:
+def _measure(
+    trial: _Trial, mode: Literal["one", "rest"], whole: float, progress: OnProgress | None
+) -> dict[str, float]:
     """The error that each layer is to blame for."""
     measured = {}
     for number, name in enumerate(trial.ops, start=1):
@@ -201,8 +213,8 @@ def _measure(trial: _Trial, mode: Literal["one", "rest"], whole: float, on_layer
             measured[name] = trial.error([other for other in trial.ops if other != name])
         else:
             measured[name] = math.sqrt(max(whole**2 - trial.error([name]) ** 2, 0.0))
-        if on_layer is not None:
-            on_layer(number, len(trial.ops))
+        if progress is not None:
+            progress(number, len(trial.ops))
     return measured
 
 

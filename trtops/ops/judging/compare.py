@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +11,13 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
 from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
-from trtops.comparator.report import ComparisonReport, compare_outputs
+from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import CheckConfig, Judgement, judge, log_judgement, tolerances_for
+from trtops.ops.judging.judgement import CheckConfig, Judgement, describe, judge, log_judgement, tolerances_for
+from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict, tracked
+from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.ids import RUN_PREFIX
 
 
@@ -33,24 +34,22 @@ class CompareConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareResult(Record):
+class CompareResult(OpResult):
     """What came out of a comparison.
 
     Attributes:
-        run_id: The run that holds everything.
-        url: Where a person can look at it; empty if nowhere.
-        experiment: The run's experiment.
         verdict: Whether the first side agrees with the second.
         reasons: Why not, one sentence each.
         judgement: The numbers.
     """
 
-    run_id: str
-    url: str
-    experiment: str
     verdict: Verdict
     reasons: tuple[str, ...]
     judgement: Judgement
+
+    def body(self) -> Iterable[str]:
+        """Why the sides differ, and the numbers."""
+        return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.judgement)]
 
 
 def compare(
@@ -85,11 +84,16 @@ def compare(
     actual, golden = _whole(actual, tracker), _whole(golden, tracker)
     experiment = experiment or _experiment_of(actual, tracker)
     name = f"{_short(actual)} vs {_short(golden)}"
-    with tracked(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
+    with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
         judgement = _compare(actual, golden, config.check, tracker)
         log_judgement(run, judgement)
-        return _finish(run, experiment, judgement)
+        report = judgement.report
+        run.finish(report.verdict)
+        result = CompareResult(
+            title=f"compare {name}", verdict=report.verdict, reasons=report.reasons, judgement=judgement
+        )
+        return result.kept_in(run, experiment)
 
 
 def _compare(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
@@ -136,19 +140,6 @@ def _whole(side: str | Path, tracker: Tracker) -> str:
     """A side as text, a run among them with its whole id."""
     text = str(side)
     return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
-
-
-def _finish(run: Run, experiment: str, judgement: Judgement) -> CompareResult:
-    report: ComparisonReport = judgement.report
-    run.finish(report.verdict)
-    return CompareResult(
-        run_id=run.id,
-        url=run.url,
-        experiment=experiment,
-        verdict=report.verdict,
-        reasons=report.reasons,
-        judgement=judgement,
-    )
 
 
 def _experiment_of(side: str, tracker: Tracker) -> str:

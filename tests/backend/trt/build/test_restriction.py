@@ -1,4 +1,4 @@
-"""What an algorithm selector keeps from TensorRT: denied tactics, and all but half of them by lot."""
+"""What an algorithm selector keeps from TensorRT: denied tactics, and all but a random half of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_layer_keeps_its_only_tactic_though_it_is_denied() -> None:
     assert "all 1 tactics" in keep.notes[0]
 
 
-def test_half_of_the_tactics_are_offered_by_lot_and_the_same_half_for_the_same_seed() -> None:
+def test_half_of_the_tactics_are_offered_at_random_and_the_same_half_for_the_same_seed() -> None:
     offers = {seed: tuple(Restriction(seed=seed)("conv", OFFERED)) for seed in range(30)}
 
     assert all(len(offer) == 4 for offer in offers.values())

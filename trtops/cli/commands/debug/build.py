@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 CAMPAIGN = Group(
     "campaign",
     (
-        Flag(names=("--vary-tactics",), takes="switch", help="choose tactics by lot, not by time"),
+        Flag(
+            names=("--random-tactics", "--vary-tactics"),
+            takes="switch",
+            help="choose tactics at random, not by their time",
+        ),
         Flag(names=("--parallel",), convert=int, shown="N", help="builds under way at a time"),
         Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long one build may take"),
         Flag(names=("--resume",), shown="RUN", help="a campaign to go on with"),
@@ -38,7 +42,7 @@ EXAMPLES = (
     "trtops debug build model.onnx --fp16 --save-tactics replay.json --artifacts-dir replays --artifacts replay.json \\\n"
     "    --until=10 --check trtops run trtops_debug.engine --trt --load-outputs golden.json",
     "trtops debug build model.onnx --fp16 --until decided --experiment resnet50",
-    "trtops debug build model.onnx --onnxrt --allow-approximation --vary-tactics --until 20 --experiment bert",
+    "trtops debug build model.onnx --onnxrt --allow-approximation --random-tactics --until 20 --experiment bert",
 )
 ARTIFACT = "trtops_debug.engine"
 
@@ -110,7 +114,7 @@ def _campaign(args: Asked) -> Plan:
         check=configs.check_config(args, plots="never", latency_runs=10, warm_up=2),
         command=configs.command_check(args, ARTIFACT, "{engine}") if args.check else None,
         calibration_cache=args.calibration_cache,
-        vary=ops.Vary(tactics=bool(args.vary_tactics)),
+        vary=ops.Vary(random_tactics=bool(args.random_tactics)),
         **{name: value for name, value in given.items() if value is not None},
     )
     return Plan(
@@ -122,16 +126,11 @@ def execute(plan: Plan) -> int:
     """Build, judge, and tell."""
     if plan.build is not None:
         return _repeat(plan)
-    from trtops.tactics.report import markdown
-
     tracker = configs.opened(plan.store) if plan.resume else configs.memory(plan.experiment, plan.store)
     result = ops.debug_build(
         plan.model, plan.campaign, tracker=tracker, resume=plan.resume, experiment=plan.experiment, progress=_tell
     )
-    say_page(markdown(result.found))
-    kept = plan.resume or plan.experiment or plan.store
-    where = f" Run {result.run_id} in {result.experiment}" if kept else ""
-    say(f"\n{result.good} good, {result.bad} bad, {result.errors} errors.{where}")
+    say_page(result.page())
     return 0 if result.verdict == "good" else 1
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import report, say_json, say_page
+from trtops.cli.logs import say_json, say_page
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.noise import NoiseConfig
@@ -71,5 +71,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(report("noise", result, remembered=True))
+        say_page(result.page())
     return 0

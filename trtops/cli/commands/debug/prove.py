@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import report, say_json, say_page
+from trtops.cli.logs import say_json, say_page
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.prove import ProveConfig
@@ -78,5 +78,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(report("prove", result, remembered=True))
-    return 0 if result.outcome == "confirmed" else 1
+        say_page(result.page())
+    return 0 if result.verdict == "good" else 1

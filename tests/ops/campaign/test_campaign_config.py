@@ -1,14 +1,15 @@
-"""The same build is asked for by the same spec, whichever op asks for it."""
+"""What a campaign asks for: the same builds as other ops, and configs that were stored before still open."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import models
-from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
@@ -49,3 +50,13 @@ def test_an_int8_build_calibrated_from_a_file_has_the_same_spec_in_a_campaign(mo
         specs[name] = converted.spec_sha256
         assert _campaign_spec(model, campaign, tracker) == converted.spec_sha256
     assert specs["small"] != specs["large"]
+
+
+def test_a_campaigns_config_of_an_earlier_release_still_opens() -> None:
+    earlier = DebugBuildConfig(until=3).to_dict()
+    earlier["vary"] = {"tactics": True, "precisions": ["fp16"], "optimization_levels": [], "tactic_sources": []}
+
+    read = DebugBuildConfig.from_json(json.dumps(earlier))
+
+    assert read == DebugBuildConfig(until=3, vary=Vary(random_tactics=True, precisions=("fp16",)))
+    assert DebugBuildConfig.from_json(read.to_json()) == read
