@@ -16,10 +16,10 @@ from flows.command import config_flag, run
 from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.precision import PrecisionConfig, emulated_runner
-from trtops.ops.search.precision import precision as precision_op
-from trtops.ops.search.precision_engines import TensorRTEngines
-from trtops.ops.search.precision_result import PrecisionResult, PrecisionStep
+from trtops.ops.search.precision.engines import TensorRTEngines
+from trtops.ops.search.precision.op import PrecisionConfig, emulated_runner
+from trtops.ops.search.precision.op import precision as precision_op
+from trtops.ops.search.precision.result import PrecisionResult, PrecisionStep
 from trtops.tracking import schema
 from trtops.tracking.base import tracked
 

@@ -21,10 +21,10 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.judgement import default_tolerances
 from trtops.ops.judging.submodel import Check, ComparisonCheck, EngineRunner
-from trtops.ops.search.reduce import ReduceResult
-from trtops.ops.search.reduce import reduce as reduce_op
-from trtops.ops.search.reduce_config import ReduceConfig
-from trtops.ops.search.reduce_hunt import Parts
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.hunt import Parts
+from trtops.ops.search.reduce.op import reduce as reduce_op
+from trtops.ops.search.reduce.result import ReduceResult
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import tracked

@@ -15,8 +15,8 @@ from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.triage import Emulated, TriageConfig, TriageResult
-from trtops.ops.search.triage import triage as triage_op
+from trtops.ops.search.triage.op import Emulated, TriageConfig, TriageResult
+from trtops.ops.search.triage.op import triage as triage_op
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import tracked

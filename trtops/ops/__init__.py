@@ -72,21 +72,21 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side
-    from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig
-    from trtops.ops.search.precision import precision as precision
-    from trtops.ops.search.precision_check import CandidateCheck as CandidateCheck
-    from trtops.ops.search.precision_check import require_layer_precisions as require_layer_precisions
-    from trtops.ops.search.precision_result import PrecisionResult as PrecisionResult
-    from trtops.ops.search.reduce import ReduceResult as ReduceResult
-    from trtops.ops.search.reduce import reduce as reduce
-    from trtops.ops.search.reduce_config import ReduceConfig as ReduceConfig
+    from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
+    from trtops.ops.search.precision.check import require_layer_precisions as require_layer_precisions
+    from trtops.ops.search.precision.op import PrecisionConfig as PrecisionConfig
+    from trtops.ops.search.precision.op import precision as precision
+    from trtops.ops.search.precision.result import PrecisionResult as PrecisionResult
+    from trtops.ops.search.reduce.config import ReduceConfig as ReduceConfig
+    from trtops.ops.search.reduce.op import reduce as reduce
+    from trtops.ops.search.reduce.result import ReduceResult as ReduceResult
     from trtops.ops.search.repeat import RepeatConfig as RepeatConfig
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
-    from trtops.ops.search.triage import Emulated as Emulated
-    from trtops.ops.search.triage import TriageConfig as TriageConfig
-    from trtops.ops.search.triage import triage as triage
-    from trtops.ops.search.triage_result import TriageResult as TriageResult
+    from trtops.ops.search.triage.op import Emulated as Emulated
+    from trtops.ops.search.triage.op import TriageConfig as TriageConfig
+    from trtops.ops.search.triage.op import triage as triage
+    from trtops.ops.search.triage.result import TriageResult as TriageResult
     from trtops.tracking.calibrations import load_cache as load_cache
 
 __getattr__, __dir__ = exports(__name__)

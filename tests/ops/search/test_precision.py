@@ -16,8 +16,8 @@ from trtops.backend.onnx import emulate
 from trtops.backend.onnx import precision as rewriting
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
-from trtops.ops.search.precision import Candidate, PrecisionConfig, draw, precision
-from trtops.ops.search.precision_result import PrecisionResult, PrecisionStep
+from trtops.ops.search.precision.op import Candidate, PrecisionConfig, draw, precision
+from trtops.ops.search.precision.result import PrecisionResult, PrecisionStep
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 

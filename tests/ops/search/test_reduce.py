@@ -29,9 +29,9 @@ from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances
 from trtops.json import load_json
 from trtops.ops.judging.submodel import CheckOutcome, ComparisonCheck, EngineRunner, onnxruntime_runner
-from trtops.ops.search.reduce import ReduceResult, reduce
-from trtops.ops.search.reduce_config import ReduceConfig
-from trtops.ops.search.reduce_journal import Step
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.journal import Step
+from trtops.ops.search.reduce.op import ReduceResult, reduce
 from trtops.spec import BuildConfig
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker

@@ -12,8 +12,8 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck
-from trtops.ops.search.reduce import reduce
-from trtops.ops.search.reduce_config import ReduceConfig
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.op import reduce
 
 PYTHON = sys.executable
 

@@ -25,12 +25,12 @@ from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect import inspect_model, inspect_tactics
-from trtops.ops.search.precision import PrecisionConfig, precision
-from trtops.ops.search.precision_engines import TensorRTEngines
-from trtops.ops.search.reduce import reduce
-from trtops.ops.search.reduce_config import ReduceConfig
+from trtops.ops.search.precision.engines import TensorRTEngines
+from trtops.ops.search.precision.op import PrecisionConfig, precision
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.op import reduce
 from trtops.ops.search.repeat import RepeatConfig, repeat
-from trtops.ops.search.triage import TriageConfig, triage
+from trtops.ops.search.triage.op import TriageConfig, triage
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
-from trtops.ops.search.triage import Emulated, MakeRunner, TriageConfig, TriageResult, draw, triage
+from trtops.ops.search.triage.op import Emulated, MakeRunner, TriageConfig, TriageResult, draw, triage
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker

@@ -120,7 +120,7 @@ def _graph(model: Model) -> Any:
 
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
     """Write the plugins that have places, as the field's tool does: a YAML document for each, to be edited by hand."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml  # type: ignore[import-untyped, unused-ignore]
 
     from trtops.backend.common import save_bytes
 

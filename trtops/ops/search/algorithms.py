@@ -66,7 +66,7 @@ def bisect(ask: Ask[int], low: int, high: int, width: int = 1) -> int:
         width: How many to ask about at a time.
     """
     while high - low > 1:
-        points = _between(low, high, width)
+        points = _points_between(low, high, width)
         for point, fails in zip(points, ask(points)):
             if fails:
                 high = point
@@ -75,7 +75,7 @@ def bisect(ask: Ask[int], low: int, high: int, width: int = 1) -> int:
     return high
 
 
-def _between(low: int, high: int, count: int) -> list[int]:
+def _points_between(low: int, high: int, count: int) -> list[int]:
     """At most ``count`` numbers that part the open interval as evenly as they can, ascending."""
     parts = min(count + 1, high - low)
     return [low + (high - low) * i // parts for i in range(1, parts)]
@@ -165,9 +165,9 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1, *, parts: int =
     """
     kept, parts = list(items), max(min(parts, len(items)), 2)
     while len(kept) > 1:
-        chunks = _chunks(kept, parts)
+        chunks = _equal_chunks(kept, parts)
         # With two chunks each is what is left without the other.
-        without = [] if parts == 2 else [_without(kept, chunk) for chunk in chunks]
+        without = [] if parts == 2 else [_items_without(kept, chunk) for chunk in chunks]
         sets = {frozenset(part): part for part in (*chunks, *without)}
         found = first_failing(ask, list(sets), width)
         if found is not None:
@@ -181,13 +181,13 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1, *, parts: int =
     return kept
 
 
-def _chunks(items: list[int], parts: int) -> list[list[int]]:
+def _equal_chunks(items: list[int], parts: int) -> list[list[int]]:
     """The items in ``parts`` runs of nearly equal length."""
     ends = [len(items) * i // parts for i in range(parts + 1)]
     return [items[start:end] for start, end in pairwise(ends)]
 
 
-def _without(items: list[int], left_out: Iterable[int]) -> list[int]:
+def _items_without(items: list[int], left_out: Iterable[int]) -> list[int]:
     gone = set(left_out)
     return [item for item in items if item not in gone]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
@@ -15,6 +16,7 @@ from typing import Literal
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck, run_group
 from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class RepeatConfig(Record):
         keep_intermediate: Whether it stays.
         info: A file that tells the command its iteration, as JSON.
         show: Whose output is shown: of every check, of the failing ones, or of none.
-        load_replay: A debug replay of either tool: iterations that it has answers for are not run.
+        load_replay: A debug replay of trtops or Polygraphy: iterations that it has answers for are not run.
         save_replay: Where to write one, anew after each iteration.
     """
 
@@ -104,12 +106,12 @@ def repeat(
     if check is None and ask is None:
         raise errors.ConfigError("There is nothing to judge by. Give a check: --check <command>.")
     steps: list[RepeatStep] = []
-    answers = _answers(config)
+    answers = _replayed_steps(config)
     try:
-        for number in _numbers(config, steps):
+        for number in _iteration_numbers(config, steps):
             step = answers.get(number) or iterate(number, make, check, config, ask)
             steps.append(step)
-            _save_replay(config, steps)
+            _save_steps(config, steps)
             if progress is not None:
                 progress(step)
     finally:
@@ -125,39 +127,32 @@ def finish(config: RepeatConfig) -> None:
         Path(config.info).unlink(missing_ok=True)
 
 
-def _answers(config: RepeatConfig) -> dict[int, RepeatStep]:
-    """The answers of an earlier run, by number."""
+def _replayed_steps(config: RepeatConfig) -> dict[int, RepeatStep]:
+    """The iterations of an earlier run, by number."""
     if config.load_replay is None:
         return {}
-    from trtops.ops.search.replays import load_replay
-
     return {
         number: RepeatStep(number=number, verdict="good" if context.success else "bad", detail="from the replay")
         for number, context in enumerate(load_replay(Path(config.load_replay)).values())
     }
 
 
-def _save_replay(config: RepeatConfig, steps: Sequence[RepeatStep]) -> None:
+def _save_steps(config: RepeatConfig, steps: Sequence[RepeatStep]) -> None:
     if config.save_replay is None:
         return
-    from trtops.json import save_json
-    from trtops.ops.search.replays import IterationContext
-
     replay = {
         f"_N{step.number}": IterationContext({}, {"iteration": step.number}, step.verdict == "good") for step in steps
     }
-    save_json(replay, config.save_replay, "debug replay")
+    save_replay(replay, config.save_replay)
 
 
-def _numbers(config: RepeatConfig, steps: list[RepeatStep]) -> Iterator[int]:
-    number = 0
-    while number != config.until and not (steps and _reached(config.until, steps[-1])):
+def _iteration_numbers(config: RepeatConfig, steps: list[RepeatStep]) -> Iterator[int]:
+    for number in itertools.count():
+        last = steps[-1].verdict if steps else None
+        found_good, found_bad = last == "good", last in ("bad", "error")
+        if number == config.until or (config.until == "good" and found_good) or (config.until == "bad" and found_bad):
+            return
         yield number
-        number += 1
-
-
-def _reached(until: object, step: RepeatStep) -> bool:
-    return (until == "good" and step.verdict == "good") or (until == "bad" and step.verdict != "good")
 
 
 def iterate(
@@ -168,12 +163,12 @@ def iterate(
     ask: Callable[[int], bool] | None = None,
 ) -> RepeatStep:
     """One iteration: make, judge, sort; see :func:`repeat`."""
-    step = _judged(number, make, check, config, ask)
-    _sort(config, step)
+    step = _make_and_judge(number, make, check, config, ask)
+    _sort_artifacts(config, step)
     return step
 
 
-def _judged(
+def _make_and_judge(
     number: int,
     make: Callable[[int], object],
     check: CommandCheck | None,
@@ -205,7 +200,7 @@ def _judged(
     )
 
 
-def _sort(config: RepeatConfig, step: RepeatStep) -> None:
+def _sort_artifacts(config: RepeatConfig, step: RepeatStep) -> None:
     """Move what an iteration left to where it belongs; what it did not leave is said and passed over."""
     place = Path(config.folder) / ("good" if step.verdict == "good" else "bad")
     for name in config.artifacts:

@@ -1,35 +1,26 @@
-"""Debug replays of the field's tool: what its ``debug reduce`` would ask, and the answers.
+"""Debug replays: the answers of a search in a file, in Polygraphy's layout, so that a search that was ended can resume.
 
-A replay is a JSON object of answers by question, ``_N<index>_outputs`` and then ``_N<index>_inputs``, without the questions
-themselves: those follow from the model, the mode and the answers before. :func:`retrace` works them out, so that a replay
-made there tells us which sub-models failed, and one made here leads that tool to our result.
-
-Its search, as read from version 0.53.6: over outputs, the sub-model of node *i* is the node with all that it needs; over
-inputs, what lies between the inputs of node *i* and the outputs found before, without what does not depend on those inputs.
+A replay is a JSON object of answers by question. The questions themselves are not in it: they follow from the model, the
+mode and the answers before, or stand in an answer's ``state``.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from trtops import errors
-from trtops.backend.onnx.submodel import Cutter
 from trtops.json import Decoder, Encoder, load_json, save_json
-
-Mode: TypeAlias = Literal["bisect", "linear"]
-Nodes: TypeAlias = frozenset[int]
 
 
 @dataclass
 class IterationContext:
-    """One answer in a replay.
+    """One answer in a replay, by Polygraphy's name for it.
 
     Attributes:
-        state: What the search needs to go on; ``num_nodes`` here.
+        state: What the search needs to resume, such as ``num_nodes``.
         iteration_info: The question's number, as ``iteration``.
         success: Whether the check passed.
     """
@@ -40,12 +31,12 @@ class IterationContext:
 
 
 @Encoder.register(IterationContext)
-def _encode(context: IterationContext) -> dict[str, Any]:
+def _encode_context(context: IterationContext) -> dict[str, Any]:
     return {"state": context.state, "iteration_info": context.iteration_info, "success": context.success}
 
 
 @Decoder.register(IterationContext)
-def _decode(members: dict[str, Any]) -> IterationContext:
+def _decode_context(members: dict[str, Any]) -> IterationContext:
     return IterationContext(members["state"], members["iteration_info"], members["success"])
 
 
@@ -67,113 +58,6 @@ def load_replay(path: Path) -> dict[str, IterationContext]:
     return replay
 
 
-def answers_of_replay(path: Path, cutter: Cutter, mode: Mode) -> list[tuple[Nodes, bool]]:
-    """The sub-models that a replay has answers for, as node sets, with whether each passed.
-
-    Args:
-        path: The replay, made for this model.
-        cutter: The model.
-        mode: The mode that it was made in.
-
-    Raises:
-        FormatError: If the file is something else.
-        ConfigError: If there is no such file.
-    """
-    replay = load_replay(path)
-
-    def answer(key: str, nodes: Nodes) -> bool | None:
-        context = replay.get(key)
-        return None if context is None else bool(context.success)
-
-    return [(nodes, passed) for _, _, nodes, passed in retrace(cutter, mode, answer) if nodes]
-
-
-def save_replay(path: Path, cutter: Cutter, culprits: Sequence[Nodes], mode: Mode) -> None:
-    """Write the replay that leads the field's tool to what was found here; every answer follows from the culprits."""
-    replay = {
-        key: IterationContext({"num_nodes": len(nodes)}, {"iteration": index}, passed)
-        for key, index, nodes, passed in retrace(cutter, mode, lambda _, nodes: not any(c <= nodes for c in culprits))
-    }
-    save_json(replay, path, "debug replay")
-
-
-def retrace(
-    cutter: Cutter, mode: Mode, answer: Callable[[str, Nodes], bool | None]
-) -> Iterator[tuple[str, int, Nodes, bool]]:
-    """The questions that the field's tool asks of a model, one following from the answers to those before.
-
-    Args:
-        cutter: The model.
-        mode: How it searches.
-        answer: Whether a sub-model passes, from its key and nodes; None ends the questions.
-
-    Yields:
-        Key, number within its stage, nodes, and the answer.
-    """
-    nodes = sorted(cutter.order)
-    among = set(nodes)
-    best: int | None = None
-    for stage in ("outputs", "inputs"):
-        marker = _Marker(mode, len(nodes), backwards=stage == "inputs")
-        for index in range(len(nodes) + 1):
-            at = nodes[marker.index]
-            held = frozenset(cutter.ancestors(at, among)) if stage == "outputs" else _between(cutter, at, best, among)
-            key = f"_N{index}_{stage}"
-            passed = answer(key, held)
-            if passed is None:
-                return
-            yield key, index, held, passed
-            marker.step(passed, len(held))
-            if marker.done:
-                break
-        if stage == "outputs" and marker.best is not None:
-            best = nodes[marker.best]
-            among = cutter.ancestors(best, among)
-            nodes = sorted(among)
-
-
-def _between(cutter: Cutter, start: int, end: int | None, among: set[int]) -> Nodes:
-    """Nodes among some that depend on the inputs of one node, and that another (None: any output) needs from there on."""
-    cut = set(cutter.reads(start))
-    depending: set[int] = set()
-    reached = set(cut)
-    for index in (i for i in cutter.order if i in among):
-        made = set(cutter.makes(index))
-        if reached.intersection(cutter.reads(index)) and not made & cut:
-            depending.add(index)
-            reached |= made
-    if end is None:
-        return frozenset(depending)
-    return frozenset(cutter.ancestors(end, depending) & depending)
-
-
-class _Marker:
-    """Which node comes next, by the rules of the field's tool."""
-
-    def __init__(self, mode: Mode, count: int, *, backwards: bool) -> None:
-        self._mode = mode
-        self._count = count
-        self._step = 1 if backwards else -1
-        self._good, self._bad = (count, 0) if backwards else (0, count)
-        self.index = count // 2 if mode == "bisect" else 0 if backwards else count - 1
-        self.best: int | None = None
-        self._fewest = count + 1
-
-    def step(self, passed: bool, nodes: int) -> None:
-        if not passed and nodes <= self._fewest:
-            self._fewest, self.best = nodes, self.index
-        if self._mode == "linear":
-            self.index += self._step
-            return
-        if passed:
-            self._good = self.index
-        else:
-            self._bad = self.index
-        middle = (self._good + self._bad) / 2
-        self.index = math.ceil(middle) if passed else math.floor(middle)
-
-    @property
-    def done(self) -> bool:
-        if self._mode == "linear":
-            return not 0 <= self.index < self._count
-        return abs(self._good - self._bad) <= 1
+def save_replay(replay: Mapping[str, IterationContext], path: str | Path) -> None:
+    """Write a replay."""
+    save_json(dict(replay), path, "debug replay")

@@ -15,7 +15,7 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 
 if TYPE_CHECKING:
-    from trtops.ops.search.triage import TriageConfig
+    from trtops.ops.search.triage.op import TriageConfig
     from trtops.spec import BuildConfig
 
 GROUPS = (
@@ -91,7 +91,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and tell."""
-    from trtops.ops.search.triage import Emulated, draw, triage
+    from trtops.ops.search.triage.op import Emulated, draw, triage
 
     actual: Any = Emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
     with configs.remembered(plan.experiment, plan.store, plan.model, f"triage {_side(plan)}", kind="triage") as run:

@@ -23,7 +23,7 @@ from trtops.ops.tables import table
 if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.search.precision import PrecisionConfig
+    from trtops.ops.search.precision.op import PrecisionConfig
     from trtops.ops.search.repeat import RepeatConfig
 
 GROUPS = (
@@ -162,7 +162,7 @@ def _config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
 
 def _writer(args: Asked, artifact: str, engines: bool) -> Call:
     """What writes a candidate."""
-    module = "trtops.ops.search.precision_check"
+    module = "trtops.ops.search.precision.check"
     if not engines:
         return call(module, "ModelWriter", path=artifact)
     args = args.but(
@@ -195,7 +195,7 @@ def execute(plan: Plan) -> int:
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
     if plan.picture is not None:
-        from trtops.ops.search.precision import draw
+        from trtops.ops.search.precision.op import draw
 
         save_bytes(draw(result.points, plan.config.to), plan.picture)
     return _show(result, judged=plan.check is not None)

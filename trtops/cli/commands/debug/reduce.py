@@ -22,8 +22,8 @@ from trtops.errors import ComparisonError
 if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.search.reduce_config import ReduceConfig
-    from trtops.ops.search.reduce_journal import Step
+    from trtops.ops.search.reduce.config import ReduceConfig
+    from trtops.ops.search.reduce.journal import Step
     from trtops.spec import BuildConfig
 
 _SEEN = "shapes are those seen when the whole model ran"

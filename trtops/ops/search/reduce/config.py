@@ -16,13 +16,13 @@ class ReduceConfig(Record):
     """How a model is reduced.
 
     Attributes:
-        mode: How the stages before the last search: ``bisect`` asks about ``log2(nodes)`` sub-models each; ``linear`` about
-            one after the other from the smallest, which also finds what a failure that comes and goes hides.
+        mode: How all stages but the last search: ``bisect`` asks about ``log2(nodes)`` sub-models each; ``linear`` asks
+            about one after the other from the smallest, and so also finds what fails only now and then.
         find: Stop at the first culprit, or find every one, also where they share nodes.
         max_culprits: Where ``find="all"`` stops.
         max_checks: Where the search stops with the smallest failing sub-model so far; None never does.
-        reduce_outputs: Whether nodes may be cut off at the end. Without it the model's outputs stay, nodes are cut off at
-            the beginning only, and only the *inputs* stage is gone through.
+        reduce_outputs: Whether nodes may be cut off at the end. Without it the model's outputs stay, and the *inputs* stage
+            is the only one.
         reduce_inputs: Whether nodes may be cut off at the beginning; likewise.
         inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers. Or
             ``declared``, for models that ONNX Runtime does not run: no data at all, and types and shapes as the model
@@ -38,12 +38,12 @@ class ReduceConfig(Record):
             Further culprits get ``_2`` and so on behind the name.
         save_as: Where the weights of these models go; beside others than the first, in files of their names.
         min_good: Where to save the passing sub-model that is closest in size to the culprit.
-        journal: Where answers are kept, so that a reduction that was killed can go on. Unless given they are kept beside
-            ``output``, as ``<name>_journal.jsonl``, until the reduction ends: name that file here to go on.
+        journal: Where answers are kept, so that a reduction that was killed can resume. Unless given they are kept beside
+            ``output``, as ``<name>_journal.jsonl``, until the reduction ends: name that file here to resume.
         after_crash: What a sub-model counts as whose check did not end because the process died: ask again, or take it
             for failing or passing.
-        load_replay: A debug replay of the field's tool: the smallest sub-model that failed there is tried first.
-        save_replay: Where to write such a file: with it the field's tool retraces this result without checking anything.
+        load_replay: A debug replay of Polygraphy: the smallest sub-model that failed there is tried first.
+        save_replay: Where to write such a file: with it Polygraphy retraces this result without checking anything.
     """
 
     mode: Literal["bisect", "linear"] = "bisect"

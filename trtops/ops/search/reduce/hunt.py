@@ -1,7 +1,7 @@
 """The hunt for culprits: which sub-models are checked, in which order, and what their answers mean.
 
 Works on *parts* of a model, numbered in execution order (:attr:`trtops.backend.onnx.submodel.Cutter.parts`): mostly single
-nodes. Its stages are told in :mod:`trtops.ops.search.reduce`.
+nodes. :mod:`trtops.ops.search.reduce.op` describes its stages.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel, Values
 from trtops.ops.judging.submodel import Check, CheckOutcome
 from trtops.ops.search import algorithms
-from trtops.ops.search.reduce_config import ReduceConfig
-from trtops.ops.search.reduce_journal import Journal, Step, from_ranges
-from trtops.ops.search.replays import answers_of_replay
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.journal import Journal, Step, from_ranges
+from trtops.ops.search.reduce.retrace import answers_of_replay
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Evaluate: TypeAlias = "Callable[[Callable[[Parts], Any], Iterable[Parts]], Itera
 
 
 class _OutOfChecks(Exception):
-    """The search may not ask any more."""
+    """``max_checks`` is reached: the search may not ask any more."""
 
 
 class Hunt:
@@ -53,7 +53,7 @@ class Hunt:
         progress: Callable[[Step], None] | None,
         evaluate: Evaluate,
     ) -> None:
-        """Begin with the answers that the journal has; arguments as :func:`trtops.ops.search.reduce.reduce` describes them."""
+        """Begin with the answers that the journal has; arguments as :func:`trtops.ops.search.reduce.op.reduce` describes them."""
         self.cutter = cutter
         self.everything = frozenset(range(len(cutter.parts)))
         self.answers: dict[Parts, CheckOutcome] = {}
@@ -223,7 +223,7 @@ class Hunt:
         return next(iter(self.ask([frozenset(parts)])))
 
     def _answer(self, parts: Parts) -> None:
-        """Get the answer about one set, from whoever is about to have it. May run in any thread."""
+        """Check one set, or wait for the thread that is checking it. May run in any thread."""
         with self._lock:
             if parts in self.answers:
                 return

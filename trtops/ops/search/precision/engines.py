@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops.backend.base import BaseRunner
-from trtops.ops.search.precision import Candidate
+from trtops.ops.search.precision.op import Candidate
 
 
 class TensorRTEngines:

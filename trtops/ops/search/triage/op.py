@@ -25,8 +25,8 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import default_tolerances
 from trtops.ops.model.opening import open_model
-from trtops.ops.search.triage_result import Probe, TensorError, TriageResult, draw, log_result
-from trtops.ops.search.triage_sides import Built, Emulated, MakeRunner, Sides, Size, reference
+from trtops.ops.search.triage.result import Probe, TensorError, TriageResult, draw, log_result
+from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.base import NO_RUN, Run

@@ -20,9 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import onnx
 
@@ -30,101 +28,21 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Cutter, Declared, SubModel, Values, is_large
+from trtops.backend.onnx.submodel import Cutter, Declared, Values, is_large
+from trtops.backend.onnxrt.observe import RandomInputs, observe
+from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.judging.feeds import Feeds, open_feeds
 from trtops.ops.judging.submodel import Check, describe
 from trtops.ops.model.opening import open_model
-from trtops.ops.search.reduce_config import ReduceConfig
-from trtops.ops.search.reduce_hunt import Evaluate, Hunt, Parts
-from trtops.ops.search.reduce_journal import Journal, Step
-from trtops.ops.search.replays import save_replay
-from trtops.record import Record
+from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
+from trtops.ops.search.reduce.journal import Journal, Step
+from trtops.ops.search.reduce.result import Culprit, CulpritNode, ReduceResult
+from trtops.ops.search.reduce.retrace import save_retraced
 from trtops.tracking.base import NO_RUN, Run
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CulpritNode(Record):
-    """One node of a culprit.
-
-    Attributes:
-        index: Its place in the whole model's ``graph.node``.
-        name: Its name; may be empty.
-        op: Its operator.
-        outputs: Names of the tensors it makes.
-    """
-
-    index: int
-    name: str
-    op: str
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Culprit(Record):
-    """A smallest sub-model that fails.
-
-    Attributes:
-        nodes: Its nodes, in the model's order.
-        minimal: Whether it was checked that no single node can be left out: always, unless ``max_checks`` ended the search.
-            Where only outputs or only inputs are reduced, of nodes at the end or at the beginning only.
-        detail: How it fails, in words.
-        path: Where it is saved, if it was.
-        inputs_path: Where the inputs are saved that it fails with, if they were.
-    """
-
-    nodes: tuple[CulpritNode, ...]
-    minimal: bool = True
-    detail: str = ""
-    path: str | None = None
-    inputs_path: str | None = None
-    _proto: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The sub-model.
-
-        Raises:
-            ConfigError: If this was read from a file; then :attr:`path` may lead to it.
-        """
-        if self._proto is None:
-            raise errors.ConfigError(
-                f"This culprit was read from a file, without its model. Its path was {self.path!r}."
-            )
-        proto: onnx.ModelProto = self._proto
-        return proto
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Its nodes as messages name them."""
-        return tuple(f"{n.op} {n.name or next(filter(None, n.outputs), '')!r}" for n in self.nodes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReduceResult(Record):
-    """What came out of a reduction.
-
-    Attributes:
-        verdict: ``bad`` if the model fails, and then there is a culprit; ``good`` if it does not fail in the way meant.
-        culprits: What was found, in that order.
-        nodes: Nodes in the whole model, Constants not counted.
-        checks: Sub-models checked.
-        resumed: Answers taken from the journal instead.
-        seconds: Wall time.
-        detail: How the whole model fails, or why it does not, in words.
-        min_good: Where the passing sub-model is saved, if there is one and it was asked for.
-    """
-
-    verdict: Literal["good", "bad"]
-    culprits: tuple[Culprit, ...] = ()
-    nodes: int
-    checks: int
-    resumed: int = 0
-    seconds: float
-    detail: str = ""
-    min_good: str | None = None
 
 
 def reduce(
@@ -165,12 +83,14 @@ def reduce(
     if not cutter.parts:
         raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
     with ExitStack() as stack:
-        given = _feeds(model, config, feeds)
+        given = _whole_model_feeds(model, config, feeds)
         journal = _open_journal(model, check, config, given)
         stack.callback(journal.close)
         if journal.path is not None and config.journal is None:
-            logger.info("Answers are kept in %s until the end; give it as journal to go on after a kill.", journal.path)
-        values = _values(model, cutter, config, given, stack)
+            logger.info(
+                "Answers are kept in %s until the end; give it as journal to resume after a kill.", journal.path
+            )
+        values = _tensor_values(model, cutter, config, given, stack)
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
         hunt = Hunt(cutter, values, check, config, journal, progress, evaluate or map)
@@ -187,10 +107,10 @@ def reduce(
             min_good=_save_min_good(hunt, found, config),
         )
         if config.save_replay is not None:
-            save_replay(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
+            save_retraced(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
         if config.journal is None:
             journal.remove()
-    _log(run, model, check, config, result, journal)
+    _log_reduction(run, model, check, config, result, journal)
     return result
 
 
@@ -206,7 +126,7 @@ def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
             raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Give another path.")
 
 
-def _inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
+def _model_inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
     """The model's inputs, with the shapes that the config gives them."""
     inputs = TensorMetadata.of(model.info.inputs)
     for name, shape in config.input_shapes.items():
@@ -216,9 +136,9 @@ def _inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
     return inputs
 
 
-def _feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> list[Feed]:
+def _whole_model_feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> list[Feed]:
     """What the whole model is fed with; nothing where no data is wanted."""
-    inputs = _inputs(model, config)
+    inputs = _model_inputs(model, config)
     if config.inputs == "declared":
         return []
     if not inputs:
@@ -234,7 +154,7 @@ def _feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed] | None) -> 
 def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
     path = config.journal
     if path is None and config.output is not None:
-        path = str(_beside(Path(config.output), "journal.jsonl"))
+        path = str(_path_beside(Path(config.output), "journal.jsonl"))
     if path is None:
         return Journal()
     data: str = config.inputs
@@ -244,7 +164,7 @@ def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Seque
     return Journal(Path(path), holds_for=holds_for, begin_anew=config.journal is None)
 
 
-def _beside(output: Path, what: str) -> Path:
+def _path_beside(output: Path, what: str) -> Path:
     """A file that goes with a reduced model: ``<name>_inputs.json``."""
     return output.with_name(f"{output.stem}_{what}")
 
@@ -254,12 +174,12 @@ def _without_objects(feed: Feed) -> Feed:
     return {name: array.astype(str) if array.dtype.kind == "O" else array for name, array in feed.items()}
 
 
-def _values(model: Model, cutter: Cutter, config: ReduceConfig, given: Sequence[Feed], stack: ExitStack) -> Values:
-    """What is known of the model's tensors; what was observed is let go of with the stack."""
+def _tensor_values(
+    model: Model, cutter: Cutter, config: ReduceConfig, given: Sequence[Feed], stack: ExitStack
+) -> Values:
+    """Values or types of the model's tensors; observed values are released when the stack closes."""
     if config.inputs == "declared":
-        return Declared(cutter.model, _inputs(model, config))
-    from trtops.backend.onnxrt.observe import RandomInputs, observe
-
+        return Declared(cutter.model, _model_inputs(model, config))
     observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
     stack.callback(observed.close)
     return observed if config.inputs == "real" else RandomInputs(observed, config.seed)
@@ -269,33 +189,21 @@ def _save_culprit(hunt: Hunt, parts: Parts, number: int, config: ReduceConfig) -
     cut = hunt.cut(parts)
     path = inputs_path = None
     if config.output is not None:
-        path = _numbered(Path(config.output), number)
+        path = Path(config.output)
+        if number > 1:
+            path = path.with_name(f"{path.stem}_{number}{path.suffix}")
         cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
         if config.inputs != "declared":
-            inputs_path = _beside(path, "inputs.json")
-            _save_inputs(cut, inputs_path)
+            inputs_path = _path_beside(path, "inputs.json")
+            save_json(cut.feeds, inputs_path, "inputs of the reduced model")
     return Culprit(
-        nodes=tuple(_culprit_node(hunt.cutter.model.graph.node[i], i) for i in cut.nodes),
+        nodes=tuple(CulpritNode.of(hunt.cutter.model.graph.node[i], i) for i in cut.nodes),
         minimal=parts != hunt.unfinished,
         detail=hunt.answers[parts].detail,
         path=None if path is None else str(path),
         inputs_path=None if inputs_path is None else str(inputs_path),
         _proto=cut.proto,
     )
-
-
-def _culprit_node(node: onnx.NodeProto, index: int) -> CulpritNode:
-    return CulpritNode(index=index, name=node.name, op=node.op_type, outputs=tuple(node.output))
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path if number == 1 else path.with_name(f"{path.stem}_{number}{path.suffix}")
-
-
-def _save_inputs(cut: SubModel, path: Path) -> None:
-    from trtops.json import save_json
-
-    save_json(cut.feeds, path, "inputs of the reduced model")
 
 
 def _save_min_good(hunt: Hunt, found: Sequence[Parts], config: ReduceConfig) -> str | None:
@@ -309,7 +217,9 @@ def _save_min_good(hunt: Hunt, found: Sequence[Parts], config: ReduceConfig) -> 
     return config.min_good
 
 
-def _log(run: Run, model: Model, check: Check, config: ReduceConfig, result: ReduceResult, journal: Journal) -> None:
+def _log_reduction(
+    run: Run, model: Model, check: Check, config: ReduceConfig, result: ReduceResult, journal: Journal
+) -> None:
     """Log a reduction: options, numbers, every step, and each culprit as a model."""
     run.log_params({"model": model.name, "check": describe(check), **config.to_dict()})
     smallest = min((len(c.nodes) for c in result.culprits), default=0)

@@ -1,4 +1,4 @@
-"""Answers of a precision search in a file, so that a search that was ended can go on."""
+"""Answers of a precision search in a file, so that a search that was ended can resume."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtops import errors
-from trtops.json import save_json
-from trtops.ops.search.precision_result import PrecisionStep
-from trtops.ops.search.replays import IterationContext, load_replay
+from trtops.ops.search.precision.result import PrecisionStep
+from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 
 
 def save_answers(path: Path, known: Mapping[frozenset[str], PrecisionStep]) -> None:
-    """Write answers, in the layout of the field's debug replays; the questions stand beside them, in ``keep``."""
+    """Write answers, in the layout of Polygraphy's debug replays, with the question of each in ``keep``."""
     replay = {
         f"_N{number}": IterationContext(
             {"keep": sorted(names), "excess": step.excess}, {"iteration": number}, step.good
         )
         for number, (names, step) in enumerate(known.items())
     }
-    save_json(replay, path, "debug replay")
+    save_replay(replay, path)
 
 
 def load_answers(path: Path) -> dict[frozenset[str], tuple[bool, float]]:
     """Read answers: by the nodes kept, whether that was good, and the error as a multiple of the tolerances.
 
     Raises:
-        ConfigError: If there is no such file, or its questions are not told, as in replays of the field's tool.
+        ConfigError: If there is no such file, or it does not say which nodes were kept, as Polygraphy's do not.
         FormatError: If it is something else.
     """
     answers = {}

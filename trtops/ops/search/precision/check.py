@@ -10,8 +10,8 @@ from typing import Any
 
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck
-from trtops.ops.search.precision import Candidate
-from trtops.ops.search.precision_engines import restricted
+from trtops.ops.search.precision.engines import restricted
+from trtops.ops.search.precision.op import Candidate
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, finish, iterate
 
 

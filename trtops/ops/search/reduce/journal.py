@@ -6,6 +6,7 @@ is answered. Lines reach the disk before the reduction goes on. A line cut short
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -108,7 +109,7 @@ class Journal:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
-            _lock(self._file, path)
+            _lock_file(self._file, path)
             size = self._read(path, header, begin_anew) if path.stat().st_size else 0
             self._file.truncate(size)
             self._file.seek(size)
@@ -141,12 +142,12 @@ class Journal:
         return step
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
     def remove(self) -> None:
-        """Let go of the file, and remove it."""
+        """Close the file, and remove it."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         self.close()
@@ -160,7 +161,7 @@ class Journal:
         """Take in the whole lines of a file, and return how many bytes they are that stay."""
         data = path.read_bytes()
         size = data.rfind(b"\n") + 1
-        lines = [_line(path, number, text) for number, text in enumerate(data[:size].splitlines(), start=1)]
+        lines = [_parse_line(path, number, text) for number, text in enumerate(data[:size].splitlines(), start=1)]
         if not lines and not json.dumps(header, ensure_ascii=False).encode().startswith(data):
             raise errors.FormatError(f"{path} is no journal of a reduction; expected one, or no file.")
         if lines:
@@ -176,10 +177,8 @@ class Journal:
         return size
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Keep other processes out; the system lets go of the lock when this one ends, however it ends."""
-    import fcntl
-
+def _lock_file(file: IO[bytes], path: Path) -> None:
+    """Keep other processes out; the system releases the lock when this one ends, however it ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -189,7 +188,7 @@ def _lock(file: IO[bytes], path: Path) -> None:
         ) from None
 
 
-def _line(path: Path, number: int, text: bytes) -> dict[str, Any]:
+def _parse_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except ValueError:

@@ -33,8 +33,8 @@ from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig, default_tolerances, measure_latency
 from trtops.ops.model.opening import open_model
 from trtops.ops.search import algorithms
-from trtops.ops.search.precision_replay import load_answers, save_answers
-from trtops.ops.search.precision_result import Names, PrecisionResult, PrecisionStep, TradeOff
+from trtops.ops.search.precision.replay import load_answers, save_answers
+from trtops.ops.search.precision.result import Names, PrecisionResult, PrecisionStep, TradeOff
 from trtops.record import Record
 from trtops.tracking.base import NO_RUN, Run
 
@@ -138,9 +138,9 @@ def precision(
         config: How to search.
         feeds: Inputs, in place of the config's source.
         runner: Makes the runner that a candidate is judged by: :func:`emulated_runner`,
-            :class:`trtops.ops.search.precision_engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model`` with any back end.
+            :class:`trtops.ops.search.precision.engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model`` with any back end.
         judge: Says whether a candidate is good, in place of running and comparing it
-            (:class:`trtops.ops.search.precision_check.CandidateCheck` asks a command). Then there are no errors to tell: they
+            (:class:`trtops.ops.search.precision.check.CandidateCheck` asks a command). Then there are no errors to tell: they
             are 0 for what is good and infinite for the rest; no data is made, and no latency measured.
         run: Gets params, numbers and artifacts; it is not ended.
         progress: Called after each check.

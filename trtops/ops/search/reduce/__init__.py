@@ -1,0 +1,1 @@
+"""Reduce: the smallest part of a model that still fails."""

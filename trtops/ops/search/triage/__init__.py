@@ -1,0 +1,1 @@
+"""Triage: the tensor at which two computations of a model begin to differ."""
