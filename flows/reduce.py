@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
@@ -19,15 +19,13 @@ from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.judgement import default_tolerances
-from trtops.ops.judging.submodel import Check, ComparisonCheck, EngineRunner
+from trtops.ops.judging.submodel import Check
+from trtops.ops.search.reduce.checks import engine_check
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.hunt import Parts
 from trtops.ops.search.reduce.op import reduce as reduce_op
 from trtops.ops.search.reduce.result import ReduceResult
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
-from trtops.tracking import schema
-from trtops.tracking.base import tracked
+from trtops.spec import BackendName, BuildConfig, Precision
 
 
 @trtops_task(name="check-part")
@@ -53,7 +51,7 @@ def reduce(
     ignore_fail_codes: tuple[int, ...] = (),
     fail_regex: tuple[str, ...] = (),
     timeout_seconds: float | None = None,
-    backend: Literal["onnxruntime", "tensorrt"] = "onnxruntime",
+    backend: BackendName = "onnxruntime",
     precision: Precision = "fp32",
     tolerances: Tolerances | None = None,
     width: int | None = None,
@@ -77,7 +75,7 @@ def reduce(
         tolerances: When its outputs are good enough; by default what is expected of the precision.
         width: How many candidates to check at a time.
         output: Where to save the reduced model. Answers are kept beside it until the end: give that file as the config's
-            journal, and a flow that was killed goes on.
+            journal, and a flow that was killed resumes.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:
@@ -86,7 +84,9 @@ def reduce(
     config = ReduceConfig() if config is None else config
     config = replace(config, data=data or config.data, output=output or config.output, width=width or config.width)
     check: Check
-    if command is not None:
+    if command is None:
+        check = engine_check(BuildConfig(precision=precision).on_backend(backend), tolerances)
+    else:
         check = CommandCheck(
             command=tuple(shlex.split(command)),
             fail_codes=fail_codes,
@@ -94,29 +94,13 @@ def reduce(
             fail_regex=fail_regex,
             timeout_seconds=timeout_seconds,
         )
-    else:
-        options = TensorRTOptions() if backend == "tensorrt" else OnnxRuntimeOptions()
-        runner = EngineRunner(BuildConfig(precision=precision, options=options))
-        check = ComparisonCheck(runner=runner, tolerances=tolerances or default_tolerances(precision))
-    experiment = experiment or Path(model).stem
     evaluate = check_together if config.width > 1 else None
-    with (
-        current_slot(backend if command is None else "onnxruntime"),
-        tracked(tracker(), experiment, f"{Path(model).stem} reduce", kind="reduce", tags=flow_tags()) as logged,
-    ):
-        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        result = reduce_op(model, check, config, run=logged, evaluate=evaluate)
-        logged.finish(result.verdict)
-    show_text(f"reduce {Path(model).name}", _page(result), experiment)
+    with current_slot(backend if command is None else "onnxruntime"):
+        result = reduce_op(
+            model, check, config, tracker=tracker(), experiment=experiment, tags=flow_tags(), evaluate=evaluate
+        )
+    show_text(result.title, result.page(), result.experiment)
     return result
-
-
-def _page(result: ReduceResult) -> str:
-    lines = [f"# Reduce: {result.verdict}", "", f"{result.checks} checks in {result.seconds:.1f} s. {result.detail}"]
-    for culprit in result.culprits:
-        lines += ["", f"{len(culprit.nodes)} nodes{f', in `{culprit.path}`' if culprit.path else ''}:", ""]
-        lines += [f"- {label}" for label in culprit.labels]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

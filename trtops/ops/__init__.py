@@ -77,12 +77,14 @@ if TYPE_CHECKING:
     from trtops.ops.search.precision.op import PrecisionConfig as PrecisionConfig
     from trtops.ops.search.precision.op import precision as precision
     from trtops.ops.search.precision.result import PrecisionResult as PrecisionResult
+    from trtops.ops.search.reduce.checks import engine_check as engine_check
     from trtops.ops.search.reduce.config import ReduceConfig as ReduceConfig
     from trtops.ops.search.reduce.op import reduce as reduce
     from trtops.ops.search.reduce.result import ReduceResult as ReduceResult
     from trtops.ops.search.repeat import RepeatConfig as RepeatConfig
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
+    from trtops.ops.search.repeat import sort_artifacts as sort_artifacts
     from trtops.ops.search.triage.op import Emulated as Emulated
     from trtops.ops.search.triage.op import TriageConfig as TriageConfig
     from trtops.ops.search.triage.op import triage as triage

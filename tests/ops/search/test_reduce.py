@@ -33,7 +33,6 @@ from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Step
 from trtops.ops.search.reduce.op import ReduceResult, reduce
 from trtops.spec import BuildConfig
-from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 
 
@@ -508,10 +507,10 @@ def test_steps_tell_how_many_nodes_are_left_what_was_said_and_how_long_it_took()
 def test_a_run_gets_the_options_the_numbers_every_step_and_the_culprit_as_a_model():
     case, tracker = branchy(), MemoryTracker()
 
-    with tracked(tracker, "branchy", "reduce", kind="reduce") as run:
-        result = reduce(case.proto, Planted({"n4", "n18"}), feeds=[case.feed], run=run)
+    result = reduce(case.proto, Planted({"n4", "n18"}), feeds=[case.feed], tracker=tracker, file="branchy.onnx")
 
-    stored = tracker.load(run.id)
+    stored = tracker.load(result.run_id)
+    assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("branchy", "branchy reduce", "bad")
     assert stored.info.metrics["reduce", "culprit_nodes"] == 2
     assert stored.info.params["mode"] == "bisect"
     assert len(stored.read_bytes("reduce/steps.jsonl").splitlines()) == result.checks

@@ -8,7 +8,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -164,7 +164,8 @@ def iterate(
 ) -> RepeatStep:
     """One iteration: make, judge, sort; see :func:`repeat`."""
     step = _make_and_judge(number, make, check, config, ask)
-    _sort_artifacts(config, step)
+    label = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_N{number}"
+    sort_artifacts(config.artifacts, config.folder, good=step.verdict == "good", label=label)
     return step
 
 
@@ -200,14 +201,19 @@ def _make_and_judge(
     )
 
 
-def _sort_artifacts(config: RepeatConfig, step: RepeatStep) -> None:
-    """Move what an iteration left to where it belongs; what it did not leave is said and passed over."""
-    place = Path(config.folder) / ("good" if step.verdict == "good" else "bad")
-    for name in config.artifacts:
-        path = Path(name)
+def sort_artifacts(names: Iterable[str], folder: str | Path, *, good: bool, label: str) -> None:
+    """Move the files that a check left to ``good/`` or ``bad/``; what it did not leave is logged and skipped.
+
+    Args:
+        names: The files.
+        folder: Where ``good/`` and ``bad/`` are.
+        good: Whether the check passed.
+        label: Goes behind each file's name: ``replay.json`` becomes ``replay_<label>.json``.
+    """
+    place = Path(folder) / ("good" if good else "bad")
+    for path in map(Path, names):
         if not path.exists():
-            log.warning("%s was not there after iteration %d; it is passed over", name, step.number)
+            log.warning("%s was not there after %s; it is skipped", path, label)
             continue
         place.mkdir(parents=True, exist_ok=True)
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        shutil.move(path, place / f"{path.stem}_{stamp}_N{step.number}{path.suffix}")
+        shutil.move(path, place / f"{path.stem}_{label}{path.suffix}")

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.cli import configs, groups, loading, surgery, values
@@ -18,13 +17,13 @@ from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker
 from trtops.errors import ComparisonError
+from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
     from trtops.ops.search.reduce.config import ReduceConfig
     from trtops.ops.search.reduce.journal import Step
-    from trtops.spec import BuildConfig
 
 _SEEN = "shapes are those seen when the whole model ran"
 
@@ -39,7 +38,7 @@ GROUPS = (
             Flag(names=("--no-reduce-outputs",), takes="switch", help="cut nothing off at the end"),
             Flag(names=("--mode",), choices=("bisect", "linear"), help="how to search"),
             Flag(names=("--find-all",), takes="switch", help="find every culprit, not the first alone"),
-            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search goes on (default: beside the output, begun anew and kept until the end)"),
+            Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search can resume (default: beside the output, begun anew and kept until the end)"),
             Flag(names=("--inputs-are",), choices=("real", "random", "declared"), help="what flows into parts: real values, random ones, or none (declared types only)"),
             Flag(names=("--max-checks",), convert=int, shown="N", help="stop after so many checks"),
             Flag(names=("--width",), convert=int, shown="N", help="check so many parts at a time"),
@@ -54,7 +53,7 @@ GROUPS = (
     groups.ONNX_LOAD,
     groups.SORTING,
     Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
-    Group("going on", (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for the field's tool as well"))),
+    Group(groups.REPLAY.title, (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for Polygraphy as well"))),
     groups.TRACKING, configs.BACKEND,
     Group("judging without --check", groups.STATISTICS.flags),
     groups.DATA, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
@@ -70,8 +69,6 @@ EXAMPLES = (
     "trtops debug reduce model.onnx --fail-regex 'Unsupported op' --check trtops convert {model} -o /dev/null.engine",
 )
 ARTIFACT = "trtops_debug.onnx"
-PASSES = "the whole model passes"
-"""What the op says of a model that does not fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,64 +153,39 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Reduce, and tell."""
     make = Maker()
-    check: Any = plan.check or _comparison(plan)
-    options: dict[str, Any] = {"feeds": make(plan.feeds), "progress": lambda step: _after(plan, step)}
-    _tell_iteration(plan, 0)
+    check = plan.check or ops.engine_check(plan.build or BuildConfig(), plan.tolerances)
+    _write_iteration(plan, 0)
     try:
-        with configs.remembered(plan.experiment, plan.store, plan.name, "reduce", kind="reduce") as run:
-            result = ops.reduce(make(plan.model), check, plan.config, run=run, **options)
-            run.finish(result.verdict)
+        result = ops.reduce(
+            make(plan.model),
+            check,
+            plan.config,
+            feeds=make(plan.feeds),
+            tracker=None if plan.experiment is None else configs.opened(plan.store),
+            experiment=plan.experiment,
+            file=plan.name,
+            progress=lambda step: _finish_check(plan, step),
+        )
     finally:
         if plan.info is not None:
             Path(plan.info).unlink(missing_ok=True)
-    return _show(plan, result)
+    if result.whole == "error":
+        raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
+    say(result.text())
+    if plan.keep is not None and result.culprits:
+        shutil.copy(str(result.culprits[0].path), plan.keep)
+    return 0 if result.verdict == "good" else 1
 
 
-def _comparison(plan: Plan) -> Any:
-    """Engines of the parts, compared with what the whole model computes there."""
-    from trtops.backend.engines import engine_backend
-
-    assert plan.build is not None
-    engine_backend(plan.build.backend).environment()  # what is missing is said now, not once per part
-    tolerances = plan.tolerances or ops.default_tolerances(plan.build.precision)
-    return ops.ComparisonCheck(runner=ops.EngineRunner(plan.build), tolerances=tolerances)
-
-
-def _after(plan: Plan, step: Step) -> None:
-
+def _finish_check(plan: Plan, step: Step) -> None:
+    """Say how a check went, and sort what it left."""
     detail = f": {step.detail.rstrip()}" if step.detail and plan.show else ""
     say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
-    place = Path(plan.folder) / ("good" if step.verdict == "pass" else "bad")
-    for name in plan.artifacts:
-        path = Path(name)
-        if path.exists():
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.move(path, place / f"{path.stem}_N{step.number}{path.suffix}")
-        else:
-            print(f"{name} was not there after check {step.number}; it is passed over", file=sys.stderr)
-    _tell_iteration(plan, step.number)
+    ops.sort_artifacts(plan.artifacts, plan.folder, good=step.verdict == "pass", label=f"N{step.number}")
+    _write_iteration(plan, step.number)
 
 
-def _tell_iteration(plan: Plan, number: int) -> None:
+def _write_iteration(plan: Plan, number: int) -> None:
+    """Tell the next check which it is."""
     if plan.info is not None:
         Path(plan.info).write_text(json.dumps({"iteration": number}), encoding="utf-8")
-
-
-def _show(plan: Plan, result: Any) -> int:
-
-    if not result.culprits and result.detail == PASSES:
-        say("The model does not fail.")
-        return 0
-    if not result.culprits:
-        raise ComparisonError(
-            f"The whole model fails in another way than the one that is hunted: {result.detail}. Make the check pass or fail on it first"
-        )
-    for culprit in result.culprits:
-        say(f"{len(culprit.nodes)} of {result.nodes} nodes still fail: {', '.join(culprit.labels)}")
-        if culprit.detail:
-            say(f"  {culprit.detail.rstrip()}")
-        say(f"  saved to {culprit.path}, the inputs it fails with to {culprit.inputs_path}")
-    if plan.keep is not None:
-        shutil.copy(result.culprits[0].path, plan.keep)
-    say(f"{result.checks} checks in {result.seconds:.1f} s")
-    return 1

@@ -22,7 +22,7 @@ from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Journal, Step, from_ranges
 from trtops.ops.search.reduce.retrace import answers_of_replay
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Parts: TypeAlias = frozenset[int]
 Evaluate: TypeAlias = "Callable[[Callable[[Parts], Any], Iterable[Parts]], Iterable[Any]]"
@@ -90,9 +90,7 @@ class Hunt:
                 found.append(culprit)
                 yield culprit
         except _OutOfChecks:
-            logger.warning(
-                "Stopped after %d checks; there may be something smaller, or more.", len(self._journal.steps)
-            )
+            log.warning("Stopped after %d checks; there may be something smaller, or more.", len(self._journal.steps))
             if not found:
                 failing = [parts for parts, answer in self.answers.items() if answer.verdict == "fail"]
                 self.unfinished = min(failing, key=lambda parts: (len(self.nodes(parts)), sorted(parts)))
@@ -106,7 +104,7 @@ class Hunt:
         for number, found in enumerate(algorithms.find_all(self._ask_all, self.everything, self.smallest), start=1):
             yield found
             if number == self._config.max_culprits:
-                logger.warning("Stopped after %d culprits; there may be more.", number)
+                log.warning("Stopped after %d culprits; there may be more.", number)
                 return
 
     def smallest(self, within: Parts) -> Parts:
@@ -259,7 +257,7 @@ class Hunt:
             nodes=nodes, stage=stage, verdict=outcome.verdict, seconds=seconds, detail=outcome.detail
         )
         self.answers[parts] = outcome
-        logger.debug("Check %d (%s): %d nodes, %s, %.3f s", step.number, stage, len(nodes), step.verdict, seconds)
+        log.debug("Check %d (%s): %d nodes, %s, %.3f s", step.number, stage, len(nodes), step.verdict, seconds)
         if self._progress is not None:
             self._progress(step)
 

@@ -13,16 +13,14 @@ a journal, and no question is put twice.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-
-import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -34,24 +32,29 @@ from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.judging.feeds import Feeds, open_feeds
 from trtops.ops.judging.submodel import Check, describe
-from trtops.ops.model.opening import open_model
+from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.result import op_run
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
 from trtops.ops.search.reduce.journal import Journal, Step
 from trtops.ops.search.reduce.result import Culprit, CulpritNode, ReduceResult
 from trtops.ops.search.reduce.retrace import save_retraced
-from trtops.tracking.base import NO_RUN, Run
+from trtops.tracking.base import NO_RUN, Run, Tracker
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def reduce(
-    model: str | Path | Model | onnx.ModelProto,
+    model: Source,
     check: Check,
     config: ReduceConfig | None = None,
     *,
     feeds: Iterable[Feed] | None = None,
-    run: Run = NO_RUN,
+    tracker: Tracker | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+    file: str | Path | None = None,
     progress: Callable[[Step], None] | None = None,
     evaluate: Evaluate | None = None,
 ) -> ReduceResult:
@@ -60,10 +63,15 @@ def reduce(
     Args:
         model: The model, or its path; not changed.
         check: Says whether a sub-model passes (:mod:`trtops.ops.judging.submodel`): a callable, a
-            :class:`~trtops.ops.judging.submodel.ComparisonCheck`, or a :class:`~trtops.ops.judging.command.CommandCheck`.
+            :class:`~trtops.ops.judging.submodel.ComparisonCheck` (:func:`~trtops.ops.search.reduce.checks.engine_check`
+            makes one that compares engines), or a :class:`~trtops.ops.judging.command.CommandCheck`.
         config: How to search, and what to save.
         feeds: Inputs of the whole model, instead of what ``config.data`` says.
-        run: Gets params, numbers and artifacts; it is not ended.
+        tracker: The memory, which gets a run with params, numbers and the reduced models; None keeps nothing.
+        experiment: Experiment to log to; the model's name unless given.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+        file: The file that a model in memory was made from; the run is named after it.
         progress: Called after each check, from whichever thread it ran in.
         evaluate: Checks several candidates at a time; threads of this process unless given. It gets at most
             ``config.width`` candidates, and a function that must be called in this process.
@@ -76,8 +84,30 @@ def reduce(
         Exception: Whatever the check raises for the whole model; for a part of it, that counts as another failure.
     """
     config = ReduceConfig() if config is None else config
+    subject = Subject.of(model, file)
+    experiment = experiment or subject.name
+    name = f"{subject.name} reduce"
+    with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
+        opened = open_model(model)
+        found, steps = _reduce(opened, check, config, feeds, progress, evaluate)
+        result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
+        run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
+        if run is not NO_RUN:
+            _log_result(run, result, steps)
+        run.finish(result.verdict)
+        return result
+
+
+def _reduce(
+    model: Model,
+    check: Check,
+    config: ReduceConfig,
+    feeds: Iterable[Feed] | None,
+    progress: Callable[[Step], None] | None,
+    evaluate: Evaluate | None,
+) -> tuple[ReduceResult, Sequence[Step]]:
+    """What is found, and every check on the way."""
     started = time.perf_counter()
-    model = open_model(model)
     _check_paths(model, check, config)
     cutter = Cutter(model.proto())
     if not cutter.parts:
@@ -87,9 +117,7 @@ def reduce(
         journal = _open_journal(model, check, config, given)
         stack.callback(journal.close)
         if journal.path is not None and config.journal is None:
-            logger.info(
-                "Answers are kept in %s until the end; give it as journal to resume after a kill.", journal.path
-            )
+            log.info("Answers are kept in %s until the end; give it as journal to resume after a kill.", journal.path)
         values = _tensor_values(model, cutter, config, given, stack)
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
@@ -98,6 +126,7 @@ def reduce(
         found = list(hunt.culprits()) if whole.verdict == "fail" else []
         result = ReduceResult(
             verdict="bad" if found else "good",
+            whole=whole.verdict,
             culprits=tuple(_save_culprit(hunt, parts, n, config) for n, parts in enumerate(found, start=1)),
             nodes=len(cutter.order),
             checks=len(journal.steps) - journal.resumed,
@@ -110,8 +139,7 @@ def reduce(
             save_retraced(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
         if config.journal is None:
             journal.remove()
-    _log_reduction(run, model, check, config, result, journal)
-    return result
+    return result, journal.steps
 
 
 def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
@@ -132,7 +160,7 @@ def _model_inputs(model: Model, config: ReduceConfig) -> TensorMetadata:
     for name, shape in config.input_shapes.items():
         if name not in inputs:
             raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
-        inputs[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
+        inputs[name] = replace(inputs[name], shape=tuple(shape))
     return inputs
 
 
@@ -217,25 +245,21 @@ def _save_min_good(hunt: Hunt, found: Sequence[Parts], config: ReduceConfig) -> 
     return config.min_good
 
 
-def _log_reduction(
-    run: Run, model: Model, check: Check, config: ReduceConfig, result: ReduceResult, journal: Journal
-) -> None:
-    """Log a reduction: options, numbers, every step, and each culprit as a model."""
-    run.log_params({"model": model.name, "check": describe(check), **config.to_dict()})
-    smallest = min((len(c.nodes) for c in result.culprits), default=0)
+def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
+    """Log numbers, every step, and each culprit as a model."""
     run.log_metrics(
         {
             ("reduce", "nodes"): result.nodes,
             ("reduce", "culprits"): len(result.culprits),
-            ("reduce", "culprit_nodes"): smallest,
+            ("reduce", "culprit_nodes"): min((len(c.nodes) for c in result.culprits), default=0),
             ("reduce", "checks"): result.checks,
             ("reduce", "seconds"): result.seconds,
         }
     )
     run.log_json(result, "reduce/result.json")
-    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in journal.steps), "reduce/steps.jsonl")
+    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), "reduce/steps.jsonl")
     with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
-        for number, culprit in enumerate(result.culprits if run is not NO_RUN else (), start=1):
+        for number, culprit in enumerate(result.culprits, start=1):
             path = Path(folder, f"culprit_{number}.onnx")
             save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
         for file in sorted(Path(folder).iterdir()):

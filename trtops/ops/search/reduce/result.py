@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import onnx
 
 from trtops import errors
+from trtops.ops.judging.submodel import CheckVerdict
+from trtops.ops.result import OpResult
 from trtops.record import Record
 
 
@@ -74,11 +77,12 @@ class Culprit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceResult(Record):
+class ReduceResult(OpResult):
     """What came out of a reduction.
 
     Attributes:
         verdict: ``bad`` if the model fails, and then there is a culprit; ``good`` if it does not fail in the way meant.
+        whole: What the check said of the whole model; ``error`` if it fails in another way than the one that is hunted.
         culprits: What was found, in that order.
         nodes: Nodes in the whole model, Constants not counted.
         checks: Sub-models checked.
@@ -89,6 +93,7 @@ class ReduceResult(Record):
     """
 
     verdict: Literal["good", "bad"]
+    whole: CheckVerdict = "pass"
     culprits: tuple[Culprit, ...] = ()
     nodes: int
     checks: int
@@ -96,3 +101,25 @@ class ReduceResult(Record):
     seconds: float
     detail: str = ""
     min_good: str | None = None
+
+    def body(self) -> Iterator[str]:
+        """How many checks it took, and the nodes of each culprit."""
+        yield f"{self.checks} checks in {self.seconds:.1f} s. {self.detail}"
+        for culprit in self.culprits:
+            yield from ("", f"{len(culprit.nodes)} nodes{f', in `{culprit.path}`' if culprit.path else ''}:", "")
+            yield from (f"- {label}" for label in culprit.labels)
+
+    def text(self) -> str:
+        """The result for a terminal."""
+        if self.whole == "error":
+            return f"The whole model fails in another way than the one that is hunted: {self.detail}"
+        if not self.culprits:
+            return "The model does not fail."
+        lines = []
+        for culprit in self.culprits:
+            lines.append(f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}")
+            if culprit.detail:
+                lines.append(f"  {culprit.detail.rstrip()}")
+            if culprit.path is not None:
+                lines.append(f"  saved to {culprit.path}, the inputs it fails with to {culprit.inputs_path}")
+        return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
