@@ -6,46 +6,44 @@ From Python: ``from flows.precision import precision; precision("model.onnx", ou
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.precision.engines import TensorRTEngines
-from trtops.ops.search.precision.op import PrecisionConfig, emulated_runner
+from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.precision.engines import Side, candidate_runner
 from trtops.ops.search.precision.op import precision as precision_op
 from trtops.ops.search.precision.result import PrecisionResult, PrecisionStep
-from trtops.tracking import schema
-from trtops.tracking.base import tracked
-
-Side = Literal["emulated", "tensorrt"]
 
 
 @trtops_task(name="search-nodes")
-def search_nodes(model: str, side: Side, config: PrecisionConfig, experiment: str) -> PrecisionResult:
+def search_nodes(model: str, side: Side, config: PrecisionConfig, experiment: str | None) -> PrecisionResult:
     """One call of the precision op, logged to the default store, on a GPU of its own if it needs one."""
-    done = 0
+    numbers = itertools.count(1)
+
+    def tried(step: PrecisionStep) -> None:
+        bar.update(next(numbers), note=f", {step.kept} nodes kept: {'good' if step.good else 'bad'}")
+
     with (
         current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"),
         progress("Trying", "sets of nodes") as bar,
-        tracked(tracker(), experiment, f"{Path(model).stem} precision", kind="precision", tags=flow_tags()) as logged,
     ):
-
-        def tried(step: PrecisionStep) -> None:
-            nonlocal done
-            done += 1
-            bar.update(done, note=f", {step.kept} nodes kept: {'good' if step.good else 'bad'}")
-
-        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        runner = TensorRTEngines() if side == "tensorrt" else emulated_runner
-        result = precision_op(model, config, runner=runner, run=logged, progress=tried)
-        logged.finish("bad" if result.verdict == "bad" else "good")
-        return result
+        return precision_op(
+            model,
+            config,
+            runner=candidate_runner(side),
+            tracker=tracker(),
+            experiment=experiment,
+            tags=flow_tags(),
+            progress=tried,
+        )
 
 
 @trtops_flow(name="precision", run_name="{model.stem}")
@@ -73,10 +71,8 @@ def precision(
     """
     config = PrecisionConfig() if config is None else config
     config = replace(config, data=data or config.data, output=output or config.output)
-    experiment = experiment or Path(model).stem
     result = search_nodes(str(model), side, config, experiment)
-    lines = [f"# Precision: {result.verdict}", "", f"{len(result.keep)} of {result.nodes} nodes stay in FP32:", ""]
-    show_text(f"precision {Path(model).name}", "\n".join(lines + [f"- `{name}`" for name in result.keep]), experiment)
+    show_text(result.title, result.page(), result.experiment)
     return result
 
 

@@ -9,39 +9,27 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flows.artifacts import show_text
 from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.triage.op import Emulated, TriageConfig, TriageResult
+from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage as triage_op
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
-from trtops.tracking import schema
-from trtops.tracking.base import tracked
-
-Side = Literal["onnxruntime", "tensorrt", "emulated"]
+from trtops.ops.search.triage.result import TriageResult
+from trtops.ops.search.triage.sides import Side, tested_side
+from trtops.spec import Precision
 
 
 @trtops_task(name="compare-tensors")
 def compare_tensors(
-    model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str
+    model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str | None
 ) -> TriageResult:
     """One call of the triage op, logged to the default store, on a GPU of its own if it needs one."""
-    name = f"{Path(model).stem} triage {side} {precision}"
-    with (
-        current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"),
-        tracked(tracker(), experiment, name, kind="triage", tags=flow_tags()) as logged,
-    ):
-        logged.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
-        if side == "emulated":
-            result = triage_op(model, Emulated("bf16" if precision == "bf16" else "fp16"), config, run=logged)
-        else:
-            options = TensorRTOptions() if side == "tensorrt" else OnnxRuntimeOptions()
-            result = triage_op(model, BuildConfig(precision=precision, options=options), config, run=logged)
-        logged.finish(result.verdict)
-        return result
+    actual = tested_side(side, precision)
+    with current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"):
+        return triage_op(model, actual, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
 
 
 @trtops_flow(name="triage", run_name="{model.stem}")
@@ -69,9 +57,8 @@ def triage(
     """
     config = TriageConfig() if config is None else config
     config = replace(config, data=data or config.data)
-    experiment = experiment or Path(model).stem
     result = compare_tensors(str(model), side, precision, config, experiment)
-    show_text(f"triage {Path(model).name}", f"# Triage: {result.verdict}\n\n```\n{result.text()}\n```", experiment)
+    show_text(result.title, result.page(), result.experiment)
     return result
 
 

@@ -35,8 +35,8 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.search.precision.op import PrecisionConfig
-from trtops.ops.search.triage.op import TriageConfig
+from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.triage.config import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag
@@ -267,7 +267,7 @@ def test_the_tools_on_models_judge_by_engines(store: Path, tmp_path: Path) -> No
     small = reduce(path, backend="tensorrt", precision="fp16", tolerances=loose)
 
     assert found.verdict == "bad" and found.first in ("c", "d", "y")
-    assert mixed.verdict == "mixed" and "conv1" in mixed.keep and "conv0" not in mixed.keep
+    assert mixed.outcome == "mixed" and "conv1" in mixed.keep and "conv0" not in mixed.keep
     assert small.verdict == "bad" and small.culprits[0].minimal and len(small.culprits[0].nodes) <= 2
 
 

@@ -14,9 +14,9 @@ from flows.reduce import reduce
 from flows.triage import triage
 from tests import models
 from trtops.comparator.report import Tolerances
-from trtops.ops.search.precision.op import PrecisionConfig
+from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.triage.op import TriageConfig
+from trtops.ops.search.triage.config import TriageConfig
 from trtops.tracking.store import default_tracker
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")

@@ -73,8 +73,10 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side
     from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
-    from trtops.ops.search.precision.check import require_layer_precisions as require_layer_precisions
-    from trtops.ops.search.precision.op import PrecisionConfig as PrecisionConfig
+    from trtops.ops.search.precision.check import ModelWriter as ModelWriter
+    from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig
+    from trtops.ops.search.precision.engines import EngineWriter as EngineWriter
+    from trtops.ops.search.precision.engines import require_layer_precisions as require_layer_precisions
     from trtops.ops.search.precision.op import precision as precision
     from trtops.ops.search.precision.result import PrecisionResult as PrecisionResult
     from trtops.ops.search.reduce.checks import engine_check as engine_check
@@ -85,10 +87,10 @@ if TYPE_CHECKING:
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
     from trtops.ops.search.repeat import sort_artifacts as sort_artifacts
-    from trtops.ops.search.triage.op import Emulated as Emulated
-    from trtops.ops.search.triage.op import TriageConfig as TriageConfig
+    from trtops.ops.search.triage.config import TriageConfig as TriageConfig
     from trtops.ops.search.triage.op import triage as triage
     from trtops.ops.search.triage.result import TriageResult as TriageResult
+    from trtops.ops.search.triage.sides import Emulated as Emulated
     from trtops.tracking.calibrations import load_cache as load_cache
 
 __getattr__, __dir__ = exports(__name__)

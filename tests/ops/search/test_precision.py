@@ -16,9 +16,10 @@ from trtops.backend.onnx import emulate
 from trtops.backend.onnx import precision as rewriting
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
-from trtops.ops.search.precision.op import Candidate, PrecisionConfig, draw, precision
+from trtops.ops.search.precision.candidates import Candidate
+from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.precision.op import precision
 from trtops.ops.search.precision.result import PrecisionResult, PrecisionStep
-from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 
 
@@ -49,7 +50,7 @@ def fast(**options: object) -> PrecisionConfig:
 
 def test_the_one_node_that_overflows_is_found_with_the_node_that_reads_it() -> None:
     result = precision(overflowing(), fast())
-    assert result.verdict == "mixed"
+    assert result.outcome == "mixed"
     assert result.keep == ("b3/square", "b3/root")
     assert result.minimal
     assert result.checks < 60
@@ -115,7 +116,7 @@ def test_bisect_and_linear_keep_all_nodes_from_one_end(mode: str, direction: str
 
 def test_a_search_that_runs_out_of_checks_gives_the_best_so_far() -> None:
     result = precision(overflowing(), fast(max_checks=4))
-    assert (result.verdict, result.minimal, result.checks) == ("mixed", False, 4)
+    assert (result.outcome, result.minimal, result.checks) == ("mixed", False, 4)
 
 
 def test_a_runner_of_ones_own_sees_the_rewritten_model() -> None:
@@ -137,19 +138,19 @@ def test_many_small_errors_take_no_more_checks_than_a_few_per_node() -> None:
     )
     tight = Tolerances(atol=6e-4, rtol=6e-4)
     result = precision(model, PrecisionConfig(tolerances=tight, latency_runs=0))
-    assert result.verdict == "mixed" and result.minimal
+    assert result.outcome == "mixed" and result.minimal
     assert len(result.keep) > 5
     assert result.checks < 5 * result.nodes
 
 
 def test_everything_is_logged_and_the_picture_is_drawn() -> None:
     tracker = MemoryTracker()
-    with tracked(tracker, "e", "precision", kind="triage") as run:
-        result = precision(overflowing(4), PrecisionConfig(tolerances=Tolerances(atol=0.02), latency_runs=2), run=run)
-        run.finish()
+    config = PrecisionConfig(tolerances=Tolerances(atol=0.02), latency_runs=2)
+    result = precision(overflowing(4), config, tracker=tracker)
+    assert {entry.path for entry in tracker.load(result.run_id).manifest.artifacts} >= {"precision/tradeoff.png"}
     assert {point.label for point in result.points} >= {"all FP16", "all FP32", "found"}
     assert all(point.latency_ms is not None for point in result.points)
-    assert draw(result.points).startswith(b"\x89PNG")
+    assert result.picture().startswith(b"\x89PNG")
     assert PrecisionResult.from_json(result.to_json()).keep == result.keep
 
 
@@ -199,7 +200,7 @@ def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
 
     result = precision(model, fast(), feeds=[feed])
 
-    assert result.verdict == "mixed" and len(result.keep) == 2
+    assert result.outcome == "mixed" and len(result.keep) == 2
     assert {name.split("__")[0] for name in result.keep} == {"square", "root"}
     assert len({name.split("__")[1] for name in result.keep}) == 1
     assert set(result.keep) <= {node.name for node in result.model.graph.node}

@@ -25,12 +25,14 @@ from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect import inspect_model, inspect_tactics
+from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.engines import TensorRTEngines
-from trtops.ops.search.precision.op import PrecisionConfig, precision
+from trtops.ops.search.precision.op import precision
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.op import reduce
 from trtops.ops.search.repeat import RepeatConfig, repeat
-from trtops.ops.search.triage.op import TriageConfig, triage
+from trtops.ops.search.triage.config import TriageConfig
+from trtops.ops.search.triage.op import triage
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
@@ -83,7 +85,7 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
     result = precision(case.proto, config, feeds=[case.feed], runner=TensorRTEngines(), progress=print)
 
     print(result.keep, result.exclude, f"{result.checks} checks in {result.seconds:.1f} s")
-    assert result.verdict == "mixed" and result.minimal
+    assert result.outcome == "mixed" and result.minimal
     assert {"conv1", "conv2"} <= set(result.keep) <= {"conv1", "relu1", "conv2"}
     assert (tmp_path / "keep.txt").read_text().split() == list(result.keep)
     kinds = {

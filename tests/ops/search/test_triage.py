@@ -14,9 +14,11 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
-from trtops.ops.search.triage.op import Emulated, MakeRunner, TriageConfig, TriageResult, draw, triage
+from trtops.ops.search.triage.config import TriageConfig
+from trtops.ops.search.triage.op import triage
+from trtops.ops.search.triage.result import TriageResult
+from trtops.ops.search.triage.sides import Emulated, MakeRunner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 
 TIGHT = Tolerances(atol=1e-3, rtol=1e-3)
@@ -189,12 +191,11 @@ def test_every_model_can_be_compared_with_itself(make: models.Callable[[], model
 
 def test_everything_is_logged_and_drawn() -> None:
     tracker = MemoryTracker()
-    with tracked(tracker, "e", "triage", kind="triage") as run:
-        result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT), run=run)
-        run.finish("bad")
-    assert draw(result).startswith(b"\x89PNG")
+    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT), tracker=tracker, file="chain.onnx")
+    assert result.picture().startswith(b"\x89PNG")
     assert TriageResult.from_json(result.to_json()).first == result.first
-    assert tracker.info(run.id).metrics["triage", "differing"] > 0
+    info = tracker.info(result.run_id)
+    assert (info.experiment, info.verdict) == ("chain", "bad") and info.metrics["triage", "differing"] > 0
 
 
 def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:

@@ -6,7 +6,7 @@ Every tensor of the model is compared with the model itself, in the order of exe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.backend.common import save_bytes
@@ -15,7 +15,8 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 
 if TYPE_CHECKING:
-    from trtops.ops.search.triage.op import TriageConfig
+    from trtops.ops.search.triage.config import TriageConfig
+    from trtops.ops.search.triage.sides import Emulated
     from trtops.spec import BuildConfig
 
 GROUPS = (
@@ -47,8 +48,7 @@ class Plan:
 
     Attributes:
         model: The model.
-        build: How the engine under test is built.
-        emulate: The precision to emulate instead.
+        actual: What is under test: how an engine is built, or an emulated precision.
         config: The op's config.
         picture: Where to draw it.
         experiment: Where to remember it.
@@ -57,8 +57,7 @@ class Plan:
     """
 
     model: str
-    build: BuildConfig | None
-    emulate: str | None
+    actual: BuildConfig | Emulated
     config: TriageConfig
     picture: str | None
     experiment: str | None
@@ -79,8 +78,7 @@ def plan(args: Asked) -> Plan:
     )
     return Plan(
         model=args.model_file,
-        build=None if args.emulate else configs.build_config(args, args.backend or "tensorrt"),
-        emulate=args.emulate,
+        actual=(ops.Emulated(args.emulate) if args.emulate else configs.build_config(args, args.backend or "tensorrt")),
         config=config,
         picture=args.picture,
         experiment=args.experiment,
@@ -91,22 +89,17 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and tell."""
-    from trtops.ops.search.triage.op import Emulated, draw, triage
-
-    actual: Any = Emulated(plan.emulate) if plan.emulate else plan.build  # type: ignore[arg-type]
-    with configs.remembered(plan.experiment, plan.store, plan.model, f"triage {_side(plan)}", kind="triage") as run:
-        result = triage(plan.model, actual, plan.config, run=run)
-        run.finish(result.verdict)
+    result = ops.triage(
+        plan.model,
+        plan.actual,
+        plan.config,
+        tracker=None if plan.experiment is None else configs.opened(plan.store),
+        experiment=plan.experiment,
+    )
     if plan.picture is not None:
-        save_bytes(draw(result), plan.picture)
+        save_bytes(result.picture(), plan.picture)
     if plan.json:
         say_json(result.to_dict())
     else:
         say(result.text())
     return 0 if result.verdict == "good" else 1
-
-
-def _side(plan: Plan) -> str:
-    if plan.build is None:
-        return f"emulated {plan.emulate}"
-    return f"{plan.build.backend} {plan.build.precision}"

@@ -18,13 +18,12 @@ from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker, call
-from trtops.ops.tables import table
 
 if TYPE_CHECKING:
-    from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.search.precision.op import PrecisionConfig
-    from trtops.ops.search.repeat import RepeatConfig
+    from trtops.ops.search.precision.config import PrecisionConfig
+    from trtops.ops.search.precision.result import PrecisionStep
+    from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 GROUPS = (
     Group("model", (*groups.ONNX_MODEL.flags, *(f for f in groups.MODEL.flags if f.dest == "model_type"))),
@@ -97,7 +96,7 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if args.model_type not in (None, "onnx"):
         raise UsageError(f"--model-type {args.model_type}: only ONNX models are searched; convert the model first")
-    check, artifact = _check(args)
+    check, artifact = _command_and_artifact(args)
     engines = artifact.endswith(".engine") if check else bool(args.trt)
     if not engines and (args.int8 or args.fp8 or (args.fp16 and args.bf16) or args.precision == "float16"):
         raise UsageError(
@@ -114,12 +113,12 @@ def plan(args: Asked) -> Plan:
     return Plan(
         model=model,
         name=args.model_file,
-        config=_config(args, judged=check is not None, made_up=feeds is not None),
+        config=_search_config(args, judged=check is not None, made_up=feeds is not None),
         feeds=feeds,
-        writer=_writer(args, artifact, engines) if check or engines else None,
+        writer=_candidate_writer(args, artifact, engines) if check or engines else None,
         engines=engines,
         check=check,
-        sorting=_sorting(args, artifact) if check else None,
+        sorting=_sorting_config(args, artifact) if check else None,
         golden=args.golden_outputs,
         layers=args.save_layer_outputs,
         picture=args.picture,
@@ -128,7 +127,7 @@ def plan(args: Asked) -> Plan:
     )
 
 
-def _check(args: Asked) -> tuple[CommandCheck | None, str]:
+def _command_and_artifact(args: Asked) -> tuple[CommandCheck | None, str]:
     """The command, and the file that it reads."""
     if not args.check:
         return None, ARTIFACT
@@ -139,12 +138,11 @@ def _check(args: Asked) -> tuple[CommandCheck | None, str]:
     return debug_repeat.check_of(args, artifact), artifact
 
 
-def _sorting(args: Asked, artifact: str) -> RepeatConfig:
+def _sorting_config(args: Asked, artifact: str) -> RepeatConfig:
     return debug_repeat.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
 
 
-def _config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
-
+def _search_config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
     given: dict[str, Any] = {"mode": args.mode, "direction": args.direction, "max_checks": args.max_checks}
     if not judged:
         given |= {"iterations": args.iterations, "seed": args.seed, "tolerances": configs.tolerances(args)}
@@ -160,11 +158,10 @@ def _config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
     )
 
 
-def _writer(args: Asked, artifact: str, engines: bool) -> Call:
+def _candidate_writer(args: Asked, artifact: str, engines: bool) -> Call:
     """What writes a candidate."""
-    module = "trtops.ops.search.precision.check"
     if not engines:
-        return call(module, "ModelWriter", path=artifact)
+        return call("trtops.ops", "ModelWriter", path=artifact)
     args = args.but(
         model_type="onnx",
         fp16=args.fp16 or not (args.bf16 or args.fp8 or args.int8),
@@ -172,7 +169,7 @@ def _writer(args: Asked, artifact: str, engines: bool) -> Call:
         **dict.fromkeys(("fp32", "onnx_outputs", "onnx_exclude_outputs", "onnx_outputs_by_type", "save_onnx")),
     )
     return call(
-        module, "EngineWriter", network=loading.network(args), config=loading.builder_config(args), path=artifact,
+        "trtops.ops", "EngineWriter", network=loading.network(args), config=loading.builder_config(args), path=artifact,
         kept_in=args.precision, save_timing_cache=args.save_timing_cache or args.timing_cache,
     )  # fmt: skip
 
@@ -183,44 +180,45 @@ def execute(plan: Plan) -> int:
         ops.require_layer_precisions()  # what is missing is said before anything is run
     make = Maker()
     model = make(plan.model)
-    if plan.golden is not None and not _gives(plan, plan.golden):
+    if plan.golden is not None and not _gives_golden_outputs(plan, plan.golden):
         return 1
     with contextlib.ExitStack() as stack:
-        options = {"feeds": make(plan.feeds), "progress": _tell, **_judging(plan, make, stack)}
-        run = stack.enter_context(
-            configs.remembered(plan.experiment, plan.store, plan.name, "precision", kind="precision")
+        result = ops.precision(
+            model,
+            plan.config,
+            feeds=make(plan.feeds),
+            **_judging_options(plan, make, stack),
+            tracker=None if plan.experiment is None else configs.opened(plan.store),
+            experiment=plan.experiment,
+            file=plan.name,
+            progress=_say_step,
         )
-        result = ops.precision(model, plan.config, run=run, **options)
-        run.finish("bad" if result.verdict == "bad" else "good")
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
     if plan.picture is not None:
-        from trtops.ops.search.precision.op import draw
+        save_bytes(result.picture(), plan.picture)
+    say(result.text())
+    return 0 if result.verdict == "good" else 1
 
-        save_bytes(draw(result.points, plan.config.to), plan.picture)
-    return _show(result, judged=plan.check is not None)
 
-
-def _judging(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> dict[str, Any]:
+def _judging_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> dict[str, Any]:
     """How candidates are judged, as options of the op."""
     if plan.writer is None:
         return {}
     writer = make(plan.writer)
     if plan.check is None or plan.sorting is None:
         return {"runner": writer.runner}
-
-    judge = ops.CandidateCheck(write=writer, check=plan.check, config=plan.sorting, progress=_tell_output)
+    judge = ops.CandidateCheck(write=writer, check=plan.check, config=plan.sorting, progress=_say_output)
     return {"judge": stack.enter_context(judge)}
 
 
-def _gives(plan: Plan, golden: str) -> bool:
+def _gives_golden_outputs(plan: Plan, golden: str) -> bool:
     """Whether the model gives these outputs on this data, in FP32."""
     from trtops.tracking.memory import MemoryTracker
 
     config = plan.config
-    tolerances: Tolerances | None = config.tolerances
     check = ops.CheckConfig(
-        data=config.data, iterations=config.iterations, seed=config.seed, tolerances=tolerances, latency_runs=0
+        data=config.data, iterations=config.iterations, seed=config.seed, tolerances=config.tolerances, latency_runs=0
     )
     result = ops.compare(str(plan.model), golden, ops.CompareConfig(check=check), tracker=MemoryTracker())
     if result.verdict != "good":
@@ -229,7 +227,7 @@ def _gives(plan: Plan, golden: str) -> bool:
 
 
 def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
-
+    """Write the error of every tensor in the lower precision, as JSON."""
     config = plan.config
     looked = ops.TriageConfig(
         tolerances=config.tolerances, data=config.data, iterations=config.iterations, seed=config.seed
@@ -238,41 +236,12 @@ def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
     save_bytes(result.to_json().encode(), str(plan.layers))
 
 
-def _tell(step: Any) -> None:
-
+def _say_step(step: PrecisionStep) -> None:
     group = f" ({step.group})" if step.group else ""
     measured = f", {step.excess:.3g} of what is allowed" if 0 < step.excess < float("inf") else ""
     say(f"{step.kept} nodes in FP32{group}: {'good' if step.good else 'bad'}{measured}")
 
 
-def _tell_output(step: Any) -> None:
-
+def _say_output(step: RepeatStep) -> None:
     if step.output:
         say(step.output.rstrip())
-
-
-def _show(result: Any, *, judged: bool) -> int:
-
-    told = {
-        "good": f"All {result.nodes} nodes may be lowered.",
-        "mixed": f"{len(result.keep)} of {result.nodes} nodes must stay in FP32: {', '.join(result.exclude)}",
-        "bad": "Even with every node in FP32 the check fails."
-        if judged
-        else "Even with every node in FP32 the tolerances are not met.",
-    }
-    say(told[result.verdict])
-    rows = (
-        (
-            p.label,
-            str(p.kept),
-            f"{p.excess:.3g}",
-            "yes" if p.good else "no",
-            "-" if p.latency_ms is None else f"{p.latency_ms:.3f} ms",
-        )
-        for p in result.points
-    )
-    if not judged:
-        say(table(("model", "kept", "error / allowed", "good", "p50"), rows))
-    if result.path is not None:
-        say(f"Wrote {result.path}")
-    return 1 if result.verdict == "bad" else 0

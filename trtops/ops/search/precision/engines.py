@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from trtops import errors
+from trtops.backend import trt
 from trtops.backend.base import BaseRunner
-from trtops.ops.search.precision.op import Candidate
+from trtops.backend.common import save_bytes
+from trtops.backend.onnx.save import serialize
+from trtops.backend.trt.library import line
+from trtops.backend.trt.lines import Feature
+from trtops.ops.search.precision.candidates import Candidate, MakeRunner, emulated_runner
+
+Side: TypeAlias = Literal["emulated", "tensorrt"]
+"""What candidates are judged by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines."""
+
+
+def candidate_runner(side: Side) -> MakeRunner:
+    """What makes the runners of a side."""
+    return TensorRTEngines() if side == "tensorrt" else emulated_runner
 
 
 class TensorRTEngines:
-    """Makes the runners of :func:`trtops.ops.search.precision.precision` from TensorRT engines.
+    """Makes the runners of :func:`trtops.ops.search.precision.op.precision` from TensorRT engines.
 
     Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold the
     nodes to keep. Where precisions come from the model, the candidate's model with its Cast nodes is built as it is. Builds
@@ -34,29 +49,58 @@ class TensorRTEngines:
         Raises:
             BackendUnavailableError: If there is no TensorRT.
         """
-        from trtops.backend.onnx.save import serialize
-        from trtops.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxBytes, TrtRunner
-        from trtops.backend.trt.library import line
-        from trtops.backend.trt.lines import Feature
-
         cache = Path(self._folder.name, "timing.cache")
         if line().supports(Feature.LAYER_PRECISION):
             low = candidate.config.to
-            config = CreateConfig(
+            config = trt.CreateConfig(
                 fp16=low == "fp16",
                 bf16=low == "bf16",
                 precision_constraints="obey",
                 builder_optimization_level=self._level,
                 load_timing_cache=cache,
             )
-            network = restricted(NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
+            network = _restrict_layers(trt.NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
         else:
-            config = CreateConfig(builder_optimization_level=self._level, load_timing_cache=cache)
-            network = NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
-        return TrtRunner(EngineFromNetwork(network, config, save_timing_cache=cache))
+            config = trt.CreateConfig(builder_optimization_level=self._level, load_timing_cache=cache)
+            network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
+        return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
 
 
-def restricted(network: Callable[[], Any], candidate: Candidate, kept_in: str = "float32") -> Callable[[], Any]:
+@dataclass(frozen=True, kw_only=True)
+class EngineWriter:
+    """Writes a candidate as a TensorRT engine: the nodes to keep by layer precisions that bind.
+
+    Attributes:
+        network: Makes the network: builder, network, parser.
+        config: Makes the builder config.
+        path: Where the engine goes.
+        kept_in: What the kept nodes compute in: ``float32`` or ``float16``.
+        save_timing_cache: Where timings are kept from one build to the next.
+    """
+
+    network: Callable[[], Any]
+    config: Callable[..., Any]
+    path: str
+    kept_in: str = "float32"
+    save_timing_cache: str | None = None
+
+    def __call__(self, candidate: Candidate) -> None:
+        """Build, and write.
+
+        Raises:
+            BackendError: If the candidate cannot be built.
+        """
+        network = _restrict_layers(self.network, candidate, self.kept_in)
+        plan = trt.engine_bytes_from_network(network, config=self.config, save_timing_cache=self.save_timing_cache)
+        save_bytes(plan, self.path)
+
+    def runner(self, candidate: Candidate) -> BaseRunner:
+        """A runner of the candidate's engine, for :func:`trtops.ops.search.precision.op.precision`."""
+        network = _restrict_layers(self.network, candidate, self.kept_in)
+        return trt.TrtRunner(trt.EngineFromNetwork(network, self.config, save_timing_cache=self.save_timing_cache))
+
+
+def _restrict_layers(network: Callable[[], Any], candidate: Candidate, kept_in: str = "float32") -> Callable[[], Any]:
     """A network whose layers compute in a candidate's precisions, as far as layer precisions say so.
 
     Args:
@@ -64,7 +108,19 @@ def restricted(network: Callable[[], Any], candidate: Candidate, kept_in: str = 
         candidate: Names the nodes to keep.
         kept_in: What the kept nodes compute in: ``float32`` or ``float16``.
     """
-    from trtops.backend.trt import SetLayerPrecisions
-
     layers = {name: kept_in for name in sorted(candidate.keep)}
-    return SetLayerPrecisions(network, layers) if layers else network
+    return trt.SetLayerPrecisions(network, layers) if layers else network
+
+
+def require_layer_precisions() -> None:
+    """Go on only where TensorRT takes precisions of layers.
+
+    Raises:
+        BackendUnavailableError: If there is no TensorRT.
+        UnsupportedFeatureError: If this release takes precisions from the model alone.
+    """
+    if not line().supports(Feature.LAYER_PRECISION):
+        raise errors.UnsupportedFeatureError(
+            f"{line().name} takes precisions from the model, and not per layer. Search the model: without --trt, or by a "
+            "check that reads {model}, such as `--check trtops run {model} --trt --load-outputs golden.json`."
+        )

@@ -10,81 +10,39 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-import onnx
-
-from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import node_name
-from trtops.comparator.report import OutputComparison, Tolerances
+from trtops.comparator.report import OutputComparison
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import default_tolerances
-from trtops.ops.model.opening import open_model
-from trtops.ops.search.triage.result import Probe, TensorError, TriageResult, draw, log_result
-from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference
-from trtops.record import Record
+from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.result import op_run
+from trtops.ops.search.triage.config import TriageConfig
+from trtops.ops.search.triage.result import Probe, TensorError, TriageResult
+from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
 from trtops.spec import BuildConfig, Precision
-from trtops.tracking.base import NO_RUN, Run
+from trtops.tracking.base import NO_RUN, Run, Tracker
+from trtops.tracking.tables import log_table
 
-__all__ = [
-    "Emulated",
-    "MakeRunner",
-    "Probe",
-    "TensorError",
-    "TriageConfig",
-    "TriageResult",
-    "draw",
-    "reference",
-    "triage",
-]
-
-_CHAIN = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class TriageConfig(Record):
-    """How to look.
-
-    Attributes:
-        tolerances: What each tensor must meet; by default what is expected of the precision under test, or of FP32.
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
-        iterations: How many random feeds.
-        seed: Seed of random data.
-        window_bytes: How many bytes of tensors of one side are held at a time; smaller windows mean more passes over the
-            model.
-        observe: ``all`` makes all tensors of a window outputs at a time. ``one`` observes one tensor at a time, and finds
-            the first that differs by bisection: slower, and fusions stay as they are. ``auto`` is ``all``, and then ``one``
-            if the error disappears when observed.
-        max_probes: Most tensors to observe one at a time.
-    """
-
-    tolerances: Tolerances | None = None
-    data: str | None = None
-    iterations: int = 1
-    seed: int = 1
-    window_bytes: int = 192 << 20
-    observe: Literal["auto", "all", "one"] = "auto"
-    max_probes: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "window_bytes", "max_probes"):
-            if getattr(self, name) < 1:
-                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+_LONGEST_CHAIN = 12
 
 
 def triage(
-    model: str | Path | Model | onnx.ModelProto,
+    model: Source,
     actual: BuildConfig | MakeRunner,
     config: TriageConfig | None = None,
     *,
     golden: MakeRunner = reference,
     feeds: Iterable[Feed] | None = None,
-    run: Run = NO_RUN,
+    tracker: Tracker | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+    file: str | Path | None = None,
 ) -> TriageResult:
     """Compare every tensor of a model between two sides, and tell where they part.
 
@@ -94,7 +52,11 @@ def triage(
         config: How to look.
         golden: The side that is taken for right.
         feeds: Inputs, in place of the config's source.
-        run: Gets the table, the picture and the numbers; it is not ended.
+        tracker: The memory, which gets a run with the table, the picture and the numbers; None keeps nothing.
+        experiment: Experiment to log to; the model's name unless given.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+        file: The file that a model in memory was made from; the run is named after it.
 
     Raises:
         ModelError: If the model cannot be used.
@@ -103,46 +65,54 @@ def triage(
     """
     started = time.perf_counter()
     config = TriageConfig() if config is None else config
-    opened = open_model(model)
-    inputs = TensorMetadata.of(opened.info.inputs)
-    source = config.data if feeds is None else feeds
-    given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
-    side = Built(actual) if isinstance(actual, BuildConfig) else None
-    tolerances = config.tolerances or default_tolerances(_precision(actual))
-    sides = Sides(opened.proto(), side or actual, golden, given, tolerances)  # type: ignore[arg-type]
-    result = _look(sides, config, side, started)
-    log_result(run, {"model": opened.name, **config.to_dict()}, result)
-    return result
+    subject = Subject.of(model, file)
+    experiment = experiment or subject.name
+    name = f"{subject.name} triage {side_name(actual)}"
+    with op_run(tracker, experiment, name, kind="triage", model=subject.file, tags=tags, parent=parent) as run:
+        opened = open_model(model)
+        inputs = TensorMetadata.of(opened.info.inputs)
+        source = config.data if feeds is None else feeds
+        given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
+        built = Built(actual) if isinstance(actual, BuildConfig) else None
+        make: MakeRunner = built or actual  # type: ignore[assignment]
+        tolerances = config.tolerances or default_tolerances(_tested_precision(actual))
+        found = _compare_sides(Sides(opened.proto(), make, golden, given, tolerances), config, built, started)
+        result = replace(found, title=f"triage {subject}").kept_in(run, experiment)
+        if run is not NO_RUN:
+            run.log_params({"model": opened.name, **config.to_dict()})
+            _log_result(run, result)
+        run.finish(result.verdict)
+        return result
 
 
-def _precision(actual: BuildConfig | MakeRunner) -> Precision:
+def _tested_precision(actual: BuildConfig | MakeRunner) -> Precision:
     """The precision under test, as far as a side tells it."""
     if isinstance(actual, BuildConfig):
         return actual.precision
     return actual.to if isinstance(actual, Emulated) else "fp32"
 
 
-def _look(sides: Sides, config: TriageConfig, built: Built | None, started: float) -> TriageResult:
+def _compare_sides(sides: Sides, config: TriageConfig, built: Built | None, started: float) -> TriageResult:
     outputs = sides.run_unobserved()  # first, since the layers of this build are those that matter
     tensors: list[TensorError] = []
     observed_differs = False
     if config.observe != "one":
-        tensors, observed_differs = _observe(sides, config, built)
+        tensors, observed_differs = _observe_windows(sides, config, built)
     unobserved = sides.judge_unobserved(outputs)
     differs = unobserved.verdict == "bad"
     probes: list[Probe] = []
     disappears = differs and not observed_differs and config.observe != "one"
     first = next((t.name for t in tensors if t.verdict == "bad"), None)
     if config.observe == "one" or (disappears and config.observe == "auto"):
-        first = _probe(sides, config.max_probes, probes) if differs else None
+        first = _probe_one_by_one(sides, config.max_probes, probes) if differs else None
     nonfinite = next((t.name for t in tensors if t.nonfinite), None)
     return TriageResult(
         verdict="bad" if differs or observed_differs else "good",
         first=first,
-        origin=_origin(sides, tensors),
+        origin=_error_origin(sides, tensors),
         first_nonfinite=nonfinite,
         reference_nan=next((t.name for t in tensors if t.reference_nans), None),
-        chain=_chain(sides, tensors, nonfinite or first),
+        chain=_chain_above(sides, tensors, nonfinite or first),
         disappears=disappears,
         probes=tuple(probes),
         outputs_unobserved=tuple((output.name, output.verdict) for output in unobserved.outputs),
@@ -152,14 +122,14 @@ def _look(sides: Sides, config: TriageConfig, built: Built | None, started: floa
     )
 
 
-def _observe(sides: Sides, config: TriageConfig, built: Built | None) -> tuple[list[TensorError], bool]:
+def _observe_windows(sides: Sides, config: TriageConfig, built: Built | None) -> tuple[list[TensorError], bool]:
     """Every tensor's error, window by window, and whether the model's outputs differed while observed."""
     found: dict[str, TensorError] = {}
     differs = False
     for window in sides.windows(config.window_bytes):
         report, sizes = sides.compare(window)
         compared = {output.name: output for output in report.outputs}
-        differs |= any(compared[name].verdict == "bad" for name in sides.own)
+        differs |= any(compared[name].verdict == "bad" for name in sides.outputs)
         for name in window:
             found[name] = _tensor_error(sides, compared[name], sizes[name], found, built)
     return list(found.values()), differs
@@ -174,11 +144,11 @@ def _tensor_error(
     statistics = compared.statistics
     error, nonfinite, reference_nans = math.inf, 0, 0
     if statistics is not None:
-        error = _relative(statistics.l2, size.norm)
+        error = _relative_error(statistics.l2, size.norm)
         reference_nans = statistics.reference_nan_count
         nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
         nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)
-    before = _read_error(sides, index, known)
+    before = _error_of_inputs(sides, index, known)
     return TensorError(
         name=name,
         node=node_name(node),
@@ -196,7 +166,7 @@ def _tensor_error(
     )
 
 
-def _relative(difference: float, reference: float) -> float:
+def _relative_error(difference: float, reference: float) -> float:
     """The norm of a difference over that of the reference; 1 where the reference is 0 and the other is not."""
     if difference == 0:
         return 0.0
@@ -204,27 +174,27 @@ def _relative(difference: float, reference: float) -> float:
     return error if math.isfinite(difference) and math.isfinite(reference) else math.inf
 
 
-def _read_error(sides: Sides, index: int, known: Mapping[str, TensorError]) -> float:
+def _error_of_inputs(sides: Sides, index: int, known: Mapping[str, TensorError]) -> float:
     """The largest error of what a node reads; 0 if none of that was compared."""
     return max((known[name].error for name in sides.cutter.reads(index) if name in known), default=0.0)
 
 
-def _origin(sides: Sides, tensors: Sequence[TensorError]) -> str | None:
+def _error_origin(sides: Sides, tensors: Sequence[TensorError]) -> str | None:
     """Where most of the error comes in: what differs, and exceeds what its node read by the largest step."""
     known = {entry.name: entry for entry in tensors}
     steps = {}
     for entry in tensors:
-        before = _read_error(sides, sides.makers[entry.name], known)
+        before = _error_of_inputs(sides, sides.makers[entry.name], known)
         if entry.verdict == "bad" and entry.error and before < math.inf:
             steps[entry.name] = entry.error / max(before, 1e-9)
     return max(steps, key=lambda name: steps[name], default=None)
 
 
-def _chain(sides: Sides, tensors: Sequence[TensorError], start: str | None) -> tuple[str, ...]:
+def _chain_above(sides: Sides, tensors: Sequence[TensorError], start: str | None) -> tuple[str, ...]:
     """From a tensor upwards, each time to what the node read with the largest error or else magnitude."""
     known = {entry.name: entry for entry in tensors}
     chain: list[str] = []
-    while start is not None and len(chain) < _CHAIN and start not in chain:
+    while start is not None and len(chain) < _LONGEST_CHAIN and start not in chain:
         chain.append(start)
         index = sides.makers.get(start)
         reads = [known[name] for name in sides.cutter.reads(index) if name in known] if index is not None else []
@@ -232,7 +202,7 @@ def _chain(sides: Sides, tensors: Sequence[TensorError], start: str | None) -> t
     return tuple(chain)
 
 
-def _probe(sides: Sides, limit: int, probes: list[Probe]) -> str | None:
+def _probe_one_by_one(sides: Sides, limit: int, probes: list[Probe]) -> str | None:
     """The first tensor that differs when it alone is observed, by bisection; None if none of those tried does.
 
     A probe under which the model's outputs are right says nothing of where the error is, and counts as not differing.
@@ -244,7 +214,7 @@ def _probe(sides: Sides, limit: int, probes: list[Probe]) -> str | None:
         report, _ = sides.compare([names[middle]])
         compared = {output.name: output.verdict == "bad" for output in report.outputs}
         probe = Probe(
-            name=names[middle], differs=compared[names[middle]], output_differs=any(compared[n] for n in sides.own)
+            name=names[middle], differs=compared[names[middle]], output_differs=any(compared[n] for n in sides.outputs)
         )
         probes.append(probe)
         if probe.differs:
@@ -252,3 +222,24 @@ def _probe(sides: Sides, limit: int, probes: list[Probe]) -> str | None:
         else:
             low = middle
     return names[high] if high < len(names) else None
+
+
+def _log_result(run: Run, result: TriageResult) -> None:
+    """Log what was found: numbers, the table and the picture."""
+    run.log_metrics(
+        {
+            ("triage", "tensors"): len(result.tensors),
+            ("triage", "differing"): sum(t.verdict == "bad" for t in result.tensors),
+            ("triage", "largest_error"): max((t.error for t in result.tensors), default=0.0),
+            ("triage", "seconds"): result.seconds,
+        }
+    )
+    columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
+    rows = (
+        (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
+        for t in result.tensors
+    )
+    log_table(run, "triage/tensors.json", columns, rows)
+    run.log_json(result, "triage/result.json")
+    run.log_text(result.text(), "triage/findings.txt")
+    run.log_bytes(result.picture(), "triage/errors.png")

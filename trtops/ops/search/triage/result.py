@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trtops import errors
-from trtops.comparator.report import Verdict
+from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
-from trtops.tracking.base import NO_RUN, Run
-from trtops.tracking.tables import log_table
+from trtops.tracking.base import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Probe(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageResult(Record):
+class TriageResult(OpResult):
     """Where two sides differ.
 
     Attributes:
@@ -113,9 +112,13 @@ class TriageResult(Record):
             f"Tensor {name!r} was not compared. {errors.near(name, (t.name for t in self.tensors))}"
         )
 
+    def body(self) -> Iterator[str]:
+        """The findings, as they are in a terminal."""
+        yield from ("```", self.text(), "```")
+
     def text(self, limit: int = 40) -> str:
         """The findings for people: what they are, and a table of the tensors around them."""
-        return "\n".join([*self._findings(), "", _table(self, limit)])
+        return "\n".join([*self._findings(), "", self._table(limit)])
 
     def _findings(self) -> Iterator[str]:
         if self.disappears:
@@ -138,90 +141,64 @@ class TriageResult(Record):
         if inside:
             yield f"Observing any of these takes the error away: {', '.join(inside)}."
 
-
-def _table(result: TriageResult, limit: int) -> str:
-    """The tensors around the first that differs, or the worst."""
-    shown = list(result.tensors)
-    if len(shown) > limit:
-        names = [t.name for t in shown]
-        middle = names.index(result.first) if result.first in names else len(shown) - limit // 2
-        start = min(max(middle - limit // 3, 0), len(shown) - limit)
-        shown = shown[start : start + limit]
-    header = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
-    return table(
-        header,
-        (
+    def _table(self, limit: int) -> str:
+        """The tensors around the first that differs, or the worst."""
+        shown = list(self.tensors)
+        if len(shown) > limit:
+            names = [t.name for t in shown]
+            middle = names.index(self.first) if self.first in names else len(shown) - limit // 2
+            start = min(max(middle - limit // 3, 0), len(shown) - limit)
+            shown = shown[start : start + limit]
+        header = ("tensor", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+        return table(
+            header,
             (
-                t.name,
-                t.op,
-                t.verdict,
-                f"{t.error:.3g}",
-                f"{t.growth:.3g}" if t.growth is not None else "-",
-                f"{t.max_abs:.3g}",
-                f"{t.magnitude:.3g}",
-                str(t.nonfinite or "-"),
-                t.layer or "-",
-            )
-            for t in shown
-        ),
-    )
+                (
+                    t.name,
+                    t.op,
+                    t.verdict,
+                    f"{t.error:.3g}",
+                    f"{t.growth:.3g}" if t.growth is not None else "-",
+                    f"{t.max_abs:.3g}",
+                    f"{t.magnitude:.3g}",
+                    str(t.nonfinite or "-"),
+                    t.layer or "-",
+                )
+                for t in shown
+            ),
+        )
 
+    def picture(self) -> bytes:
+        """Draw every tensor's error in order of execution, with what differs and where it begins.
 
-def draw(result: TriageResult) -> bytes:
-    """Draw every tensor's error in order of execution, with what differs and where it begins.
+        Returns:
+            A PNG file's bytes.
+        """
+        from matplotlib.figure import Figure  # takes half a second, and most results are not drawn
 
-    Returns:
-        A PNG file's bytes.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    finite = [t.error for t in result.tensors if 0 < t.error < math.inf]
-    top, bottom = max(finite, default=1.0) * 10, min(finite, default=1e-9) / 3
-    places = {t.name: i for i, t in enumerate(result.tensors)}
-    for verdict, colour in (("good", "#4477aa"), ("bad", "#cc3311")):
-        chosen = [t for t in result.tensors if t.verdict == verdict]
-        heights = [min(max(t.error, bottom), top) for t in chosen]
-        axes.scatter([places[t.name] for t in chosen], heights, s=8, c=colour, label=verdict)
-    for name, text in ((result.first, "first that differs"), (result.first_nonfinite, "first NaN or infinity")):
-        if name in places:
-            axes.axvline(places[name], color="#cc3311", linewidth=0.8, linestyle=":")
-            axes.annotate(
-                f"{text}: {name}"[:70],
-                (places[name], top if name == result.first else top / 4),
-                fontsize=7,
-                parse_math=False,
-                ha="left" if places[name] < len(places) / 2 else "right",
-            )
-    axes.set_yscale("log")
-    axes.set_xlabel("tensors in order of execution")
-    axes.set_ylabel("relative error (norm of the difference over the norm)")
-    axes.legend(loc="lower right", fontsize=8)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=90)
-    return file.getvalue()
-
-
-def log_result(run: Run, params: Mapping[str, object], result: TriageResult) -> None:
-    """Log what was looked for and what was found: numbers, the table and the picture."""
-    if run is NO_RUN:
-        return
-    run.log_params(params)
-    run.log_metrics(
-        {
-            ("triage", "tensors"): len(result.tensors),
-            ("triage", "differing"): sum(t.verdict == "bad" for t in result.tensors),
-            ("triage", "largest_error"): max((t.error for t in result.tensors), default=0.0),
-            ("triage", "seconds"): result.seconds,
-        }
-    )
-    columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
-    rows = (
-        (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
-        for t in result.tensors
-    )
-    log_table(run, "triage/tensors.json", columns, rows)
-    run.log_json(result, "triage/result.json")
-    run.log_text(result.text(), "triage/findings.txt")
-    run.log_bytes(draw(result), "triage/errors.png")
+        figure = Figure(figsize=(10, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        finite = [t.error for t in self.tensors if 0 < t.error < math.inf]
+        top, bottom = max(finite, default=1.0) * 10, min(finite, default=1e-9) / 3
+        places = {t.name: i for i, t in enumerate(self.tensors)}
+        for verdict, colour in (("good", "#4477aa"), ("bad", "#cc3311")):
+            chosen = [t for t in self.tensors if t.verdict == verdict]
+            heights = [min(max(t.error, bottom), top) for t in chosen]
+            axes.scatter([places[t.name] for t in chosen], heights, s=8, c=colour, label=verdict)
+        for name, text in ((self.first, "first that differs"), (self.first_nonfinite, "first NaN or infinity")):
+            if name in places:
+                axes.axvline(places[name], color="#cc3311", linewidth=0.8, linestyle=":")
+                axes.annotate(
+                    f"{text}: {name}"[:70],
+                    (places[name], top if name == self.first else top / 4),
+                    fontsize=7,
+                    parse_math=False,
+                    ha="left" if places[name] < len(places) / 2 else "right",
+                )
+        axes.set_yscale("log")
+        axes.set_xlabel("tensors in order of execution")
+        axes.set_ylabel("relative error (norm of the difference over the norm)")
+        axes.legend(loc="lower right", fontsize=8)
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=90)
+        return file.getvalue()

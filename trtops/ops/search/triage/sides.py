@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from trtops.backend.base import BaseRunner, Build, Feed
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import external, shapes
 from trtops.backend.onnx.copying import copy_model, put_small
+from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
+from trtops.backend.onnxrt.observe import SessionFromMemory
+from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.spec import BuildConfig
+from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.spec import BuildConfig, Precision
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 """Makes a runner of a model, whose outputs may be any tensors of the whole one. The model is to be read at activation."""
@@ -40,9 +45,6 @@ class Emulated:
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner of the model in that precision."""
-        from trtops.backend.onnx.emulate import emulate_low_precision
-        from trtops.ops.judging.submodel import onnxruntime_runner
-
         low = lower_precision(model, self.to, exclude=self.exclude).model
         emulate_low_precision(low)
         return onnxruntime_runner(low)
@@ -50,10 +52,27 @@ class Emulated:
 
 def reference(model: onnx.ModelProto) -> BaseRunner:
     """A side that computes the model as it is: ONNX Runtime without optimizations."""
-    from trtops.backend.onnxrt.observe import SessionFromMemory
-    from trtops.backend.onnxrt.runner import OnnxrtRunner
-
     return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
+
+
+Side: TypeAlias = Literal["onnxruntime", "tensorrt", "emulated"]
+"""What can be under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU."""
+
+
+def tested_side(side: Side, precision: Precision) -> BuildConfig | Emulated:
+    """A side by its name, with default options; emulated is FP16 unless BF16 is asked for."""
+    if side == "emulated":
+        return Emulated("bf16" if precision == "bf16" else "fp16")
+    return BuildConfig(precision=precision).on_backend(side)
+
+
+def side_name(side: BuildConfig | MakeRunner) -> str:
+    """What runs call a side."""
+    if isinstance(side, BuildConfig):
+        return f"{side.backend} {side.precision}"
+    if isinstance(side, Emulated):
+        return f"emulated {side.to}"
+    return str(getattr(side, "__qualname__", type(side).__qualname__))
 
 
 class Built:
@@ -65,8 +84,6 @@ class Built:
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """Build an engine, and make a runner of it."""
-        from trtops.backend.engines import engine_backend
-
         backend = engine_backend(self.config.backend)
         build: Build = backend.build(Model.from_proto(model), self.config)
         for layer in () if self.layers else build.layers:
@@ -76,7 +93,7 @@ class Built:
         return backend.runner(build.engine, self.config.backend)
 
     def layer_of(self, tensor: str, node: str) -> str:
-        """The layer that makes a tensor or holds a node; empty if it is not told."""
+        """The layer that makes a tensor or holds a node; empty if the engine does not say."""
         return self.layers.get(tensor) or self.layers.get(node, "")
 
 
@@ -97,8 +114,8 @@ class Sides:
         self.feeds = feeds
         self.tolerances = tolerances
         self.cutter = Cutter(model)
-        self.own = [value.name for value in model.graph.output]
-        self.declared = _declared(model, feeds[0])
+        self.outputs = [value.name for value in model.graph.output]
+        self.declared = _declared_values(model, feeds[0])
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
         self.right: list[dict[str, Any]] | None = None
         self.passes = 0
@@ -125,17 +142,17 @@ class Sides:
     def compare(self, observed: Sequence[str]) -> tuple[ComparisonReport, dict[str, Size]]:
         """Run both sides with these tensors as outputs beside the model's own; also how large the reference's are."""
         self.passes += 1
-        names = list(dict.fromkeys([*self.own, *observed]))
+        names = list(dict.fromkeys([*self.outputs, *observed]))
         outputs = self.model.graph.output
         kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
-        outputs.extend(self.declared.get(n) or onnx.ValueInfoProto(name=n) for n in names[len(self.own) :])
+        outputs.extend(self.declared.get(n) or onnx.ValueInfoProto(name=n) for n in names[len(self.outputs) :])
         try:
             golden = self._run(self.golden)
             actual = self._run(self.actual)
         finally:
             del outputs[:]
             outputs.extend(kept)
-        self.right = [{name: arrays[name] for name in self.own} for arrays in golden]
+        self.right = [{name: arrays[name] for name in self.outputs} for arrays in golden]
         sizes = {name: Size.of([arrays[name] for arrays in golden]) for name in golden[0]}
         return compare_outputs(actual, golden, self.tolerances), sizes
 
@@ -165,7 +182,7 @@ class Sides:
         return external.expected_bytes(tensor) or _UNKNOWN_BYTES
 
 
-def _declared(model: onnx.ModelProto, feed: Feed) -> dict[str, onnx.ValueInfoProto]:
+def _declared_values(model: onnx.ModelProto, feed: Feed) -> dict[str, onnx.ValueInfoProto]:
     """Types and shapes of a model's tensors for a feed, as far as they can be inferred."""
     bare = copy_model(model, put_small(4096))
     for value in bare.graph.input:
@@ -191,10 +208,10 @@ class Size:
     @classmethod
     def of(cls, arrays: Sequence[Any]) -> Size:
         """The size of one tensor in each feed."""
-        return cls(max(map(_magnitude, arrays)), math.sqrt(sum(map(_square, arrays))))
+        return cls(max(map(_largest_finite, arrays)), math.sqrt(sum(map(_sum_of_squares, arrays))))
 
 
-def _square(array: Any) -> float:
+def _sum_of_squares(array: Any) -> float:
     """The sum of an array's squares; 0 for text."""
     flat = np.asarray(array).reshape(-1)
     if flat.dtype.kind not in "fiub":
@@ -207,7 +224,7 @@ def _square(array: Any) -> float:
     return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
 
 
-def _magnitude(array: Any) -> float:
+def _largest_finite(array: Any) -> float:
     """The largest finite magnitude in an array; 0 for text and for none."""
     array = np.asarray(array)
     if array.dtype.kind not in "fiu" or not array.size:

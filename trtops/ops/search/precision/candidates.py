@@ -1,0 +1,56 @@
+"""Candidates of a precision search, and how they are run without TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import onnx
+
+from trtops.backend.base import BaseRunner
+from trtops.backend.onnx import emulate
+from trtops.backend.onnx.precision import Rewritten, lower_precision
+from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.search.precision.config import PrecisionConfig
+
+Names: TypeAlias = frozenset[str]
+"""Names of the nodes that stay in FP32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A set of nodes to be tried.
+
+    Attributes:
+        original: The model in FP32; not to be changed.
+        keep: Names of the nodes that stay in FP32.
+        config: The search it belongs to.
+    """
+
+    original: onnx.ModelProto = field(repr=False)
+    keep: Names
+    config: PrecisionConfig
+
+    @cached_property
+    def rewritten(self) -> Rewritten:
+        """The model in mixed precision; inputs and outputs stay FP32."""
+        patterns = [*self.config.exclude, *map(literal_pattern, sorted(self.keep))]
+        return lower_precision(self.original, self.config.to, exclude=patterns, keep_types=self.config.keep_types)
+
+
+MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]
+
+
+def emulated_runner(candidate: Candidate) -> BaseRunner:
+    """ONNX Runtime on the CPU, rounding each 16-bit result; see :mod:`trtops.backend.onnx.emulate`."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(candidate.rewritten.model)
+    emulate.emulate_low_precision(proto)
+    return onnxruntime_runner(proto)
+
+
+def literal_pattern(name: str) -> str:
+    """A pattern that stands for a name alone, whatever is in it."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -1,0 +1,41 @@
+"""How the tensor is looked for at which two computations of a model begin to differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtops import errors
+from trtops.comparator.report import Tolerances
+from trtops.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriageConfig(Record):
+    """How to look.
+
+    Attributes:
+        tolerances: What each tensor must meet; by default what is expected of the precision under test, or of FP32.
+        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
+        iterations: How many random feeds.
+        seed: Seed of random data.
+        window_bytes: How many bytes of tensors of one side are held at a time; smaller windows mean more passes over the
+            model.
+        observe: ``all`` makes all tensors of a window outputs at a time. ``one`` observes one tensor at a time, and finds
+            the first that differs by bisection: slower, and fusions stay as they are. ``auto`` is ``all``, and then ``one``
+            if the error disappears when observed.
+        max_probes: Most tensors to observe one at a time.
+    """
+
+    tolerances: Tolerances | None = None
+    data: str | None = None
+    iterations: int = 1
+    seed: int = 1
+    window_bytes: int = 192 << 20
+    observe: Literal["auto", "all", "one"] = "auto"
+    max_probes: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "window_bytes", "max_probes"):
+            if getattr(self, name) < 1:
+                raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
