@@ -573,7 +573,7 @@ def test_a_model_is_drawn_into_a_page_and_served_until_an_interruption(folder, c
     def interrupted(page: str, port: int, ready: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(graph, "serve", interrupted)
+    monkeypatch.setattr(graph, "serve_page", interrupted)
     assert run("inspect model conv_net.onnx --visual") == 0
     assert run("convert conv_net.onnx -o e.ort") == 0
     assert run("inspect model e.ort --save-visual e.html") == 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
     from trtops.ops.model.saving import SaveConfig
-
-OPS = "trtops.ops.model.surgeon"
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class Operation:
         save_as: Where its weights go.
         args: Further arguments by place.
         kwargs: Further arguments by name.
-        module: Where the op is.
     """
 
     name: str
@@ -38,13 +34,12 @@ class Operation:
     output: str
     save_as: SaveConfig
     args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = field(default=())
-    module: str = OPS
+    kwargs: tuple[tuple[str, Any], ...] = ()
 
 
-def operation(args: Asked, name: str, *more: Any, module: str = OPS, **kwargs: Any) -> Operation:
+def operation(args: Asked, name: str, *more: Any, **kwargs: Any) -> Operation:
     """The operation that a command stands for."""
-    return Operation(name, model(args), args.output, save_config(args), more, tuple(kwargs.items()), module)
+    return Operation(name, model(args), args.output, save_config(args), more, tuple(kwargs.items()))
 
 
 OBSERVING = Group(
@@ -63,14 +58,14 @@ OBSERVING = Group(
 
 def model(args: Asked) -> str | Call:
     """The model: its path where it is taken as it is, else what loads and changes it."""
-    loaded = _loaded(args)
+    loaded = _loaded_model(args)
     if not getattr(args, "force_fallback_shape_inference", None):
         return loaded
     data = loading.data_loader(args.but(iterations=None))
-    return call("trtops.ops.model.observed_shapes", "with_observed_shapes", loaded, data)
+    return call("trtops.ops", "with_observed_shapes", loaded, data)
 
 
-def _loaded(args: Asked) -> str | Call:
+def _loaded_model(args: Asked) -> str | Call:
     if not any(
         getattr(args, n, None) for n in ("external_data_dir", "ignore_external_data", "fp_to_fp16", "shape_inference")
     ):
@@ -97,7 +92,7 @@ def save_config(args: Asked) -> SaveConfig:
 
 def operate(plan: Operation) -> int:
     """Carry it out, and say what was done."""
-    op = getattr(importlib.import_module(plan.module), plan.name)
+    op = getattr(ops, plan.name)
     result = op(
         Maker()(plan.model), plan.output, *plan.args, save_as=plan.save_as, **{n: Maker()(v) for n, v in plan.kwargs}
     )

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests import models
-from trtops import errors
+from trtops import errors, ops
 from trtops.backend.onnx import bare
 from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.loader import onnx_from_path
@@ -24,7 +24,6 @@ from trtops.backend.onnx.model import Model, read_proto
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
-from trtops.ops.model import surgeon
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.lint import lint
 from trtops.ops.search.reduce.config import ReduceConfig
@@ -260,7 +259,7 @@ def _extracted(path: Path, random: Random) -> None:
     proto = onnx_from_path(path, ignore_external_data=True)
     names = [name for node in proto.graph.node for name in node.output]
     names = names or ["y"]
-    surgeon.extract(path, inputs=[TensorSpec(random.choice(names))], outputs=[TensorSpec(random.choice(names))])
+    ops.extract(path, inputs=[TensorSpec(random.choice(names))], outputs=[TensorSpec(random.choice(names))])
 
 
 def _shown(path: Path) -> None:
@@ -282,14 +281,14 @@ def try_tools(seed: int) -> list[str]:
     tools: dict[str, Callable[[Path], object]] = {
         "load": Model.load,
         "lint": _linted,
-        "sanitize": lambda path: surgeon.sanitize(
+        "sanitize": lambda path: ops.sanitize(
             path,
             path.parent / "out" / "clean.onnx",
-            surgeon.SanitizeConfig(fold_constants=True, sort=True, cleanup=True, upper_bounds={"": 100}),
+            ops.SanitizeConfig(fold_constants=True, sort=True, cleanup=True, upper_bounds={"": 100}),
         ),
         "extract": lambda path: _extracted(path, Random(seed)),
         "insert": _inserted,
-        "prune": lambda path: surgeon.prune(path, path.parent / "out" / "pruned.onnx"),
+        "prune": lambda path: ops.prune(path, path.parent / "out" / "pruned.onnx"),
         "strip": _stripped,
         "fp16": lambda path: emulate_low_precision(convert_to_fp16(read_proto(path))),
         "reduce": _reduced,
@@ -315,14 +314,14 @@ def try_tools(seed: int) -> list[str]:
 
 def _inserted(path: Path) -> None:
     made = [name for node in read_proto(path).graph.node for name in node.output if name]
-    config = surgeon.InsertConfig(op="Neg", inputs=tuple(made[:1]), outputs=tuple(made[:1]))
-    surgeon.insert(path, path.parent / "out" / "inserted.onnx", config)
+    config = ops.InsertConfig(op="Neg", inputs=tuple(made[:1]), outputs=tuple(made[:1]))
+    ops.insert(path, path.parent / "out" / "inserted.onnx", config)
 
 
 def _stripped(path: Path) -> None:
     structure = path.parent / "out" / "structure.onnx"
-    surgeon.strip_weights(path, structure)
-    surgeon.reconstruct_weights(structure, path.parent / "out" / "random.onnx")
+    ops.strip_weights(path, structure)
+    ops.reconstruct_weights(structure, path.parent / "out" / "random.onnx")
 
 
 def _reduced(path: Path) -> None:

@@ -45,7 +45,7 @@ assert isinstance(model.graph.node[0], onnx.NodeProto)
 def test_looking_into_a_model_imports_neither_the_package_nor_numpy(tmp_path: Path) -> None:
     path = models.conv_net().write(tmp_path)
     code = """import sys
-from trtops.ops.model.inspect import inspect_model
+from trtops.ops.model.inspect.models import inspect_model
 found = inspect_model(sys.argv[1], show=("layers", "attrs"))
 found.to_json()
 assert "conv0" in found.text()

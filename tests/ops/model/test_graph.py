@@ -15,7 +15,8 @@ from trtops import errors
 from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescription, TensorDescription
 from trtops.comparator import RunResults
 from trtops.metadata import TensorSpec
-from trtops.ops.model import engine_tensors, graph
+from trtops.ops.model import graph
+from trtops.ops.model.inspect import engine_tensors
 
 
 @pytest.mark.parametrize("make", [models.identity, models.transformer, models.branch, models.loop, models.multi_output])
@@ -40,7 +41,7 @@ def test_a_page_holds_every_node_needs_nothing_from_elsewhere_and_minds_what_nam
     proto = models.model("(float[4] x) => (float[4] y) { t = Relu(x)\n y = Neg(t) }")
     proto.graph.node[0].name = "</script><i>&@DRAWN@"
 
-    page = graph.page(graph.describe_onnx(proto), "<net>")
+    page = graph.model_page(graph.describe_onnx(proto), "<net>")
     assert "<i>&" not in page and page.count("</script>") == 1 and "&lt;net&gt;" in page
     assert len(re.findall("<g id=n", page)) == 4 and len(re.findall("<path", page)) == 3
     assert "http" not in page and "src=" not in page
@@ -54,7 +55,7 @@ def test_a_page_is_served_to_this_machine_only() -> None:
         address.append(found)
         ready.set()
 
-    threading.Thread(target=graph.serve, args=("<p>page</p>", 0, told), daemon=True).start()
+    threading.Thread(target=graph.serve_page, args=("<p>page</p>", 0, told), daemon=True).start()
     assert ready.wait(10)
     assert address[0].startswith("http://127.0.0.1:")
     with urllib.request.urlopen(address[0], timeout=10) as answer:
@@ -62,7 +63,7 @@ def test_a_page_is_served_to_this_machine_only() -> None:
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"{address[0]}other", timeout=10)
     with pytest.raises(errors.ConfigError, match="cannot be used"):
-        graph.serve("", int(address[0].rstrip("/").rpartition(":")[2]), told)
+        graph.serve_page("", int(address[0].rstrip("/").rpartition(":")[2]), told)
 
 
 def engine() -> EngineDescription:
@@ -96,7 +97,7 @@ def test_what_tensors_held_stands_beside_an_engine_s_layers(tmp_path) -> None:
     results.add([{"t": models.random(4), "elsewhere": models.random(2)}], runner_name="trt-runner-N0")
     results.save(str(tmp_path / "saved.json"))
 
-    text = engine_tensors.text(engine(), engine_tensors.read_tensors(tmp_path / "saved.json"))
+    text = engine_tensors.tensors_text(engine(), engine_tensors.read_tensors(tmp_path / "saved.json"))
     assert text.count("t [dtype=float32, shape=(4,), mean=") == 2
     assert "x [not saved]" in text and "Not of any layer: elsewhere" in text
     with pytest.raises(errors.ConfigError, match="does not exist"):

@@ -17,14 +17,19 @@ from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
-from trtops.ops.model import inspect
+from trtops.ops.model.inspect.calibration import inspect_calibration
+from trtops.ops.model.inspect.data import inspect_data
+from trtops.ops.model.inspect.models import Show, inspect_model
+from trtops.ops.model.inspect.sparsity import inspect_sparsity
+from trtops.ops.model.inspect.tactics import inspect_tactics
+from trtops.ops.runs.inspect import inspect_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 
 
 def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) -> None:
-    found = inspect.inspect_model(models.conv_net().write(tmp_path), show=("layers", "attrs"))
+    found = inspect_model(models.conv_net().write(tmp_path), show=("layers", "attrs"))
     assert "[Op: Conv]" in found.text() and "softmax.axis = 1" in found.text()
     described = found.to_json()
     assert isinstance(described, dict)
@@ -33,15 +38,15 @@ def test_a_model_is_shown_with_its_layers_as_text_and_as_json(tmp_path: Path) ->
 
 @pytest.mark.parametrize("show", [(), ("layers", "attrs"), ("layers", "weights")])
 def test_a_large_file_is_shown_as_it_is_though_its_weights_are_left_where_they_are(
-    show: tuple[inspect.Show, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    show: tuple[Show, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.transformer().write(tmp_path)
-    whole = inspect.inspect_model(path, show=show, infer_shapes=True)
+    whole = inspect_model(path, show=show, infer_shapes=True)
     expected = whole.text(), whole.to_json()
     monkeypatch.setattr(bare, "SMALL_FILE", 0)
     monkeypatch.setattr(bare, "LARGE", 0)
 
-    found = inspect.inspect_model(path, show=show, infer_shapes=True)
+    found = inspect_model(path, show=show, infer_shapes=True)
 
     assert (found.text(), found.to_json()) == expected
 
@@ -49,21 +54,21 @@ def test_a_large_file_is_shown_as_it_is_though_its_weights_are_left_where_they_a
 def test_weights_outside_the_file_are_only_read_if_they_are_to_be_shown(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     (tmp_path / "weights.bin").unlink()
-    assert "Initializer" in inspect.inspect_model(path).text()
+    assert "Initializer" in inspect_model(path).text()
     with pytest.raises(errors.ExternalDataError):
-        inspect.inspect_model(path, show=("weights",))
+        inspect_model(path, show=("weights",))
 
 
 def test_an_engine_of_onnx_runtime_is_shown(tmp_path: Path) -> None:
     model = Model.load(models.conv_net().write(tmp_path))
     build = engine_backend("onnxruntime").build(model, BuildConfig(options=OnnxRuntimeOptions(tactics=())))
     (tmp_path / "engine.ort").write_bytes(build.engine.plan)
-    found = inspect.inspect_model(tmp_path / "engine.ort", show=("layers",))
+    found = inspect_model(tmp_path / "engine.ort", show=("layers",))
     assert "ONNX Runtime Engine" in found.text()
     assert json.dumps(found.to_json())
     tactics = tmp_path / "tactics.json"
     tactics.write_text(build.tactics.to_json())
-    assert build.tactics.choices[0].layer in inspect.inspect_tactics(tactics).text()
+    assert build.tactics.choices[0].layer in inspect_tactics(tactics).text()
 
 
 def test_saved_outputs_are_shown_with_statistics_and_a_histogram(tmp_path: Path) -> None:
@@ -72,13 +77,13 @@ def test_saved_outputs_are_shown_with_statistics_and_a_histogram(tmp_path: Path)
     results.add([IterationResult({"y": values}, runner_name="r")] * 2, runner_name="r")
     results.save(str(tmp_path / "outputs.json"))
 
-    found = inspect.inspect_data(tmp_path / "outputs.json", show_values=True, histogram=True)
+    found = inspect_data(tmp_path / "outputs.json", show_values=True, histogram=True)
 
     [summary] = found.to_json()  # type: ignore[misc]
     assert isinstance(summary, dict)
     assert (summary["mean"], summary["minimum"], summary["maximum"], summary["nan"], summary["inf"]) == (2, 1, 3, 1, 1)
     assert "r, iteration 0 of 2" in found.text() and "####" in found.text()
-    assert len(inspect.inspect_data(tmp_path / "outputs.json", all_iterations=True).to_json()) == 2  # type: ignore[arg-type]
+    assert len(inspect_data(tmp_path / "outputs.json", all_iterations=True).to_json()) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz", ".npy"])
@@ -91,13 +96,13 @@ def test_saved_inputs_of_every_kind_are_shown(tmp_path: Path, suffix: str) -> No
         np.savez(path, x=array)
     else:
         np.save(path, array)
-    assert "dtype=int64, shape=(2, 3)" in inspect.inspect_data(path).text()
+    assert "dtype=int64, shape=(2, 3)" in inspect_data(path).text()
 
 
 def test_statistics_are_of_finite_elements_and_say_where_the_ends_are(tmp_path):
     np.save(tmp_path / "a.npy", np.array([[1, np.nan, 4], [np.inf, -3, 2]], np.float32))
 
-    found = inspect.inspect_data(tmp_path / "a.npy")
+    found = inspect_data(tmp_path / "a.npy")
     (array,) = found.to_json()
     assert (array["minimum_at"], array["maximum_at"], array["nan"], array["inf"]) == ([1, 1], [0, 2], 1, 1)
     assert (array["mean"], array["median"], array["magnitude"]) == (1.0, 1.5, 2.5)
@@ -106,12 +111,12 @@ def test_statistics_are_of_finite_elements_and_say_where_the_ends_are(tmp_path):
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError):
-        inspect.inspect_data(tmp_path / "nothing.json")
+        inspect_data(tmp_path / "nothing.json")
     (tmp_path / "bad.npz").write_bytes(b"PK")
     with pytest.raises(errors.FormatError):
-        inspect.inspect_data(tmp_path / "bad.npz")
+        inspect_data(tmp_path / "bad.npz")
     with pytest.raises(errors.InvalidModelError):
-        inspect.inspect_model(tmp_path / "nothing.onnx")
+        inspect_model(tmp_path / "nothing.onnx")
 
 
 def test_a_calibration_cache_is_shown(tmp_path: Path) -> None:
@@ -119,12 +124,12 @@ def test_a_calibration_cache_is_shown(tmp_path: Path) -> None:
         algorithm="max", ranges=(TensorRange(name="x", amax=2.54, low=-1.0, high=2.54),), samples=4
     )
     (tmp_path / "c.json").write_bytes(cache.to_bytes())
-    text = inspect.inspect_calibration(str(tmp_path / "c.json")).text()
+    text = inspect_calibration(str(tmp_path / "c.json")).text()
     assert "1 tensors by max, from 4 samples" in text and "0.02" in text
 
 
 def test_sparsity_is_shown() -> None:
-    text = inspect.inspect_sparsity(models.conv_net().proto).text()
+    text = inspect_sparsity(models.conv_net().proto).text()
     assert text.startswith("0 of ")
 
 
@@ -135,17 +140,17 @@ def test_a_run_is_shown_with_what_it_left() -> None:
         run.log_metrics({("build", "seconds"): 1.5})
         run.log_text("hello", "notes.txt")
         run.finish("good")
-    found = inspect.inspect_run(f"run:{run.id}", tracker)
+    found = inspect_run(f"run:{run.id}", tracker)
     assert "a run in e: finished, good" in found.text()
     assert "notes.txt (5 B)" in found.text() and "build/seconds = 1.5" in found.text()
     assert json.dumps(found.to_json())
     with pytest.raises(errors.RunNotFoundError):
-        inspect.inspect_run("nowhere", tracker)
+        inspect_run("nowhere", tracker)
 
 
 @pytest.mark.parametrize("make", models.ALL)
 def test_every_model_is_shown(make: models.Callable[[], models.Case]) -> None:
     proto: onnx.ModelProto = make().proto
-    found = inspect.inspect_model(proto, show=("layers", "attrs", "weights"), infer_shapes=True)
+    found = inspect_model(proto, show=("layers", "attrs", "weights"), infer_shapes=True)
     assert found.text()
     assert json.dumps(found.to_json())

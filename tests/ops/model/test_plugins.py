@@ -115,7 +115,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, t
         )
     with pytest.raises(errors.ConfigError, match="share it"):
         replace_plugins(model, None, [*FOUND[:1], *FOUND[:1]], plugins)
-    with pytest.raises(errors.ConfigError, match="replace the model itself"):
+    with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
         replace_plugins(model, model, FOUND[:1], plugins)
     with pytest.raises(errors.ConfigError, match="plugin match"):
         read_matches(tmp_path / "nowhere.yaml")

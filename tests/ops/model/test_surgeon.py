@@ -13,11 +13,10 @@ import pytest
 from onnx import numpy_helper
 
 from tests import models
-from trtops import errors
+from trtops import errors, ops
 from trtops.backend.onnx import sparsity, weights
 from trtops.metadata import DataType, TensorSpec
-from trtops.ops.model import surgeon
-from trtops.ops.model.surgeon import InsertConfig, LowerConfig, SanitizeConfig, SaveConfig
+from trtops.ops import InsertConfig, LowerConfig, SanitizeConfig, SaveConfig
 
 
 def run(model: onnx.ModelProto | Path, feed: models.Arrays) -> list[np.ndarray]:
@@ -34,7 +33,7 @@ def test_sanitize_folds_and_the_outputs_stay_the_same(tmp_path: Path) -> None:
     path = case.write(tmp_path)
     before = digests(tmp_path)
 
-    result = surgeon.sanitize(path, tmp_path / "new" / "clean.onnx", SanitizeConfig(fold_constants=True))
+    result = ops.sanitize(path, tmp_path / "new" / "clean.onnx", SanitizeConfig(fold_constants=True))
 
     assert result.nodes < result.nodes_before
     for ours, theirs in zip(run(tmp_path / "new" / "clean.onnx", case.feed), run(case.proto, case.feed)):
@@ -48,7 +47,7 @@ def test_sanitize_sorts_nodes_that_stand_in_the_wrong_order() -> None:
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
 
-    result = surgeon.sanitize(proto, config=SanitizeConfig(sort=True))
+    result = ops.sanitize(proto, config=SanitizeConfig(sort=True))
 
     assert [node.op_type for node in result.model.graph.node] == ["Relu", "Abs", "Neg"]
     assert [node.op_type for node in proto.graph.node] == ["Neg", "Abs", "Relu"]
@@ -56,7 +55,7 @@ def test_sanitize_sorts_nodes_that_stand_in_the_wrong_order() -> None:
 
 def test_sanitize_removes_what_no_output_needs() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { dead = Add(x, w) y = Neg(x) }", {"w": np.ones(4, np.float32)})
-    result = surgeon.sanitize(proto, config=SanitizeConfig(cleanup=True))
+    result = ops.sanitize(proto, config=SanitizeConfig(cleanup=True))
     assert [node.op_type for node in result.model.graph.node] == ["Neg"]
     assert not result.model.graph.initializer
 
@@ -65,7 +64,7 @@ def test_other_input_shapes_reach_all_shapes_behind_them() -> None:
     proto = models.model("(float[1,3] x) => (float[1,3] y) { a = Relu(x) y = Neg(a) }")
     proto = onnx.shape_inference.infer_shapes(proto)
 
-    result = surgeon.sanitize(proto, config=SanitizeConfig(input_shapes={"x": ("batch", 7)}))
+    result = ops.sanitize(proto, config=SanitizeConfig(input_shapes={"x": ("batch", 7)}))
 
     [inner] = result.model.graph.value_info
     dims = inner.type.tensor_type.shape.dim
@@ -80,14 +79,14 @@ def test_a_size_computed_at_run_time_gets_an_upper_bound() -> None:
             zero = Constant<value = int64 {0}>() one = Constant<value = int64 {1}>() y = Range(zero, count, one)
         }"""
     )
-    result = surgeon.sanitize(proto, config=SanitizeConfig(fold_constants=True, upper_bounds={"": 3}))
+    result = ops.sanitize(proto, config=SanitizeConfig(fold_constants=True, upper_bounds={"": 3}))
     [array] = run(result.model, {"x": np.ones(9, np.float32)})
     assert array.tolist() == [0, 1, 2]
 
 
 def test_sanitize_chooses_outputs() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
-    result = surgeon.sanitize(proto, config=SanitizeConfig(output_types=("relu",)))
+    result = ops.sanitize(proto, config=SanitizeConfig(output_types=("relu",)))
     assert [value.name for value in result.model.graph.output] == ["a"]
 
 
@@ -95,19 +94,17 @@ def test_the_input_file_cannot_be_overwritten(tmp_path: Path) -> None:
     path = models.write_external(models.conv_net(), tmp_path)
     before = digests(path.parent)
     with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
-        surgeon.sanitize(path, path)
+        ops.sanitize(path, path)
     with pytest.raises(errors.ConfigError, match="replace a file of the model itself"):
-        surgeon.resave(path, path.parent / "other.onnx", save_as=SaveConfig(external_data="weights.bin"))
+        ops.resave(path, path.parent / "other.onnx", save_as=SaveConfig(external_data="weights.bin"))
     assert digests(path.parent) == before
 
 
 def test_external_data_goes_in_and_out(tmp_path: Path) -> None:
     case = models.conv_net()
     outside = models.write_external(case, tmp_path)
-    surgeon.resave(outside, tmp_path / "inside" / "model.onnx")
-    surgeon.resave(
-        tmp_path / "inside" / "model.onnx", tmp_path / "out" / "m.onnx", save_as=SaveConfig(external_data="")
-    )
+    ops.resave(outside, tmp_path / "inside" / "model.onnx")
+    ops.resave(tmp_path / "inside" / "model.onnx", tmp_path / "out" / "m.onnx", save_as=SaveConfig(external_data=""))
 
     assert [file.name for file in (tmp_path / "inside").iterdir()] == ["model.onnx"]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"m.onnx", "m.onnx.data"}
@@ -118,18 +115,18 @@ def test_external_data_goes_in_and_out(tmp_path: Path) -> None:
 def test_extract_keeps_a_part_and_names_inputs_that_are_missing() -> None:
     proto = models.model("(float[4] x, float[4] z) => (float[4] y) { a = Relu(x) b = Add(a, z) y = Neg(b) }")
 
-    part = surgeon.extract(proto, inputs=[TensorSpec("a"), TensorSpec("z")], outputs=[TensorSpec("b")])
+    part = ops.extract(proto, inputs=[TensorSpec("a"), TensorSpec("z")], outputs=[TensorSpec("b")])
 
     assert [node.op_type for node in part.model.graph.node] == ["Add"]
     assert part.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
     with pytest.raises(errors.ConfigError, match="'z'"):
-        surgeon.extract(proto, inputs=[TensorSpec("a", DataType.FLOAT32, (4,))], outputs=[TensorSpec("b")])
+        ops.extract(proto, inputs=[TensorSpec("a", DataType.FLOAT32, (4,))], outputs=[TensorSpec("b")])
 
 
 def test_insert_replaces_what_was_between_two_tensors() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) b = Abs(a) c = Exp(b) y = Neg(c) }")
     config = InsertConfig(op="LeakyRelu", name="new", inputs=("a",), outputs=("c",), attributes={"alpha": 0.5})
-    result = surgeon.insert(proto, None, config)
+    result = ops.insert(proto, None, config)
     assert [node.op_type for node in result.model.graph.node] == ["Relu", "LeakyRelu", "Neg"]
     assert run(result.model, {"x": np.full(4, 2, np.float32)})[0].tolist() == [-2] * 4
 
@@ -137,7 +134,7 @@ def test_insert_replaces_what_was_between_two_tensors() -> None:
 @pytest.mark.parametrize("tensor", ["a", "y"])
 def test_insert_passes_a_tensor_through_the_new_node(tensor: str) -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
-    result = surgeon.insert(proto, None, InsertConfig(op="Exp", inputs=(tensor,), outputs=(tensor,)))
+    result = ops.insert(proto, None, InsertConfig(op="Exp", inputs=(tensor,), outputs=(tensor,)))
     [array] = run(result.model, {"x": np.zeros(4, np.float32)})
     assert [value.name for value in result.model.graph.output] == ["y"]
     assert array.tolist() == ([-1.0] * 4 if tensor == "a" else [1.0] * 4)
@@ -146,22 +143,22 @@ def test_insert_passes_a_tensor_through_the_new_node(tensor: str) -> None:
 def test_insert_refuses_a_circle_and_unknown_tensors() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
     with pytest.raises(errors.ConfigError, match="depend on itself"):
-        surgeon.insert(proto, None, InsertConfig(op="Exp", inputs=("y",), outputs=("a",)))
+        ops.insert(proto, None, InsertConfig(op="Exp", inputs=("y",), outputs=("a",)))
     with pytest.raises(errors.ConfigError, match="no tensor 'nowhere'"):
-        surgeon.insert(proto, None, InsertConfig(op="Exp", inputs=("nowhere",), outputs=("y",)))
+        ops.insert(proto, None, InsertConfig(op="Exp", inputs=("nowhere",), outputs=("y",)))
 
 
 def test_insert_names_the_tensors_there_are_in_the_same_order_every_time() -> None:
     proto = models.conv_net().proto
     with pytest.raises(errors.ConfigError) as caught:
-        surgeon.insert(proto, None, InsertConfig(op="Neg", inputs=("r0",), outputs=("zzz",)))
+        ops.insert(proto, None, InsertConfig(op="Neg", inputs=("r0",), outputs=("zzz",)))
     known = re.findall("'([^']*)'", str(caught.value))[1:]
     assert known == sorted(known) and len(known) > 5
 
 
 def test_insert_imports_the_domain_of_a_plugin() -> None:
     proto = models.model("(float[4] x) => (float[4] y) { a = Relu(x) y = Neg(a) }")
-    result = surgeon.insert(proto, None, InsertConfig(op="Mine", domain="acme", inputs=("x",), outputs=("a",)))
+    result = ops.insert(proto, None, InsertConfig(op="Mine", domain="acme", inputs=("x",), outputs=("a",)))
     assert {o.domain for o in result.model.opset_import} == {"", "acme"}
 
 
@@ -173,7 +170,7 @@ def test_pruned_weights_keep_the_two_largest_of_four_along_the_summed_axis() -> 
         "r = MatMul(t, m) y = Transpose<perm=[0,1,2,3]>(r) }",
         {"k": kernel, "m": matrix, "b": np.array([0]), "e": np.array([1]), "a": np.array([0])},
     )
-    result = surgeon.prune(proto)
+    result = ops.prune(proto)
 
     kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
     found = {weight.name: weight for weight in sparsity.check_sparsity(result.model)}
@@ -190,7 +187,7 @@ def test_pruning_equals_the_field_tools_result() -> None:
     theirs = onnx.ModelProto()
     theirs.CopyFrom(proto)
     theirs = SparsityPruner(theirs).prune()
-    ours = surgeon.prune(proto).model
+    ours = ops.prune(proto).model
     expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in theirs.graph.initializer}
     for tensor in ours.graph.initializer:
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), expected[tensor.name])
@@ -200,8 +197,8 @@ def test_stripped_weights_come_back_from_the_original(tmp_path: Path) -> None:
     case = models.transformer()
     path = case.write(tmp_path)
 
-    stripped = surgeon.strip_weights(path, tmp_path / "stripped.onnx")
-    whole = surgeon.reconstruct_weights(tmp_path / "stripped.onnx", tmp_path / "whole.onnx", original=path)
+    stripped = ops.strip_weights(path, tmp_path / "stripped.onnx")
+    whole = ops.reconstruct_weights(tmp_path / "stripped.onnx", tmp_path / "whole.onnx", original=path)
 
     assert (tmp_path / "stripped.onnx").stat().st_size < path.stat().st_size / 2
     assert weights.stripped_weights(stripped.model)
@@ -211,10 +208,10 @@ def test_stripped_weights_come_back_from_the_original(tmp_path: Path) -> None:
 
 def test_reconstructed_random_weights_are_repeatable_finite_and_as_sparse_as_before() -> None:
     case = models.conv_net()
-    pruned = surgeon.prune(case.proto).model
-    bare = surgeon.strip_weights(pruned).model
+    pruned = ops.prune(case.proto).model
+    bare = ops.strip_weights(pruned).model
 
-    first, second = (surgeon.reconstruct_weights(bare).model for _ in range(2))
+    first, second = (ops.reconstruct_weights(bare).model for _ in range(2))
 
     assert first == second
     assert np.isfinite(run(first, case.feed)[0]).all()
@@ -223,21 +220,21 @@ def test_reconstructed_random_weights_are_repeatable_finite_and_as_sparse_as_bef
 
 
 def test_stripped_weights_have_the_marks_that_the_field_tool_and_tensorrt_look_for() -> None:
-    stripped = surgeon.strip_weights(models.conv_net().proto).model
+    stripped = ops.strip_weights(models.conv_net().proto).model
     marked = [tensor for tensor in stripped.graph.initializer if tensor.doc_string.startswith("TRT_WEIGHTLESS/")]
     assert marked and all(tensor.raw_data == b"" for tensor in marked)
     assert stripped.doc_string.endswith("TRT_WEIGHTLESS")
 
 
 def test_a_model_with_other_weights_cannot_complete_a_stripped_one() -> None:
-    stripped = surgeon.strip_weights(models.conv_net().proto).model
+    stripped = ops.strip_weights(models.conv_net().proto).model
     with pytest.raises(errors.InvalidModelError, match="has no"):
-        surgeon.reconstruct_weights(stripped, original=models.transformer().proto)
+        ops.reconstruct_weights(stripped, original=models.transformer().proto)
 
 
 def test_lower_precision_says_how_many_nodes_were_lowered() -> None:
     case = models.conv_net()
-    result = surgeon.lower_precision(case.proto, config=LowerConfig(exclude=("Conv",)))
+    result = ops.lower_precision(case.proto, config=LowerConfig(exclude=("Conv",)))
     np.testing.assert_allclose(run(result.model, case.feed)[0], run(case.proto, case.feed)[0], atol=0.02)
     assert "compute in FP16" in result.changes[0]
     types = {t.name: t.data_type for t in result.model.graph.initializer}
@@ -246,8 +243,8 @@ def test_lower_precision_says_how_many_nodes_were_lowered() -> None:
 
 
 def test_a_result_read_from_json_has_no_model() -> None:
-    result = surgeon.sanitize(models.conv_net().proto)
-    again = surgeon.SurgeonResult.from_json(result.to_json())
+    result = ops.sanitize(models.conv_net().proto)
+    again = ops.SurgeonResult.from_json(result.to_json())
     assert again.nodes == result.nodes
     with pytest.raises(errors.ConfigError, match="without its model"):
         _ = again.model

@@ -24,7 +24,8 @@ from trtops.ops.judging.compare import CompareConfig, compare
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
-from trtops.ops.model.inspect import inspect_model, inspect_tactics
+from trtops.ops.model.inspect.models import inspect_model
+from trtops.ops.model.inspect.tactics import inspect_tactics
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.engines import TensorRTEngines
 from trtops.ops.search.precision.op import precision

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import onnx
 
 from trtops import errors
 from trtops.backend.onnx import lint as linting
-from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import node_name
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
+from trtops.backend.trt.build.capability import ask_parser
 from trtops.metadata import Shape, TensorMetadata
-from trtops.ops.model.opening import open_model
+from trtops.ops.model.opening import Source, Subject, inputs_with_shapes, open_model
 from trtops.ops.model.saving import SaveConfig
+from trtops.ops.result import OpResult
+from trtops.ops.tables import table
 from trtops.record import Record
+from trtops.spec import BackendName
+from trtops.tracking.base import Verdict
 
 log = logging.getLogger(__name__)
-
-BackendName: TypeAlias = Literal["tensorrt", "onnxruntime"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Part(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapabilityReport(Record):
+class CapabilityReport(OpResult):
     """What a back end takes of a model.
 
     Attributes:
@@ -98,10 +98,17 @@ class CapabilityReport(Record):
     refused: tuple[Refusal, ...] = ()
     parts: tuple[Part, ...] = ()
 
+    @property
+    def verdict(self) -> Verdict:
+        """``good`` if the whole model is taken."""
+        return "good" if self.supported else "bad"
+
+    def body(self) -> Iterator[str]:
+        """The report, as it is in a terminal."""
+        yield from ("```", self.text(), "```")
+
     def text(self) -> str:
         """The report for people."""
-        from trtops.ops.tables import table
-
         if self.supported:
             return f"{self.backend} takes all {self.nodes} nodes."
         count = sum(len(refusal.nodes) for refusal in self.refused)
@@ -123,7 +130,7 @@ class CapabilityReport(Record):
         return "\n".join(lines)
 
 
-def capability(model: str | Path | Model | onnx.ModelProto, config: CapabilityConfig | None = None) -> CapabilityReport:
+def capability(model: Source, config: CapabilityConfig | None = None) -> CapabilityReport:
     """Ask a back end which nodes of a model it takes.
 
     Args:
@@ -138,21 +145,22 @@ def capability(model: str | Path | Model | onnx.ModelProto, config: CapabilityCo
     config = CapabilityConfig() if config is None else config
     opened = open_model(model)
     proto = opened.proto()
-    inputs = _inputs(opened, config)
-    refused = _refused(proto, config.backend, inputs)
+    inputs = inputs_with_shapes(TensorMetadata.of(opened.info.inputs), config.input_shapes)
+    refused = _refused_nodes(proto, config.backend, inputs)
     parts: tuple[Part, ...] = ()
     if config.partition:
-        parts = _parts(proto, refused, config, inputs)
+        parts = _cut_parts(proto, refused, config, inputs)
     return CapabilityReport(
+        title=f"capability {Subject.of(model)}",
         backend=config.backend,
         supported=not refused,
         nodes=len(proto.graph.node),
-        refused=_grouped(proto, refused),
+        refused=_refusals_by_reason(proto, refused),
         parts=parts,
     )
 
 
-def _refused(proto: onnx.ModelProto, backend: BackendName, inputs: TensorMetadata) -> dict[int, str]:
+def _refused_nodes(proto: onnx.ModelProto, backend: BackendName, inputs: TensorMetadata) -> dict[int, str]:
     """What the back end says of the nodes that it does not take, by place in the graph."""
     if backend == "tensorrt":
         cutter = Cutter(proto)
@@ -169,8 +177,6 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
 
     Groups that the parser is not sure of are cut out and asked about, until it is, or nothing gets smaller.
     """
-    from trtops.backend.trt.build.capability import ask_parser
-
     part = cutter.model if nodes is None else cutter.cut(nodes, values).proto
     wanted = frozenset(cutter.order if nodes is None else nodes)
     answer = ask_parser(serialize(part))
@@ -197,7 +203,7 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     return refused
 
 
-def _grouped(proto: onnx.ModelProto, refused: Mapping[int, str]) -> tuple[Refusal, ...]:
+def _refusals_by_reason(proto: onnx.ModelProto, refused: Mapping[int, str]) -> tuple[Refusal, ...]:
     groups: dict[tuple[str, str], list[str]] = {}
     for index, reason in refused.items():
         node = proto.graph.node[index]
@@ -206,17 +212,7 @@ def _grouped(proto: onnx.ModelProto, refused: Mapping[int, str]) -> tuple[Refusa
     return tuple(Refusal(op=op, reason=reason, nodes=tuple(names)) for (op, reason), names in groups.items())
 
 
-def _inputs(model: Model, config: CapabilityConfig) -> TensorMetadata:
-    """The model's inputs, with the shapes that the config gives them."""
-    inputs = TensorMetadata.of(model.info.inputs)
-    for name, shape in config.input_shapes.items():
-        if name not in inputs:
-            raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
-        inputs[name] = dataclasses.replace(inputs[name], shape=tuple(shape))
-    return inputs
-
-
-def _parts(
+def _cut_parts(
     proto: onnx.ModelProto, refused: Collection[int], config: CapabilityConfig, inputs: TensorMetadata
 ) -> tuple[Part, ...]:
     cutter = Cutter(proto)
@@ -261,7 +257,7 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
             if ready:
                 segment.append(index)
                 done.add(index)
-        segment, returned = _whole(segment, together)
+        segment, returned = _whole_sets(segment, together)
         done -= returned
         if not segment:
             return [*found, remaining]
@@ -271,7 +267,7 @@ def segments(cutter: Cutter, refused: Collection[int]) -> list[list[int]]:
     return found
 
 
-def _whole(segment: Sequence[int], together: Mapping[int, frozenset[int]]) -> tuple[list[int], set[int]]:
+def _whole_sets(segment: Sequence[int], together: Mapping[int, frozenset[int]]) -> tuple[list[int], set[int]]:
     """A segment without sets of nodes that are only partly in it, and what was taken out, with what may need it."""
     inside = set(segment)
     for position, index in enumerate(segment):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.backend.onnx import summary
+from trtops.backend.onnx.model import read_proto
+from trtops.backend.onnx.summary import ModelSummary
 
 if TYPE_CHECKING:
     import onnx
 
-    from trtops.backend.onnx.summary import ModelSummary
 
 _WIDTH, _GAP, _HEIGHT, _ROW = 190, 26, 40, 86
 _SWEEPS = 4
@@ -41,14 +43,11 @@ class Box:
 
 
 def describe_onnx(model: str | Path | onnx.ModelProto, *, infer_shapes: bool = False) -> ModelSummary:
-    """An ONNX model for :func:`page`; weights are not read.
+    """An ONNX model for :func:`model_page`; weights are not read.
 
     Raises:
         ModelError: If it is no model.
     """
-    from trtops.backend.onnx import summary
-    from trtops.backend.onnx.model import read_proto
-
     proto = read_proto(model) if isinstance(model, (str, Path)) else model
     return summary.describe(proto, infer_shapes=infer_shapes)
 
@@ -70,7 +69,7 @@ def boxes(described: Any) -> list[Box]:
                 name=node.name or next((spec.name for spec in node.outputs), ""),
                 inputs=tuple(spec.name for spec in node.inputs if spec.name),
                 outputs=tuple(spec.name for spec in node.outputs if spec.name),
-                details=tuple(_details(node)),
+                details=tuple(_detail_lines(node)),
             )
         )
     read = tuple(spec.name for spec in graph.outputs)
@@ -80,9 +79,9 @@ def boxes(described: Any) -> list[Box]:
     return found
 
 
-def _details(node: Any) -> Iterable[str]:
+def _detail_lines(node: Any) -> Iterable[str]:
     for title, specs in (("reads", node.inputs), ("makes", node.outputs)):
-        yield from (f"{title} {_spec(spec)}" for spec in specs if spec.name)
+        yield from (f"{title} {_tensor_text(spec)}" for spec in specs if spec.name)
     attributes: Any = getattr(node, "attributes", ()) or getattr(node, "attrs", ())
     yield from (f"{name} = {value}" for name, value in attributes)
     for field in ("tactic", "precision"):
@@ -90,7 +89,7 @@ def _details(node: Any) -> Iterable[str]:
             yield f"{field}: {value}"
 
 
-def _spec(spec: Any) -> str:
+def _tensor_text(spec: Any) -> str:
     return f"{spec.name} [{spec.dtype}, {spec.shape}]" if hasattr(spec, "format") else str(spec)
 
 
@@ -108,11 +107,11 @@ def places(found: Sequence[Box]) -> list[tuple[int, int]]:
     for index, makers in enumerate(before):
         for made_by in makers:
             after[made_by].append(index)
-    columns = _ordered(rows, before, after)
+    columns = _columns_in_rows(rows, before, after)
     return list(zip(columns, rows))
 
 
-def _ordered(rows: Sequence[int], before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
+def _columns_in_rows(rows: Sequence[int], before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
     by_row: list[list[int]] = [[] for _ in range(max(rows, default=-1) + 1)]
     columns = [0] * len(rows)
     for index, row in enumerate(rows):
@@ -132,7 +131,7 @@ def _ordered(rows: Sequence[int], before: Sequence[Sequence[int]], after: Sequen
     return columns
 
 
-def page(described: Any, title: str) -> str:
+def model_page(described: Any, title: str) -> str:
     """The model as an HTML page: drag to move, scroll to zoom, click for details, type to find.
 
     Args:
@@ -153,14 +152,16 @@ def page(described: Any, title: str) -> str:
     points = [
         (round((column + (widest - in_row[row]) / 2) * (_WIDTH + _GAP)), row * _ROW) for column, row in at
     ]  # rows in the middle
-    drawn = "".join([*_edges(found, points), *(_box(index, box, points[index]) for index, box in enumerate(found))])
+    drawn = "".join(
+        [*_drawn_edges(found, points), *(_drawn_box(index, box, points[index]) for index, box in enumerate(found))]
+    )
     size = widest * (_WIDTH + _GAP), (max(row for _, row in at) + 1) * _ROW
     details = json.dumps([[box.title, box.name, *box.details] for box in found]).replace("<", "\\u003c")
     parts = {"TITLE": html.escape(title), "SIZE": f"{size[0]} {size[1]}", "DETAILS": details, "DRAWN": drawn}
     return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _PAGE)
 
 
-def _edges(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterable[str]:
+def _drawn_edges(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterable[str]:
     maker = {tensor: index for index, box in enumerate(found) for tensor in box.outputs}
     for index, box in enumerate(found):
         for tensor in dict.fromkeys(box.inputs):
@@ -172,21 +173,21 @@ def _edges(found: Sequence[Box], points: Sequence[tuple[int, int]]) -> Iterable[
                 yield f'<path d="{path}"><title>{html.escape(tensor)}</title></path>'
 
 
-def _box(index: int, box: Box, point: tuple[int, int]) -> str:
+def _drawn_box(index: int, box: Box, point: tuple[int, int]) -> str:
     x, y = point
     kind = " class=io" if box.title in ("input", "output") else ""
     return (
         f'<g id=n{index}{kind} transform="translate({x} {y})"><rect width={_WIDTH} height={_HEIGHT} rx=5 />'
-        f"<text x=8 y=16 class=op>{html.escape(_short(box.title))}</text>"
-        f"<text x=8 y=32>{html.escape(_short(box.name))}</text></g>"
+        f"<text x=8 y=16 class=op>{html.escape(_shortened(box.title))}</text>"
+        f"<text x=8 y=32>{html.escape(_shortened(box.name))}</text></g>"
     )
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= 28 else f"{text[:12]}…{text[-15:]}"
 
 
-def serve(text: str, port: int, ready: Callable[[str], object]) -> None:
+def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
     """Show a page to this machine's browsers until the process is interrupted.
 
     Args:
@@ -197,7 +198,7 @@ def serve(text: str, port: int, ready: Callable[[str], object]) -> None:
     Raises:
         ConfigError: If the port cannot be used.
     """
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # as slow to import as drawing is
 
     data = text.encode()
 

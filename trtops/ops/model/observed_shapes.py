@@ -47,13 +47,13 @@ def with_observed_shapes(
     cutter = Cutter(proto)
     observed = observe(cutter, [feed])
     try:
-        _declare(proto.graph, {value.name: value for value in _values(cutter, observed, list(feed))})
+        _declare_values(proto.graph, {value.name: value for value in _observed_values(cutter, observed, list(feed))})
     finally:
         observed.close()
     return proto
 
 
-def _values(cutter: Cutter, observed: Values, inputs: Iterable[str]) -> Iterator[onnx.ValueInfoProto]:
+def _observed_values(cutter: Cutter, observed: Values, inputs: Iterable[str]) -> Iterator[onnx.ValueInfoProto]:
     """Type and shape of each tensor that had a value; what was not a tensor, or not read, is left out."""
     for name in (*inputs, *(name for index in cutter.order for name in cutter.makes(index) if name)):
         try:
@@ -64,7 +64,7 @@ def _values(cutter: Cutter, observed: Values, inputs: Iterable[str]) -> Iterator
             yield onnx.helper.make_tensor_value_info(name, edit.element_type(spec.dtype), spec.shape)
 
 
-def _declare(graph: onnx.GraphProto, values: Mapping[str, onnx.ValueInfoProto]) -> None:
+def _declare_values(graph: onnx.GraphProto, values: Mapping[str, onnx.ValueInfoProto]) -> None:
     declared = [value for value in graph.value_info if value.name not in values]
     outside = {value.name for value in (*graph.input, *graph.output)}
     for value in (*graph.input, *graph.output):

@@ -1,6 +1,6 @@
 """Plugins: find what a TensorRT plugin could do in a model, and put its node there.
 
-A plugin is a folder with a ``pattern.py``, as the field's tool has them: ``get_plugin_metadata()`` gives its ``name`` and
+A plugin is a folder with a ``pattern.py``, as Polygraphy has them: ``get_plugin_metadata()`` gives its ``name`` and
 ``op``, ``get_matching_subgraphs(graph)`` takes an ONNX-GraphSurgeon graph and gives ``inputs``, ``outputs`` and
 ``attributes`` of each place, and ``replace_with_plugin(graph, input_tensors, output_tensors, attrs, op)``, where there is
 one, puts the node in.
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_graphsurgeon as gs
+import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from trtops import errors
-from trtops.backend.common import import_from_script, invoke_from_script
-from trtops.backend.onnx import walk
-from trtops.backend.onnx.model import Model
+from trtops.backend.common import import_from_script, invoke_from_script, save_bytes
+from trtops.backend.onnx.loader import gs_from_onnx
+from trtops.backend.onnx.model import Model, check_structure
 from trtops.ops.model.opening import Source, open_model
-from trtops.ops.model.saving import SaveConfig, write_model
-from trtops.ops.model.surgeon import SurgeonResult
+from trtops.ops.model.saving import SaveConfig
+from trtops.ops.model.surgeon.operation import SurgeonResult, operate
 from trtops.record import Record
 
 PATTERN = "pattern.py"
@@ -87,19 +89,19 @@ def match_plugins(
             raise errors.ConfigError(f"{folder} has no plugin {name!r}. {errors.near(name, known)}")
     wanted = [name for name in known if (not include or name in include) and name not in exclude]
     opened = open_model(model)
-    return tuple(_match(opened, Path(folder, name, PATTERN)) for name in wanted)
+    return tuple(_match_plugin(opened, Path(folder, name, PATTERN)) for name in wanted)
 
 
-def _match(model: Model, script: Path) -> Match:
-    graph = _graph(model)  # anew for each, since a pattern may change it
+def _match_plugin(model: Model, script: Path) -> Match:
+    graph = gs_from_onnx(model.proto())  # anew for each, since a pattern may change it
     described = invoke_from_script(script, "get_plugin_metadata")
     if not isinstance(described, Mapping) or not {"name", "op"} <= set(described):
         raise errors.ConfigError(f"{script}: get_plugin_metadata gave {described!r}; expected a dict with name and op.")
     found = invoke_from_script(script, "get_matching_subgraphs", graph)
-    return Match(name=str(described["name"]), op=str(described["op"]), places=tuple(_places(found, str(script))))
+    return Match(name=str(described["name"]), op=str(described["op"]), places=tuple(_parse_places(found, str(script))))
 
 
-def _places(found: Any, where: str) -> Iterable[Place]:
+def _parse_places(found: Any, where: str) -> Iterable[Place]:
     for place in found or ():
         if not isinstance(place, Mapping) or not {"inputs", "outputs"} <= set(place):
             raise errors.ConfigError(
@@ -112,18 +114,8 @@ def _places(found: Any, where: str) -> Iterable[Place]:
         )
 
 
-def _graph(model: Model) -> Any:
-    from trtops.backend.onnx.loader import gs_from_onnx
-
-    return gs_from_onnx(model.proto())
-
-
 def write_matches(matches: Iterable[Match], path: str | Path) -> None:
-    """Write the plugins that have places, as the field's tool does: a YAML document for each, to be edited by hand."""
-    import yaml  # type: ignore[import-untyped, unused-ignore]
-
-    from trtops.backend.common import save_bytes
-
+    """Write the plugins that have places, as Polygraphy does: a YAML document for each, to be edited by hand."""
     documents = [
         {
             "name": match.name,
@@ -132,7 +124,7 @@ def write_matches(matches: Iterable[Match], path: str | Path) -> None:
                 {
                     "inputs": list(place.inputs),
                     "outputs": list(place.outputs),
-                    "attributes": {name: _plain(value) for name, value in place.attributes.items()},
+                    "attributes": {name: _yaml_value(value) for name, value in place.attributes.items()},
                 }
                 for place in match.places
             ],
@@ -143,22 +135,20 @@ def write_matches(matches: Iterable[Match], path: str | Path) -> None:
     save_bytes(yaml.safe_dump_all(documents, default_flow_style=False, sort_keys=False).encode(), str(path))
 
 
-def _plain(value: Any) -> Any:
+def _yaml_value(value: Any) -> Any:
     """A value as YAML has it: patterns give numpy numbers and arrays as well."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_yaml_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_matches(path: str | Path) -> tuple[Match, ...]:
-    """Read what :func:`write_matches`, or the field's tool, wrote.
+    """Read what :func:`write_matches`, or Polygraphy, wrote.
 
     Raises:
         ConfigError: If there is no such file.
         FormatError: If it is something else.
     """
-    import yaml
-
     try:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except FileNotFoundError:
@@ -168,7 +158,8 @@ def read_matches(path: str | Path) -> tuple[Match, ...]:
     if not all(isinstance(d, Mapping) and {"name", "op", "instances"} <= set(d) for d in documents):
         raise errors.FormatError(f"{path} holds no matches; expected documents with name, op and instances.")
     return tuple(
-        Match(name=str(d["name"]), op=str(d["op"]), places=tuple(_places(d["instances"], str(path)))) for d in documents
+        Match(name=str(d["name"]), op=str(d["op"]), places=tuple(_parse_places(d["instances"], str(path))))
+        for d in documents
     )
 
 
@@ -194,29 +185,19 @@ def replace_plugins(
             model itself.
         ModelError: If the model cannot be used.
     """
-    opened = open_model(model)
-    if output is not None and Path(output).resolve() in {path.resolve() for path in opened.files()}:
-        raise errors.ConfigError(f"Writing {str(output)!r} would replace the model itself. Give another path.")
-    before = sum(1 for _ in walk.nodes(opened.proto()))
-    graph = _graph(opened)
-    changes = [_put_in(graph, match, Path(folder, match.name, PATTERN)) for match in matches]
-    graph.cleanup().toposort()
-    from onnx_graphsurgeon import export_onnx
 
-    proto = export_onnx(graph)
-    if output is not None:
-        write_model(proto, output, save_as)
-    return SurgeonResult(
-        path=None if output is None else str(output),
-        nodes_before=before,
-        nodes=sum(1 for _ in walk.nodes(proto)),
-        changes=tuple(changes),
-        _proto=proto,
-    )
+    def put_in(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+        check_structure(proto)
+        graph = gs_from_onnx(proto)
+        changes = [_put_nodes_in(graph, match, Path(folder, match.name, PATTERN)) for match in matches]
+        graph.cleanup().toposort()
+        return gs.export_onnx(graph), changes
+
+    return operate(model, output, save_as, put_in)
 
 
-def _put_in(graph: Any, match: Match, script: Path) -> str:
-    put = _own(script) or _put_one_in
+def _put_nodes_in(graph: Any, match: Match, script: Path) -> str:
+    put = _own_replacement(script) or _put_node_in
     tensors = graph.tensors()
     count = 0
     for place in match.places:
@@ -236,7 +217,7 @@ def _put_in(graph: Any, match: Match, script: Path) -> str:
     return f"Put {match.name} in at {count} places{left}."
 
 
-def _own(script: Path) -> Callable[..., Any] | None:
+def _own_replacement(script: Path) -> Callable[..., Any] | None:
     """The plugin's own way to put its node in."""
     if not script.is_file() or "def replace_with_plugin" not in script.read_text(encoding="utf-8"):
         return None
@@ -244,12 +225,10 @@ def _own(script: Path) -> Callable[..., Any] | None:
     return found
 
 
-def _put_one_in(
+def _put_node_in(
     graph: Any, input_tensors: list[Any], output_tensors: list[Any], attrs: Mapping[str, Any], op: str
 ) -> bool:
     """A node between tensors; what made them before is removed with the rest that nothing needs any more."""
-    import onnx_graphsurgeon as gs
-
     if any(made.op == op for tensor in output_tensors for made in tensor.inputs):
         raise errors.ConfigError(
             f"{', '.join(t.name for t in output_tensors)}: a {op} makes that already; two places of a plugin share it. "

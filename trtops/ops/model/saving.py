@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtops.record import Record
-
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +34,3 @@ class SaveConfig(Record):
     def for_another(self) -> dict[str, Any]:
         """The same for a second model, whose weights must not be written over those of the first."""
         return {**self.to_options(), "external_data_path": None if self.external_data is None else ""}
-
-
-def write_model(model: onnx.ModelProto, path: str | Path, config: SaveConfig | None = None) -> None:
-    """Write a model, with its weights where the config says."""
-    from trtops.backend.onnx.save import save_model
-
-    config = SaveConfig() if config is None else config
-    save_model(
-        model,
-        path,
-        external_data_path=config.external_data,
-        size_threshold=config.size_threshold,
-        all_tensors_to_one_file=config.one_file,
-    )

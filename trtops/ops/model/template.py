@@ -34,23 +34,23 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
     """
     if kind not in KINDS:
         raise errors.ConfigError(f"There is no template {kind!r}. {errors.near(kind, KINDS)}")
-    inputs = _inputs(model)
+    inputs = _model_inputs(model)
     if kind == "trt-network":
         text = _network_from_model(model) if model is not None else NETWORK
     elif kind == "trt-config":
-        text = CONFIG.format(profiles=_profiles(inputs))
+        text = CONFIG.format(profiles=_profile_lines(inputs))
     elif kind == "data-loader":
-        text = DATA_LOADER.format(arrays=_arrays(inputs))
+        text = DATA_LOADER.format(arrays=_array_lines(inputs))
     elif model is None:
         raise errors.ConfigError("The onnx-gs template changes a model; give one.")
     else:
         text = ONNX_GS.format(model=str(model))
     if output is not None:
-        _write(Path(output), text)
+        _write_script(Path(output), text)
     return text
 
 
-def _write(path: Path, text: str) -> None:
+def _write_script(path: Path, text: str) -> None:
     """Write a script, but never over what somebody may have written."""
     data = text.encode()
     if path.exists() and sha256(path.read_bytes()) != sha256(data):
@@ -59,7 +59,7 @@ def _write(path: Path, text: str) -> None:
     path.write_bytes(data)
 
 
-def _inputs(model: str | Path | None) -> TensorMetadata:
+def _model_inputs(model: str | Path | None) -> TensorMetadata:
     """The inputs of a model; without one, an example."""
     if model is None:
         return TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
@@ -71,25 +71,28 @@ def _inputs(model: str | Path | None) -> TensorMetadata:
     return TensorMetadata.of(tensor_spec(v) for v in proto.graph.input if v.name not in constants)
 
 
-def _fixed(spec: TensorSpec, size: int = 1) -> tuple[int, ...]:
+def _fixed_shape(spec: TensorSpec, size: int = 1) -> tuple[int, ...]:
     return tuple(size if is_dynamic(dim) else int(dim) for dim in spec.shape or ())  # type: ignore[arg-type]
 
 
-def _profiles(inputs: Iterable[TensorSpec] | TensorMetadata) -> str:
+def _profile_lines(inputs: Iterable[TensorSpec] | TensorMetadata) -> str:
     specs = list(inputs.values()) if isinstance(inputs, TensorMetadata) else list(inputs)
     dynamic = [spec for spec in specs if any(is_dynamic(dim) for dim in spec.shape or ())]
     if not dynamic:
         return "Profile()  # every input has a fixed shape"
-    calls = (f".add({s.name!r}, min={_fixed(s, 1)}, opt={_fixed(s, 1)}, max={_fixed(s, 8)})" for s in dynamic)
+    calls = (
+        f".add({s.name!r}, min={_fixed_shape(s, 1)}, opt={_fixed_shape(s, 1)}, max={_fixed_shape(s, 8)})"
+        for s in dynamic
+    )
     return "Profile()" + "".join(calls)
 
 
-def _arrays(inputs: TensorMetadata) -> str:
+def _array_lines(inputs: TensorMetadata) -> str:
     lines = []
     for spec in inputs.values():
         dtype = "float32" if spec.dtype is None else spec.dtype.value
         floating = spec.dtype is None or spec.dtype.is_floating
-        draw = f"random.random({_fixed(spec)})" if floating else f"random.integers(0, 2, {_fixed(spec)})"
+        draw = f"random.random({_fixed_shape(spec)})" if floating else f"random.integers(0, 2, {_fixed_shape(spec)})"
         lines.append(f"            {spec.name!r}: {draw}.astype({dtype!r}),")
     return "\n".join(lines)
 

@@ -16,8 +16,10 @@ from typing import Literal
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck, run_group
 from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.result import OpResult
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
+from trtops.tracking.base import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class RepeatStep(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatResult(Record):
+class RepeatResult(OpResult):
     """What came out.
 
     Attributes:
@@ -76,6 +78,21 @@ class RepeatResult(Record):
     """
 
     steps: tuple[RepeatStep, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """``good`` if every iteration is."""
+        return "good" if self.count("good") == len(self.steps) else "bad"
+
+    def body(self) -> Iterator[str]:
+        """How many passed, and why the others did not."""
+        yield self.text()
+        failed = [step for step in self.steps if step.verdict != "good"]
+        yield from ("", *(f"- iteration {step.number}: {step.verdict} {step.detail}".rstrip() for step in failed))
+
+    def text(self) -> str:
+        """How many passed, in a sentence."""
+        return f"{self.count('good')} of {len(self.steps)} iterations passed"
 
     def count(self, verdict: str) -> int:
         """How many iterations came to a verdict."""
@@ -116,7 +133,7 @@ def repeat(
                 progress(step)
     finally:
         finish(config)
-    return RepeatResult(steps=tuple(steps))
+    return RepeatResult(title="repeat", steps=tuple(steps))
 
 
 def finish(config: RepeatConfig) -> None:

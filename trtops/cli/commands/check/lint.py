@@ -82,24 +82,19 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Check, and print."""
-    from trtops.ops.model.lint import lint, text
-
     make = Maker()
     model = plan.model if isinstance(plan.model, str) else make(plan.model)()
-    report = lint(model, plan.config, feed=_first(make(plan.data), model))
+    result = ops.lint(model, plan.config, feed=_first_feed(make(plan.data), model))
     if plan.json:
-        say_json(report.to_lint_json())
+        say_json(result.to_lint_json())
     else:
-        say(text(report))
-    return 0 if report.ok else 1
+        say(result.text())
+    return 0 if result.ok else 1
 
 
-def _first(loader: Any, model: Any) -> Any:
+def _first_feed(loader: Any, model: Any) -> Any:
     if loader is None:
         return None
-    from trtops.backend.onnx.model import Model
-
-    known = Model.load(model) if isinstance(model, str) else Model.from_proto(model)
     if hasattr(loader, "input_metadata"):
-        loader.input_metadata = TensorMetadata.of(known.info.inputs)
+        loader.input_metadata = TensorMetadata.of(ops.open_model(model).info.inputs)
     return next(iter(loader))

@@ -13,7 +13,7 @@ from trtops.cli.logs import say
 
 if TYPE_CHECKING:
     from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.search.repeat import RepeatConfig, RepeatResult, RepeatStep
+    from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.REPLAY, groups.CHECK)
 EXAMPLES = (
@@ -78,7 +78,9 @@ def carry_out(plan: Plan, make: Any) -> int:
     if plan.check is None and asked is None and plan.makes:
         say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")
         asked = lambda number: True  # noqa: E731
-    return summary(ops.repeat(make, plan.check, plan.config, ask=asked, progress=tell))
+    result = ops.repeat(make, plan.check, plan.config, ask=asked, progress=say_step)
+    say(result.text())
+    return 0 if result.verdict == "good" else 1
 
 
 def ask(number: int) -> bool:
@@ -89,15 +91,8 @@ def ask(number: int) -> bool:
             return answer[0] == "p"
 
 
-def tell(step: RepeatStep) -> None:
+def say_step(step: RepeatStep) -> None:
     """Say how an iteration went."""
     if step.output:
         say(step.output.rstrip())
     say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
-
-
-def summary(result: RepeatResult) -> int:
-    """Say how all went; 0 if all are good."""
-    good = result.count("good")
-    say(f"{good} of {len(result.steps)} iterations passed")
-    return 0 if good == len(result.steps) else 1

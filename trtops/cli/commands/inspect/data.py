@@ -40,7 +40,7 @@ EXAMPLES = ("trtops inspect data outputs.json --show-values", "trtops inspect da
 def plan(args: Asked) -> tuple[asking.Question, int | None]:
     """The question, and the width of lines."""
     question = call(
-        "trtops.ops.model.inspect", "inspect_data", args.path,
+        "trtops.ops", "inspect_data", args.path,
         show_values=args.show_values, histogram=args.histogram, all_iterations=args.all, items=args.num_items,
     )  # fmt: skip
     return asking.Question(question, bool(args.json)), args.line_width

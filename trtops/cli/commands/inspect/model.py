@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import ops
+from trtops.backend import trt
 from trtops.backend.common import save_bytes
 from trtops.cli import asking, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
@@ -102,7 +103,7 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     kind = loading.model_type(args) if not str(args.model_file).endswith(".ort") else "ort"
     drawn = bool(args.visual or args.save_visual)
-    show = () if drawn else _shown(args)
+    show = () if drawn else _asked_parts(args)
     source, described_by = None, ""
     if kind == "engine":
         if args.display_as:
@@ -132,8 +133,8 @@ def plan(args: Asked) -> Plan:
     )
 
 
-def _shown(args: Asked) -> tuple[str, ...]:
-    """What to tell, each thing once."""
+def _asked_parts(args: Asked) -> tuple[str, ...]:
+    """What to show, each thing once."""
     weights = ("layers", "weights") if args.show_weights else ()
     return tuple(dict.fromkeys((*(args.show or ()), *_MODES[args.mode or "none"], *weights)))
 
@@ -141,66 +142,51 @@ def _shown(args: Asked) -> tuple[str, ...]:
 def execute(plan: Plan) -> int:
     """Look, and print."""
     if plan.page is not None or plan.port is not None:
-        return _draw(plan)
-
+        return _draw_page(plan)
     if plan.described_by:
-        described = _described(plan)
+        described = _describe_made(plan)
         if plan.json:
             say_json(described.to_dict())
         else:
             say(described.text(plan.show))
         if plan.tensors is not None:
-            from trtops.ops.model import engine_tensors
-
-            say(engine_tensors.text(described, engine_tensors.read_tensors(plan.tensors)))
+            say(ops.tensors_text(described, ops.read_tensors(plan.tensors)))
         return 0
     model: Any = plan.path if plan.source is None else Maker()(plan.source)()
     if plan.unbounded:
-        from trtops.backend.onnx.edit import unbounded_tensors
-
-        names = unbounded_tensors(model)
-        say(
-            f"{len(names)} tensors of unbounded size: {', '.join(names)}"
-            if names
-            else "No tensor has an unbounded size."
-        )
+        names = ops.unbounded_tensors(model)
+        found = f"{len(names)} tensors of unbounded size: {', '.join(names)}" if names else ""
+        say(found or "No tensor has an unbounded size.")
         return 0
     asking.show(ops.inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes), plan.json)  # type: ignore[arg-type]
     return 0
 
 
-def _described(plan: Plan) -> Any:
+def _describe_made(plan: Plan) -> Any:
     """The description of a TensorRT network or engine."""
-    from trtops.backend import trt
-
     made = Maker()(plan.source)()
-    part = _network(made, plan.path) if plan.described_by == "describe_network" else made
-    return getattr(trt, plan.described_by)(part)
+    if plan.described_by == "describe_engine":
+        return trt.describe_engine(made)
+    if not isinstance(made, tuple) or len(made) < 2:
+        raise ConfigError(
+            f"{plan.path}: its function returned a {type(made).__name__}; expected a builder and a network, as "
+            "CreateNetwork() makes"
+        )
+    return trt.describe_network(made[1])
 
 
-def _draw(plan: Plan) -> int:
+def _draw_page(plan: Plan) -> int:
     """Draw it, and write the page, or serve it until Ctrl-C."""
-    from trtops.ops.model import graph
-
     if plan.described_by:
-        described = _described(plan)
+        described = _describe_made(plan)
     else:
         model: Any = plan.path if plan.source is None else Maker()(plan.source)()
-        described = graph.describe_onnx(model, infer_shapes=plan.infer_shapes)
-    page = graph.page(described, Path(plan.path).name)
+        described = ops.describe_onnx(model, infer_shapes=plan.infer_shapes)
+    page = ops.model_page(described, Path(plan.path).name)
     if plan.page is not None:
         save_bytes(page.encode(), plan.page)
         say(f"Wrote {plan.page}")
     if plan.port is not None:
         with contextlib.suppress(KeyboardInterrupt):  # which is how it is meant to end
-            graph.serve(page, plan.port, lambda address: say(f"{address} (Ctrl-C ends it)"))
+            ops.serve_page(page, plan.port, lambda address: say(f"{address} (Ctrl-C ends it)"))
     return 0
-
-
-def _network(made: Any, path: str) -> Any:
-    if isinstance(made, tuple) and len(made) > 1:
-        return made[1]
-
-    raise ConfigError(
-        f"{path}: its function returned a {type(made).__name__}; expected a builder and a network, as CreateNetwork() makes"
-    )

@@ -31,7 +31,7 @@ def plan(args: Asked) -> asking.Question:
     if args.external_data_dir or args.fp_to_fp16:
         model = call(loading.ONNX, "onnx_from_path", model, external_data_dir=args.external_data_dir)
         model = call(loading.ONNX, "convert_to_fp16", model) if args.fp_to_fp16 else model
-    return asking.Question(call("trtops.ops.model.inspect", "inspect_sparsity", model), bool(args.json))
+    return asking.Question(call("trtops.ops", "inspect_sparsity", model), bool(args.json))
 
 
 execute = asking.answer

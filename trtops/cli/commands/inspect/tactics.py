@@ -12,7 +12,7 @@ EXAMPLES = ("trtops inspect tactics replay.json",)
 
 def plan(args: Asked) -> asking.Question:
     """The question."""
-    return asking.Question(call("trtops.ops.model.inspect", "inspect_tactics", args.tactic_replay), bool(args.json))
+    return asking.Question(call("trtops.ops", "inspect_tactics", args.tactic_replay), bool(args.json))
 
 
 execute = asking.answer

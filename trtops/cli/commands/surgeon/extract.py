@@ -47,7 +47,7 @@ def plan(args: Asked) -> surgery.Operation:
     if not args.input_shapes:
         return found
 
-    config = call("trtops.ops.model.surgeon", "SanitizeConfig", input_shapes=dict(args.input_shapes))
+    config = call("trtops.ops", "SanitizeConfig", input_shapes=dict(args.input_shapes))
     shaped = call("trtops.cli.surgery", "reshaped", found.model, config)
     return replace(found, model=shaped)
 

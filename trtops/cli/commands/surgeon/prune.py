@@ -48,9 +48,7 @@ def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     args.output = args.output or f"{Path(args.model_file).stem}.pruned.onnx"
     if args.remove_node_types:
-        return surgery.operation(
-            args, "remove_nodes", tuple(args.remove_node_types), module="trtops.ops.model.remove_nodes"
-        )
+        return surgery.operation(args, "remove_nodes", tuple(args.remove_node_types))
     return surgery.operation(args, "prune")
 
 

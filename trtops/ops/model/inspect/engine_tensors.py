@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops import errors
-from trtops.ops.model.inspect import ArraySummary, summarize
+from trtops.comparator.results import RunResults
+from trtops.ops.model.inspect.data import ArraySummary, summarize
 
 if TYPE_CHECKING:
     from trtops.backend.trt.describe.inspector import EngineDescription
@@ -23,8 +24,6 @@ def read_tensors(path: str | Path) -> dict[str, ArraySummary]:
         ConfigError: If there is no such file.
         FormatError: If it is something else, or empty.
     """
-    from trtops.comparator.results import RunResults
-
     if not Path(path).exists():
         raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved outputs (trtops run --save-outputs).")
     found = {
@@ -37,7 +36,7 @@ def read_tensors(path: str | Path) -> dict[str, ArraySummary]:
     return found
 
 
-def text(engine: EngineDescription, tensors: dict[str, ArraySummary]) -> str:
+def tensors_text(engine: EngineDescription, tensors: dict[str, ArraySummary]) -> str:
     """The engine's layers with what their tensors held.
 
     Args:
@@ -51,14 +50,14 @@ def text(engine: EngineDescription, tensors: dict[str, ArraySummary]) -> str:
         for arrow, each in (("   ", layer.inputs), (" ->", layer.outputs)):
             for tensor in each:
                 seen.add(tensor.name)
-                lines.append(f"  {arrow} {tensor.name} [{_told(tensors.get(tensor.name))}]")
+                lines.append(f"  {arrow} {tensor.name} [{_array_text(tensors.get(tensor.name))}]")
     others = [name for name in tensors if name not in seen]
     if others:
         lines += ["", f"Not of any layer: {', '.join(others)}"]
     return "\n".join(lines) + "\n"
 
 
-def _told(found: ArraySummary | None) -> str:
+def _array_text(found: ArraySummary | None) -> str:
     if found is None:
         return "not saved"
     if found.mean is None:
