@@ -149,7 +149,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Help with room for long option names; headings in bold on a terminal."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(120, _width()))
+        super().__init__(prog, max_help_position=30, width=min(120, _terminal_width()))
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(bold(heading) if heading else heading)
@@ -162,7 +162,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return "".join(f" {a.metavar or a.dest}" for a in actions if not a.option_strings)
 
 
-def _width() -> int:
+def _terminal_width() -> int:
     try:
         return max(40, os.get_terminal_size().columns)
     except OSError:
@@ -184,7 +184,7 @@ def without_effect(groups: Iterable[Group], args: Asked, words: Sequence[str]) -
     """
     flags = {name: flag for group in groups for flag in group.flags for name in flag.names if name.startswith("-")}
     found = {}
-    for name in (word.partition("=")[0] for word in _own(words)):
+    for name in (word.partition("=")[0] for word in _words_before_check(words)):
         flag = flags.get(name)
         if flag is not None and (flag.idle or args.unseen(flag.dest)):
             why = flag.idle or "nothing that this command line does uses it"
@@ -192,7 +192,7 @@ def without_effect(groups: Iterable[Group], args: Asked, words: Sequence[str]) -
     return list(found.values())
 
 
-def _own(words: Sequence[str]) -> Iterable[str]:
+def _words_before_check(words: Sequence[str]) -> Iterable[str]:
     """The words of a line that are not those of a command behind ``--check``."""
     return itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
 
@@ -202,7 +202,7 @@ def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequen
     shown = "\n".join(f"  {line}" for example in examples for line in example.splitlines())
     parser = Parser(
         prog=prog,
-        description=textwrap.fill(about, min(100, _width())),
+        description=textwrap.fill(about, min(100, _terminal_width())),
         epilog=f"{bold('examples:')}\n{shown}",
         formatter_class=_Help,
         allow_abbrev=False,
@@ -216,7 +216,7 @@ def make_parser(prog: str, about: str, groups: Iterable[Group], examples: Sequen
         section = sections[group.title]
         for flag in group.flags:
             if flag.names[0] not in added:
-                _add(section, flag)
+                _add_flag(section, flag)
                 added.update(flag.names)
     return parser
 
@@ -236,12 +236,12 @@ class _Refused(argparse.Action):
         parser.error(f"{option_string}: {self.const}")
 
 
-def _add(section: argparse._ArgumentGroup, flag: Flag) -> None:
-    options: dict[str, Any] = {"help": _escaped(flag)}
+def _add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
+    options: dict[str, Any] = {"help": _help_text(flag)}
     if flag.shown or flag.takes not in ("switch", "count", "runner"):
-        options["metavar"] = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else _word(flag))
+        options["metavar"] = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else _shown_word(flag))
     if flag.positional:
-        options |= {"type": _typed(flag)}
+        options |= {"type": _word_converter(flag)}
         if flag.takes in _NARGS:
             options["nargs"] = _NARGS[flag.takes]
         section.add_argument(flag.dest, **options)
@@ -260,7 +260,7 @@ def _add(section: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _add_valued(section: argparse._ArgumentGroup, flag: Flag, options: dict[str, Any]) -> None:
-    options |= {"type": _typed(flag), "required": flag.required}
+    options |= {"type": _word_converter(flag), "required": flag.required}
     if flag.takes in _NARGS:
         options["nargs"] = _NARGS[flag.takes]
     if flag.takes == "optional":
@@ -270,7 +270,7 @@ def _add_valued(section: argparse._ArgumentGroup, flag: Flag, options: dict[str,
     section.add_argument(*flag.names, **options)
 
 
-def _typed(flag: Flag) -> Callable[[str], Any]:
+def _word_converter(flag: Flag) -> Callable[[str], Any]:
     """A converter whose ``ValueError`` becomes the message of wrong usage, with near choices."""
 
     def convert(word: str) -> Any:
@@ -286,7 +286,7 @@ def _typed(flag: Flag) -> Callable[[str], Any]:
     return convert
 
 
-def _escaped(flag: Flag) -> str:
+def _help_text(flag: Flag) -> str:
     text = flag.help
     if flag.refuse:
         text = f"not carried out: {flag.refuse}"
@@ -297,5 +297,5 @@ def _escaped(flag: Flag) -> str:
     return text.replace("%", "%%")
 
 
-def _word(flag: Flag) -> str:
+def _shown_word(flag: Flag) -> str:
     return flag.dest.replace("_", "-").upper() if not flag.positional else flag.dest

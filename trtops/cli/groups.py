@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from trtops.cli import values
 from trtops.cli.flags import Flag, Group
+from trtops.cli.logs import LEVELS
 
 
-def _level(text: str) -> tuple[str, str]:
+def _log_level(text: str) -> tuple[str, str]:
     name, level = values.named(text)
-    from trtops.cli.logs import LEVELS
-
     if level.upper() not in LEVELS:
         raise ValueError(f"{level!r} is no level; expected one of {', '.join(LEVELS)}")
     return name, level.upper()
@@ -25,7 +24,7 @@ LOGGING = Group(
         Flag(
             names=("--verbosity",),
             takes="many",
-            convert=_level,
+            convert=_log_level,
             shown="LEVEL|PATH:LEVEL",
             help="how much to log, for all or for modules: INFO backend/trt:VERBOSE",
         ),

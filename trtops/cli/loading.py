@@ -64,7 +64,7 @@ def onnx_model(args: Asked) -> Call:
     if kind in _TENSORFLOW:
         model = call(
             "trtops.backend.onnx.from_tensorflow", "OnnxFromTensorFlow", args.model_file, kind,
-            checkpoint=args.ckpt, outputs=_list(args.tf_outputs), opset=args.opset, variable="load_model",
+            checkpoint=args.ckpt, outputs=_list_or_none(args.tf_outputs), opset=args.opset, variable="load_model",
         )  # fmt: skip
     elif kind == "onnx":
         model = call(
@@ -76,8 +76,8 @@ def onnx_model(args: Asked) -> Call:
     if getattr(args, "onnx_outputs", None) or getattr(args, "onnx_exclude_outputs", None) or args.onnx_outputs_by_type:
         model = call(
             ONNX, "ModifyOutputs", model,
-            outputs=_names_or_all(args.onnx_outputs), exclude_outputs=_list(args.onnx_exclude_outputs),
-            mark_types=_list(args.onnx_outputs_by_type), variable="modify_outputs",
+            outputs=_names_or_all(args.onnx_outputs), exclude_outputs=_list_or_none(args.onnx_exclude_outputs),
+            mark_types=_list_or_none(args.onnx_outputs_by_type), variable="modify_outputs",
         )  # fmt: skip
     if args.shape_inference:
         symbolic = False if args.no_onnxruntime_shape_inference else None
@@ -108,7 +108,7 @@ def _names_or_all(names: Iterable[str] | None) -> Any:
     return Name("trtops.constants", "MARK_ALL") if list(names) in (["mark", "all"], ["mark all"]) else list(names)
 
 
-def _list(words: Iterable[Any] | None) -> list[Any] | None:
+def _list_or_none(words: Iterable[Any] | None) -> list[Any] | None:
     return None if words is None else list(words)
 
 
@@ -136,20 +136,20 @@ def data_loader(args: Asked) -> Call | None:
         return None
     return call(
         COMPARATOR, "DataLoader",
-        seed=args.seed, iterations=args.iterations, input_metadata=_metadata(shapes), val_range=_ranges(args.val_range),
+        seed=args.seed, iterations=args.iterations, input_metadata=_input_metadata(shapes), val_range=_value_ranges(args.val_range),
         data_loader_backend_module=args.data_loader_backend_module,
-        int_range=_bounds(args.int_min, args.int_max), float_range=_bounds(args.float_min, args.float_max),
+        int_range=_value_bounds(args.int_min, args.int_max), float_range=_value_bounds(args.float_min, args.float_max),
         variable="data_loader",
     )  # fmt: skip
 
 
-def _bounds(low: float | None, high: float | None) -> tuple[float, float] | None:
+def _value_bounds(low: float | None, high: float | None) -> tuple[float, float] | None:
     if low is None and high is None:
         return None
     return (0 if low is None else low, 1 if high is None else high)
 
 
-def _ranges(pairs: Any) -> Any:
+def _value_ranges(pairs: Any) -> Any:
     found = per_name(pairs)
     return found if not isinstance(found, dict) else dict(found)
 
@@ -170,7 +170,7 @@ def usual_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:
     return dict(rounds[0]) if rounds else None
 
 
-def _metadata(shapes: Mapping[str, Any] | None) -> Call | None:
+def _input_metadata(shapes: Mapping[str, Any] | None) -> Call | None:
     if not shapes:
         return None
     adds = tuple(("add", (name,), (("dtype", None), ("shape", shape))) for name, shape in shapes.items())
@@ -207,12 +207,12 @@ def fixed(shape: Any) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) and dim >= 0 else 1 for dim in shape)
 
 
-def _member(kind: str, word: str) -> Name:
+def _enum_member(kind: str, word: str) -> Name:
     return Name("trt", f"{kind}.{word.strip().upper().replace('-', '_')}")
 
 
-def _members(kind: str, words: Iterable[str] | None) -> list[Name] | None:
-    return None if words is None else [_member(kind, word) for word in words]
+def _enum_members(kind: str, words: Iterable[str] | None) -> list[Name] | None:
+    return None if words is None else [_enum_member(kind, word) for word in words]
 
 
 def builder_config(args: Asked) -> Any:
@@ -255,15 +255,15 @@ def _config_options(args: Asked) -> dict[str, Any]:
     }
     return {
         **{name: getattr(args, name) for name in same},
-        **{name: _member(kind, v) for name, kind in one.items() if (v := getattr(args, name)) is not None},
-        **{name: _members(kind, getattr(args, name)) for name, kind in several.items()},
+        **{name: _enum_member(kind, v) for name, kind in one.items() if (v := getattr(args, name)) is not None},
+        **{name: _enum_members(kind, getattr(args, name)) for name, kind in several.items()},
         "restricted": args.trt_safety_restricted,
         "profiles": profiles(args),
         "precision_constraints": constraints(args)[0],
         "load_timing_cache": args.load_timing_cache or args.timing_cache,
-        "memory_pool_limits": {_member("MemoryPoolType", pool): limit for pool, limit in limits.items()} or None,
-        "algorithm_selector": _selector(args),
-        "calibrator": _calibrator(args),
+        "memory_pool_limits": {_enum_member("MemoryPoolType", pool): limit for pool, limit in limits.items()} or None,
+        "algorithm_selector": _tactic_selector(args),
+        "calibrator": _int8_calibrator(args),
     }
 
 
@@ -276,7 +276,7 @@ def constraints(args: Asked) -> tuple[str | None, dict[str, str]]:
     return (None if mode == "none" else mode), layers
 
 
-def _selector(args: Asked) -> Call | None:
+def _tactic_selector(args: Asked) -> Call | None:
     given = [n for n in ("load_tactics", "save_tactics", "exclude_tactics") if getattr(args, n)]
     if "load_tactics" in given:
         if len(given) > 1:
@@ -292,7 +292,7 @@ def _selector(args: Asked) -> Call | None:
     return call(TRT, "TacticRecorder", kept, restriction=call(module, "restriction", denied, None))
 
 
-def _calibrator(args: Asked) -> Call | None:
+def _int8_calibrator(args: Asked) -> Call | None:
     """A calibrator, where INT8 is asked for."""
     if not args.int8:
         for name in ("calibration_cache", "calib_base_cls", "quantile", "regression_cutoff"):
@@ -312,7 +312,7 @@ def network(args: Asked, *, outputs: bool = True) -> Any:
     kind = model_type(args)
     if kind == "engine":
         raise UsageError(f"{args.model_file} is an engine already; a network is made from an ONNX model or a script")
-    made = _parsed(args, kind)
+    made = _parsed_network(args, kind)
     if args.plugins:
         made = call(TRT, "LoadPlugins", list(args.plugins), made, variable="load_plugins")
     for path, function in args.trt_network_postprocess_script or ():
@@ -320,8 +320,8 @@ def network(args: Asked, *, outputs: bool = True) -> Any:
     if outputs and (args.trt_outputs or args.trt_exclude_outputs or args.trt_outputs_by_type):
         made = call(
             TRT, "ModifyNetworkOutputs", made,
-            outputs=_names_or_all(args.trt_outputs), exclude_outputs=_list(args.trt_exclude_outputs),
-            mark_layer_types=_list(args.trt_outputs_by_type), variable="modify_network_outputs",
+            outputs=_names_or_all(args.trt_outputs), exclude_outputs=_list_or_none(args.trt_exclude_outputs),
+            mark_layer_types=_list_or_none(args.trt_outputs_by_type), variable="modify_network_outputs",
         )  # fmt: skip
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
         made = call(TRT, "SetLayerPrecisions", made, layers, variable="set_layer_precisions")
@@ -329,7 +329,7 @@ def network(args: Asked, *, outputs: bool = True) -> Any:
         types = args.all_tensor_dtypes or dict(args.tensor_dtypes)
         made = call(TRT, "SetTensorDatatypes", made, types, variable="set_tensor_datatypes")
     if args.all_tensor_formats or args.tensor_formats:
-        formats: Any = list(args.all_tensor_formats or ()) or {n: _words(f) for n, f in args.tensor_formats}
+        formats: Any = list(args.all_tensor_formats or ()) or {n: _bracketed_words(f) for n, f in args.tensor_formats}
         made = call(TRT, "SetTensorFormats", made, formats, variable="set_tensor_formats")
     if args.decomposable_attentions:
         made = call(TRT, "SetDecomposableAttentions", made, variable="set_decomposable_attentions")
@@ -338,17 +338,17 @@ def network(args: Asked, *, outputs: bool = True) -> Any:
     return made
 
 
-def _words(text: str) -> list[str]:
+def _bracketed_words(text: str) -> list[str]:
     return [word.strip() for word in text.strip("[]").split(",")]
 
 
-def _parsed(args: Asked, kind: str) -> Call | Function:
+def _parsed_network(args: Asked, kind: str) -> Call | Function:
     if kind == "trt-network-script":
         path, _, function = args.model_file.partition(".py:")
         path = f"{path}.py" if function else path
         return Function(path, function or args.trt_network_func or "load_network")
     options = {
-        "flags": _members("OnnxParserFlag", args.onnx_flags),
+        "flags": _enum_members("OnnxParserFlag", args.onnx_flags),
         "plugin_instancenorm": args.plugin_instancenorm,
         "strongly_typed": args.strongly_typed,
         "mark_unfused_tensors_as_debug_tensors": args.mark_unfused_tensors_as_debug_tensors,
@@ -364,7 +364,7 @@ def engine(args: Asked, path: str | None = None) -> Call:
     """The engine's loader: built, or loaded from a file."""
     load = {
         "runtime": call(TRT, "LoadRuntime", args.load_runtime) if getattr(args, "load_runtime", None) else None,
-        "dla_workspace_allocation_strategy": _member(
+        "dla_workspace_allocation_strategy": _enum_member(
             "DLAWorkspaceAllocationStrategy", args.dla_workspace_allocation_strategy
         )
         if getattr(args, "dla_workspace_allocation_strategy", None)
@@ -421,11 +421,11 @@ def compare_functions(args: Asked) -> list[Any]:
         return [Function(*args.compare_func_script)]
     made = []
     for name in args.compare or ("simple",):
-        made += _simple(args) if name == "simple" else [_by_number(args, name)]
+        made += _simple_functions(args) if name == "simple" else [_by_number(args, name)]
     return made
 
 
-def _simple(args: Asked) -> list[Call]:
+def _simple_functions(args: Asked) -> list[Call]:
     options = {
         "rtol": per_name(args.rtol),
         "atol": per_name(args.atol),
@@ -442,7 +442,9 @@ def _simple(args: Asked) -> list[Call]:
     made = []
     for stat in plain or [None]:
         chosen = {**({"": stat} if stat else {}), **own} if own else stat
-        made.append(_checked(args, call(COMPARATOR, "SimpleCompareFunc", check_error_stat=chosen, **options)))
+        made.append(
+            _without_shape_check(args, call(COMPARATOR, "SimpleCompareFunc", check_error_stat=chosen, **options))
+        )
         options = {k: v for k, v in options.items() if "heatmap" not in k and "plot" not in k}  # drawn once
     return made
 
@@ -450,10 +452,10 @@ def _simple(args: Asked) -> list[Call]:
 def _by_number(args: Asked, name: str) -> Call:
     thresholds: dict[str, Any] = {option: per_name(getattr(args, dest)) for option, dest in _FUNCTIONS[name][1].items()}
     made = call(COMPARATOR, _CLASSES[name], fail_fast=args.fail_fast, **thresholds)
-    return made if name == "indices" else _checked(args, made)
+    return made if name == "indices" else _without_shape_check(args, made)
 
 
-def _checked(args: Asked, made: Call) -> Call:
+def _without_shape_check(args: Asked, made: Call) -> Call:
     if not args.no_shape_check:
         return made
     return Call(made.module, made.name, made.args, (("check_shapes", False), *made.kwargs))

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
-        return _refused(words) or _main(words)
+        return _refuse_surroundings(words) or _run_words(words)
     except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gc.freeze()  # this process ends, and would search all that it imported for circles first
 
 
-def _refused(words: list[str]) -> int:
+def _refuse_surroundings(words: list[str]) -> int:
     """Wrong usage, where the folder is gone, or names cannot be read in this locale; else 0."""
     try:
         here = os.getcwd()
@@ -70,16 +70,16 @@ def _refused(words: list[str]) -> int:
     return 0
 
 
-def _main(words: list[str]) -> int:
+def _run_words(words: list[str]) -> int:
     path, rest = registry.find(words)
     if path not in registry.COMMANDS:
-        return _folder(path, rest)
+        return _help_on_words(path, rest)
     module = load(path)
     parser = parser_of(path, module)
     if ("-h" in rest or "--help" in rest) and not _after_check(rest):
         parser.print_help()
         return 0
-    return _run(module, parser, rest, words)
+    return _run_command(module, parser, rest, words)
 
 
 def _after_check(rest: list[str]) -> bool:
@@ -100,7 +100,7 @@ def parser_of(path: registry.Path, module: Any) -> Parser:
     return make_parser(prog, " ".join(about.split()), (*module.GROUPS, LOGGING), module.EXAMPLES)
 
 
-def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
+def _run_command(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
     args = parser.parse(rest)
     args.words = ["trtops", *words]
 
@@ -108,7 +108,7 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
         try:
             log = stack.enter_context(logging_as(args))
         except OSError as exc:
-            parser.error(f"--log-file {_told(exc)}")
+            parser.error(f"--log-file {_error_text(exc)}")
         stack.enter_context(_ended_by_signals())
         if getattr(module, "NEEDS_NO_BLAS", False):
             _import_numpy()
@@ -126,7 +126,7 @@ def _run(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
         except (TrtopsError, OSError) as exc:
             if isinstance(exc, BrokenPipeError):
                 raise
-            log.error("%s", _told(exc))
+            log.error("%s", _error_text(exc))
             return 3
         except Exception as exc:
             if lines := _of_a_script(exc, words):
@@ -152,7 +152,7 @@ def _import_numpy() -> None:
         del os.environ[variable]
 
 
-def _told(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     """An error in words: the system's with the file before them."""
     if isinstance(exc, OSError) and exc.filename is not None and exc.strerror is not None:
         return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
@@ -190,7 +190,7 @@ class _ended_by_signals:
         raise KeyboardInterrupt
 
 
-def _folder(path: registry.Path, rest: list[str]) -> int:
+def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     """Help for, or wrong usage of, words that need more words."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):

@@ -113,7 +113,7 @@ class Maker:
                 self._made[id(value)] = self._make(value)
             return self._made[id(value)]
         if isinstance(value, Name):
-            return _named(value)
+            return _find_name(value)
         if isinstance(value, Function):
             return InvokeFromScript(value.path, value.name)
         if isinstance(value, (list, tuple)):
@@ -131,10 +131,10 @@ class Maker:
         return made
 
 
-def _named(name: Name) -> Any:
-
+def _find_name(name: Name) -> Any:
+    """What a name stands for."""
     if name.module == "trt":
-        from trtops.backend.trt import library
+        from trtops.backend.trt import library  # which most command lines have no use for
 
         found, parts = library.load(), name.path.split(".")
     else:
@@ -156,7 +156,7 @@ class Source:
     imports: dict[str, set[str]] = field(default_factory=dict)
     uses_trt: bool = False
     lines: list[str] = field(default_factory=list)
-    _named: list[tuple[Call, str]] = field(default_factory=list)
+    _variables: list[tuple[Call, str]] = field(default_factory=list)
 
     def use(self, module: str, name: str) -> str:
         """Import a name, and return it."""
@@ -205,7 +205,7 @@ class Source:
         return self.use(name.module, name.path)
 
     def _call(self, call: Call) -> str:
-        for held, variable in self._named:
+        for held, variable in self._variables:
             # What makes something when it is called may be used twice; what a function gave may be used up.
             if held is call or (held == call and call.name[:1].isupper()):
                 return variable
@@ -214,9 +214,9 @@ class Source:
             text += f".{method}({self._arguments(args, kwargs)})"
         if not call.variable:
             return text
-        taken = {variable for _, variable in self._named}
-        variable = next(v for v in _numbered(call.variable) if v not in taken)
-        self._named.append((call, variable))
+        taken = {variable for _, variable in self._variables}
+        variable = next(v for v in _numbered_names(call.variable) if v not in taken)
+        self._variables.append((call, variable))
         self.add(folded(f"{variable} = {text}"))
         return variable
 
@@ -246,7 +246,7 @@ def quoted(text: str) -> str:
     return shown if '"' in shown else f'"{shown[1:-1]}"'
 
 
-def _numbered(name: str) -> Iterator[str]:
+def _numbered_names(name: str) -> Iterator[str]:
     yield name
     number = 2
     while True:

@@ -19,6 +19,6 @@ def words(command: str, **options: object) -> tuple[str, ...]:
 
 def execute(plan: tuple[str, ...]) -> int:
     """Do it."""
-    from trtops.tracking.store import main
+    from trtops.tracking.store import main  # imports MLflow, which help need not wait for
 
     return main(plan)

@@ -133,11 +133,11 @@ def attribute(text: str) -> tuple[str, object]:
     if not found:
         raise ValueError(f"{text!r} is no attribute; expected name=value")
     if value.startswith("["):
-        return name, tuple(_literal(word.strip()) for word in value.strip("[]").split(",") if word.strip())
-    return name, _literal(value)
+        return name, tuple(_attribute_value(word.strip()) for word in value.strip("[]").split(",") if word.strip())
+    return name, _attribute_value(value)
 
 
-def _literal(text: str) -> int | float | str:
+def _attribute_value(text: str) -> int | float | str:
     try:
         return number(text)
     except ValueError:

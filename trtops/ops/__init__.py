@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from trtops.ops.model.graph import describe_onnx as describe_onnx
     from trtops.ops.model.graph import model_page as model_page
     from trtops.ops.model.graph import serve_page as serve_page
+    from trtops.ops.model.inspect.calibration import compare_calibrations as compare_calibrations
     from trtops.ops.model.inspect.calibration import inspect_calibration as inspect_calibration
     from trtops.ops.model.inspect.data import inspect_data as inspect_data
     from trtops.ops.model.inspect.engine_tensors import read_tensors as read_tensors

@@ -8,6 +8,7 @@ from trtops.cli import registry
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.groups import LOGGING
 from trtops.cli.logs import say
+from trtops.cli.main import load
 
 GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
 EXAMPLES = ("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops")
@@ -32,7 +33,7 @@ def script(shell: str) -> str:
     ]
     cases += [f'        "{" ".join(path)}") words="{" ".join(options(path))}";;' for path in registry.COMMANDS]
     body = "\n".join(cases)
-    picks = "\n".join(f'        "{place}") picks="{words}";;' for place, words in _choices())
+    picks = "\n".join(f'        "{place}") picks="{words}";;' for place, words in _words_of_options())
     text = f"""_trtops() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" path="" words="" picks="" i
     for ((i = 1; i < COMP_CWORD; i++)); do
@@ -64,16 +65,12 @@ complete -o filenames -F _trtops trtops"""
 
 def options(path: registry.Path) -> list[str]:
     """The long options of a command."""
-    from trtops.cli.main import load
-
     flags = (flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags if not flag.refuse)
     return list(dict.fromkeys(name for flag in flags for name in flag.names if name.startswith("--")))
 
 
-def _choices() -> Iterator[tuple[str, str]]:
+def _words_of_options() -> Iterator[tuple[str, str]]:
     """A command and an option that takes one of some words, and these words."""
-    from trtops.cli.main import load
-
     for path in registry.COMMANDS:
         for flag in (flag for group in load(path).GROUPS for flag in group.flags if flag.choices):
             for name in flag.names if not flag.positional else (path[-1],):

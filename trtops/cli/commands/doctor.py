@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from trtops import __version__
+from trtops.backend import trt
+from trtops.backend.engines import BACKENDS, engine_backend
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say
 from trtops.errors import TrtopsError
@@ -22,14 +25,8 @@ def plan(args: Asked) -> bool:
 
 def execute(plan: bool) -> int:
     """Look, and print."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from trtops.backend.engines import BACKENDS, engine_backend
-
     if plan:
-        from trtops.backend.trt import support_table
-
-        say(support_table().rstrip())
+        say(trt.support_table().rstrip())
         return 0
     say(f"trtops {__version__}, Python {sys.version.split()[0]}")
     for package in _PACKAGES:

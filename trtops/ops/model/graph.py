@@ -178,12 +178,12 @@ def _drawn_box(index: int, box: Box, point: tuple[int, int]) -> str:
     kind = " class=io" if box.title in ("input", "output") else ""
     return (
         f'<g id=n{index}{kind} transform="translate({x} {y})"><rect width={_WIDTH} height={_HEIGHT} rx=5 />'
-        f"<text x=8 y=16 class=op>{html.escape(_shortened(box.title))}</text>"
-        f"<text x=8 y=32>{html.escape(_shortened(box.name))}</text></g>"
+        f"<text x=8 y=16 class=op>{html.escape(_label_text(box.title))}</text>"
+        f"<text x=8 y=32>{html.escape(_label_text(box.name))}</text></g>"
     )
 
 
-def _shortened(text: str) -> str:
+def _label_text(text: str) -> str:
     return text if len(text) <= 28 else f"{text[:12]}…{text[-15:]}"
 
 

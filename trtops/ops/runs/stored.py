@@ -68,10 +68,10 @@ def list_runs(
     wanted |= {tag: value for tag, value in ((schema.Tag.KIND, kind), (schema.Tag.VERDICT, verdict)) if value}
     parent = None if parent is None else tracker.whole_id(parent)
     found = tracker.find(experiment, tags=wanted, parent=parent, status=status, limit=limit)
-    return [_row(info) for info in found]
+    return [_list_row(info) for info in found]
 
 
-def _row(info: RunInfo) -> Row:
+def _list_row(info: RunInfo) -> Row:
     return Row(
         id=info.id,
         experiment=info.experiment,
@@ -186,10 +186,10 @@ def audit(run_ids: Iterable[str], tracker: Tracker) -> list[Audited]:
     Raises:
         RunNotFoundError: If a run is not there.
     """
-    return [_audited(tracker.info(tracker.whole_id(run_id)), tracker) for run_id in run_ids]
+    return [_audit_run(tracker.info(tracker.whole_id(run_id)), tracker) for run_id in run_ids]
 
 
-def _audited(info: RunInfo, tracker: Tracker) -> Audited:
+def _audit_run(info: RunInfo, tracker: Tracker) -> Audited:
     files = 0
     try:
         stored = tracker.load(info.id)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trtops import comparator
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json
@@ -96,9 +97,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Judge, and print."""
-    from trtops.comparator import AccuracyResults
-
-    results = AccuracyResults.load(plan.path)
+    results = comparator.AccuracyResults.load(plan.path)
     names = results.output_names()
     thresholds = [{name: function.thresholds_for(name) for name in names} for function in Maker()(list(plan.functions))]
     if thresholds:
@@ -108,7 +107,7 @@ def execute(plan: Plan) -> int:
             result.aggregation = "average"
     if plan.save is not None:
         results.save(plan.save)
-    lines = list(_lines(results))
+    lines = list(_verdict_lines(results))
     if plan.json:
         say_json({"passed": bool(results), "outputs": lines})
     else:
@@ -124,7 +123,7 @@ def execute(plan: Plan) -> int:
     return 0 if results else 1
 
 
-def _lines(results: Any) -> Iterator[dict[str, Any]]:
+def _verdict_lines(results: Any) -> Iterator[dict[str, Any]]:
     for result in results:
         for pair in result:
             rounds = [result.average_results(pair)] if result.aggregation == "average" else result[pair]

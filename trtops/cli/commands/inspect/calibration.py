@@ -51,15 +51,13 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and print."""
-    from trtops.calibration.compare import diff
-
     tracker = (
         configs.opened(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
     )
     if plan.other is None:
         asking.show(ops.inspect_calibration(plan.cache, tracker=tracker), plan.json)
         return 0
-    found = diff(ops.load_cache(plan.cache, tracker), ops.load_cache(plan.other, tracker), plan.ratio)
+    found = ops.compare_calibrations(plan.cache, plan.other, plan.ratio, tracker=tracker)
     if plan.json:
         say_json(found.to_dict())
     else:

@@ -96,12 +96,8 @@ def plan(args: Asked) -> Plan:
         save_as=surgery.save_config(args) if args.with_partitioning else ops.SaveConfig(),
         input_shapes=loading.input_shapes(args) or {},
     )
-    model = loading.onnx_model(_typed(args)) if loading.wants_onnx_changes(args) else args.model_file
+    model = loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file
     return Plan(model, config, f"{args.output}/results.txt", bool(args.json))
-
-
-def _typed(args: Asked) -> Asked:
-    return args.but(model_type="onnx")
 
 
 def execute(plan: Plan) -> int:

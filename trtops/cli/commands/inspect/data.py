@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from trtops.cli import asking, groups
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.script import call
@@ -37,22 +35,13 @@ GROUPS = (
 EXAMPLES = ("trtops inspect data outputs.json --show-values", "trtops inspect data inputs.json --histogram --all")
 
 
-def plan(args: Asked) -> tuple[asking.Question, int | None]:
-    """The question, and the width of lines."""
+def plan(args: Asked) -> asking.Question:
+    """The question."""
     question = call(
         "trtops.ops", "inspect_data", args.path,
-        show_values=args.show_values, histogram=args.histogram, all_iterations=args.all, items=args.num_items,
+        show_values=args.show_values, histogram=args.histogram, all_iterations=args.all, items=args.num_items, line_width=args.line_width,
     )  # fmt: skip
-    return asking.Question(question, bool(args.json)), args.line_width
+    return asking.Question(question, bool(args.json))
 
 
-def execute(plan: tuple[asking.Question, int | None]) -> int:
-    """Look, and print."""
-    question, width = plan
-    if width is None:
-        return asking.answer(question)
-
-    import numpy as np
-
-    with np.printoptions(linewidth=width if width > 0 else sys.maxsize):
-        return asking.answer(question)
+execute = asking.answer

@@ -43,7 +43,9 @@ EXAMPLES = ("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 
 def plan(args: Asked) -> surgery.Operation:
     """The operation."""
     args.output = args.output or f"{Path(args.model_file).stem}.part.onnx"
-    found = surgery.operation(args, "extract", inputs=_specs(args.part_inputs), outputs=_specs(args.part_outputs))
+    found = surgery.operation(
+        args, "extract", inputs=_tensor_specs(args.part_inputs), outputs=_tensor_specs(args.part_outputs)
+    )
     if not args.input_shapes:
         return found
 
@@ -52,7 +54,7 @@ def plan(args: Asked) -> surgery.Operation:
     return replace(found, model=shaped)
 
 
-def _specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None) -> tuple[TensorSpec, ...] | None:
+def _tensor_specs(tensors: Iterable[tuple[str, str, values.Shape | None]] | None) -> tuple[TensorSpec, ...] | None:
 
     if not tensors:
         return None

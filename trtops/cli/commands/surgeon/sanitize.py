@@ -66,7 +66,7 @@ def plan(args: Asked) -> surgery.Operation:
         max_folded_bytes=args.fold_size_threshold,
         cleanup=bool(args.cleanup),
         sort=bool(args.toposort),
-        outputs=_names(args.new_outputs),
+        outputs=_output_names(args.new_outputs),
         exclude_outputs=None if args.exclude_outputs is None else tuple(args.exclude_outputs),
         output_types=None if args.outputs_by_type is None else tuple(args.outputs_by_type),
         upper_bounds={name: int(bound) for name, bound in args.set_unbounded_dds_upper_bound or ()},
@@ -74,7 +74,7 @@ def plan(args: Asked) -> surgery.Operation:
     return surgery.operation(args, "sanitize", config)
 
 
-def _names(names: Any) -> tuple[str, ...] | None:
+def _output_names(names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     return ("mark-all",) if list(names) == ["mark", "all"] else tuple(names)

@@ -16,10 +16,10 @@ EXAMPLES = ("trtops template onnx-gs model.onnx -o change.py",)
 
 def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
-    return templates.plan(args, "onnx-gs", GROUPS, _script)
+    return templates.plan(args, "onnx-gs", GROUPS, _script_text)
 
 
-def _script(args: Asked) -> str:
+def _script_text(args: Asked) -> str:
     args.model_type = None
     source = Source()
     model = source.expression(loading.onnx_model(args))

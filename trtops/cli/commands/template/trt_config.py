@@ -23,10 +23,10 @@ EXAMPLES = (
 
 def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
-    return templates.plan(args, "trt-config", GROUPS, _script)
+    return templates.plan(args, "trt-config", GROUPS, _script_text)
 
 
-def _script(args: Asked) -> str:
+def _script_text(args: Asked) -> str:
     args.fp32 = None
     source = Source()
     config = source.expression(loading.builder_config(args))

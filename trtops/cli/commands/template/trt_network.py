@@ -18,10 +18,10 @@ EXAMPLES = ("trtops template trt-network model.onnx -o network.py", "trtops temp
 
 def plan(args: Asked) -> templates.Plan:
     """What the options stand for."""
-    return templates.plan(args, "trt-network", GROUPS, _script)
+    return templates.plan(args, "trt-network", GROUPS, _script_text)
 
 
-def _script(args: Asked) -> str:
+def _script_text(args: Asked) -> str:
     source = Source()
     if args.model_file is None:
         names = ("strongly_typed", "mark_unfused_tensors_as_debug_tensors")

@@ -1,7 +1,8 @@
-"""Calibration caches: the range of each tensor."""
+"""Calibration caches: the range of each tensor, and what differs between two."""
 
 from __future__ import annotations
 
+from trtops.calibration.compare import CacheDiff, diff
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.ops.tables import table
 from trtops.tracking.base import Tracker
@@ -38,3 +39,20 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
         return "\n".join(lines)
 
     return Inspection("calibration", lambda: cache, text)
+
+
+def compare_calibrations(first: str, second: str, ratio: float = 1.25, *, tracker: Tracker | None = None) -> CacheDiff:
+    """What differs between two calibration caches: files of either format, or ``run:<id>``.
+
+    Args:
+        first: The cache to compare with.
+        second: The other.
+        ratio: Ranges further apart count as changed.
+        tracker: The memory that has the runs.
+
+    Raises:
+        ConfigError: If there is no such file.
+        FormatError: If one is no calibration cache.
+        TrackingError: If a run is not there, or holds none.
+    """
+    return diff(load_cache(first, tracker), load_cache(second, tracker), ratio)

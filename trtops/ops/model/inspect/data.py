@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trtops import errors
 from trtops.comparator.results import RunResults
@@ -63,6 +65,7 @@ def inspect_data(
     histogram: bool = False,
     all_iterations: bool = False,
     items: int = 3,
+    line_width: int | None = None,
 ) -> Inspection:
     """Look into saved inputs or outputs.
 
@@ -72,6 +75,7 @@ def inspect_data(
         histogram: Whether to print how values are spread.
         all_iterations: Whether to show every iteration, or the first.
         items: How many values to print at the ends of each axis.
+        line_width: Longest line of values; -1 sets no limit, None leaves it to numpy.
 
     Raises:
         FormatError: If it cannot be read, or holds no arrays.
@@ -83,11 +87,15 @@ def inspect_data(
     def text() -> str:
         lines: list[str] = []
         before = None
-        for (where, name, array), described in zip(arrays, summaries):
+        for (where, _, array), described in zip(arrays, summaries):
             if where != before:
                 lines.append(f"---- {where} ----")
                 before = where
-            lines += _array_lines(name, array, described, show_values, histogram, items)
+            lines += _summary_lines(described)
+            if histogram and described.mean is not None:
+                lines += _histogram_lines(np.asarray(array, np.float64))
+            if show_values:
+                lines += _value_lines(np.asarray(array), items, line_width)
         return "\n".join(lines)
 
     return Inspection("data", lambda: [to_jsonable(summary) for summary in summaries], text)
@@ -171,24 +179,26 @@ def _finite_statistics(numbers: Any) -> dict[str, Any]:
     }
 
 
-def _array_lines(
-    name: str, array: Any, described: ArraySummary, show_values: bool, histogram: bool, items: int
-) -> list[str]:
-    lines = [f"    {name} [dtype={described.dtype}, shape={described.shape}]"]
-    if described.mean is not None:
-        levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), described.percentiles))
+def _summary_lines(summary: ArraySummary) -> list[str]:
+    lines = [f"    {summary.name} [dtype={summary.dtype}, shape={summary.shape}]"]
+    if summary.mean is not None:
+        levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), summary.percentiles))
         lines += [
-            f"        mean={described.mean:.5g}, std={described.std:.5g}, median={described.median:.5g}, "
-            f"min={described.minimum:.5g} at {described.minimum_at}, max={described.maximum:.5g} at {described.maximum_at}",
-            f"        magnitude={described.magnitude:.5g}, {levels}, NaN={described.nan}, inf={described.inf}",
+            f"        mean={summary.mean:.5g}, std={summary.std:.5g}, median={summary.median:.5g}, "
+            f"min={summary.minimum:.5g} at {summary.minimum_at}, max={summary.maximum:.5g} at {summary.maximum_at}",
+            f"        magnitude={summary.magnitude:.5g}, {levels}, NaN={summary.nan}, inf={summary.inf}",
         ]
-    if histogram and described.mean is not None:
-        numbers = np.asarray(array, np.float64)
-        counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10)
-        most = max(int(counts.max()), 1)
-        for count, low, high in zip(counts, edges, edges[1:]):
-            lines.append(f"        ({low:<9.3g}, {high:<9.3g}) | {count:>9} | {'#' * round(40 * count / most)}")
-    if show_values:
-        text = np.array2string(np.asarray(array), threshold=items * 10, edgeitems=items)
-        lines += [f"        {line}" for line in text.splitlines()]
     return lines
+
+
+def _histogram_lines(numbers: npt.NDArray[np.float64]) -> Iterator[str]:
+    counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10)
+    most = max(int(counts.max()), 1)
+    for count, low, high in zip(counts, edges, edges[1:]):
+        yield f"        ({low:<9.3g}, {high:<9.3g}) | {count:>9} | {'#' * round(40 * count / most)}"
+
+
+def _value_lines(array: npt.NDArray[Any], items: int, line_width: int | None) -> list[str]:
+    width = sys.maxsize if line_width is not None and line_width < 1 else line_width
+    text = np.array2string(array, threshold=items * 10, edgeitems=items, max_line_width=width)
+    return [f"        {line}" for line in text.splitlines()]

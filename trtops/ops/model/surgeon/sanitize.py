@@ -72,10 +72,10 @@ def sanitize(
         ConfigError: If a name fits nothing in the model, or ``output`` is a file of the model itself.
     """
     config = SanitizeConfig() if config is None else config
-    return operate(model, output, save_as, lambda proto: _clean(proto, config))
+    return operate(model, output, save_as, lambda proto: _clean_model(proto, config))
 
 
-def _clean(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
+def _clean_model(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
     check_structure(proto)
     changes = []
     if config.input_shapes:

@@ -77,7 +77,7 @@ def precision(
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Give another path.")
         trial = Trial.prepare(opened, config, feeds, runner, judge, progress)
-        found = replace(_result(trial, *_search_nodes(trial, config)), seconds=time.perf_counter() - started)
+        found = replace(_search_result(trial, *_search_nodes(trial, config)), seconds=time.perf_counter() - started)
         result = replace(found, title=f"precision {subject}").kept_in(run, experiment)
         _write_files(result, config)
         if run is not NO_RUN:
@@ -87,7 +87,7 @@ def precision(
         return result
 
 
-def _result(trial: Trial, keep: Names, outcome: Outcome, minimal: bool) -> PrecisionResult:
+def _search_result(trial: Trial, keep: Names, outcome: Outcome, minimal: bool) -> PrecisionResult:
     return PrecisionResult(
         outcome=outcome,
         to=trial.config.to,

@@ -89,7 +89,7 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        found, steps = _reduce(opened, check, config, feeds, progress, evaluate)
+        found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
         result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
@@ -98,7 +98,7 @@ def reduce(
         return result
 
 
-def _reduce(
+def _find_culprits(
     model: Model,
     check: Check,
     config: ReduceConfig,
