@@ -70,7 +70,7 @@ def test_saved_inputs_and_outputs_make_a_run_repeatable(folder):
     assert run("run conv_net.onnx --onnxrt --load-inputs i.json --load-outputs o.json") == 0
 
 
-def test_random_inputs_are_those_of_the_field_s_tool(folder):
+def test_random_inputs_are_those_of_polygraphy(folder):
     assert (
         run(
             "run conv_net.onnx --onnxrt --input-shapes image:[2,3,8,8] --seed 3 --val-range [-1,1] --save-inputs i.json"

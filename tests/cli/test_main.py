@@ -40,10 +40,10 @@ def test_help_of_a_checked_command_is_not_taken_for_our_own(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("path", registry.NOT_CARRIED_OUT, ids=" ".join)
-def test_a_command_of_the_field_s_tool_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
+def test_a_command_of_polygraphy_that_is_not_carried_out_is_refused_with_what_to_do(path, capsys):
     assert main([*path, "model.onnx", "-o", "other.onnx"]) == 2
     told = capsys.readouterr().err
-    assert "is not carried out" in told and ("`trtops" in told or "field's tool" in told)
+    assert "is not carried out" in told and ("`trtops" in told or "Polygraphy" in told)
 
 
 def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
@@ -271,7 +271,7 @@ def test_an_interruption_leaves_no_process_and_nothing_half_written(name, tmp_pa
         time.sleep(0.05)
     assert not _alive(mark)
     left = {path.name for path in set(tmp_path.iterdir()) - before} - {"begun", "__pycache__"}
-    assert not left - {"small_journal.jsonl"}  # answers of a reduction that goes on, each line whole
+    assert not left - {"small_journal.jsonl"}  # answers that a reduction resumes from, each line whole
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
@@ -354,7 +354,7 @@ def test_a_missing_file_is_named_first(tmp_path, monkeypatch, caplog):
     assert caplog.messages == ["none.json: No such file or directory"]
 
 
-def test_variables_of_the_field_s_tool_that_have_no_effect_are_told_of(tmp_path, monkeypatch, caplog, capsys):
+def test_variables_of_polygraphy_that_have_no_effect_are_told_of(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.chdir(tmp_path)
     models.identity().write(tmp_path)
     monkeypatch.setenv("TRTOPS_AUTOINSTALL_DEPS", "1")

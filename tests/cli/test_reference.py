@@ -1,4 +1,4 @@
-"""Every command and option of the field's tool is known here, in every spelling; what is not carried out is listed.
+"""Every command and option of Polygraphy is known here, in every spelling; what is not carried out is listed.
 
 Asked of that tool's own parsers, and of the reference that the project came with, where it lies beside the checkout.
 """
@@ -60,7 +60,7 @@ def ours(path: registry.Path) -> dict[str, Flag]:
 
 
 def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
-    """Commands of the field's tool with their parsers."""
+    """Polygraphy's commands with their parsers."""
     from polygraphy.tools.registry import TOOL_REGISTRY
 
     parser = argparse.ArgumentParser()
@@ -82,7 +82,7 @@ def _leaves(
 
 
 @pytest.mark.parity
-def test_every_option_of_every_command_of_the_field_s_tool_is_known_and_what_is_not_carried_out_is_listed():
+def test_every_option_of_every_command_of_polygraphy_is_known_and_what_is_not_carried_out_is_listed():
     unknown, refused, warned, count = [], {}, {}, 0
     for path, parser in theirs():
         if path in registry.NOT_CARRIED_OUT:
@@ -105,7 +105,7 @@ def test_every_option_of_every_command_of_the_field_s_tool_is_known_and_what_is_
 
 
 @pytest.mark.parity
-def test_every_command_of_the_field_s_tool_is_known():
+def test_every_command_of_polygraphy_is_known():
     assert {path for path, _ in theirs()} <= {*registry.COMMANDS, *registry.NOT_CARRIED_OUT}
 
 

@@ -239,7 +239,8 @@ class _Refused(argparse.Action):
 def _add_flag(section: argparse._ArgumentGroup, flag: Flag) -> None:
     options: dict[str, Any] = {"help": _help_text(flag)}
     if flag.shown or flag.takes not in ("switch", "count", "runner"):
-        options["metavar"] = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else _shown_word(flag))
+        word = flag.dest if flag.positional else flag.dest.replace("_", "-").upper()
+        options["metavar"] = flag.shown or ("|".join(map(str, flag.choices)) if flag.choices else word)
     if flag.positional:
         options |= {"type": _word_converter(flag)}
         if flag.takes in _NARGS:
@@ -295,7 +296,3 @@ def _help_text(flag: Flag) -> str:
     elif flag.default not in (None, False, (), "") and flag.takes not in ("switch", "count"):
         text = f"{text} (default: {flag.default})"
     return text.replace("%", "%%")
-
-
-def _shown_word(flag: Flag) -> str:
-    return flag.dest.replace("_", "-").upper() if not flag.positional else flag.dest

@@ -559,7 +559,7 @@ UNTIL = Group(
 )
 
 REPLAY = Group(
-    "going on",
+    "resuming",
     (
         Flag(names=("--load-debug-replay",), shown="FILE", help="answers of an earlier search"),
         Flag(

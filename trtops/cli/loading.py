@@ -136,7 +136,7 @@ def data_loader(args: Asked) -> Call | None:
         return None
     return call(
         COMPARATOR, "DataLoader",
-        seed=args.seed, iterations=args.iterations, input_metadata=_input_metadata(shapes), val_range=_value_ranges(args.val_range),
+        seed=args.seed, iterations=args.iterations, input_metadata=_input_metadata(shapes), val_range=per_name(args.val_range),
         data_loader_backend_module=args.data_loader_backend_module,
         int_range=_value_bounds(args.int_min, args.int_max), float_range=_value_bounds(args.float_min, args.float_max),
         variable="data_loader",
@@ -147,11 +147,6 @@ def _value_bounds(low: float | None, high: float | None) -> tuple[float, float] 
     if low is None and high is None:
         return None
     return (0 if low is None else low, 1 if high is None else high)
-
-
-def _value_ranges(pairs: Any) -> Any:
-    found = per_name(pairs)
-    return found if not isinstance(found, dict) else dict(found)
 
 
 def input_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:

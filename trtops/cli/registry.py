@@ -96,10 +96,10 @@ NOT_CARRIED_OUT: dict[Path, str] = {
     ): "combinations of plugins are not tried out one by one. Write the places down by `trtops plugin "
     "match`, edit the file, and compare the engines of what `trtops plugin replace` makes by `trtops convert "
     "--experiment NAME` and `trtops runs compare`",
-    ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with the field's tool",
+    ("template", "shard-hints"): f"{_ONE_GPU}. Write the hints by hand, or with Polygraphy",
     ("multi-device", "shard"): f"{_ONE_GPU}. Split the model by `trtops surgeon extract`, and build the parts",
 }
-"""Commands of the field's tool that are known and not carried out, with what to do instead."""
+"""Polygraphy's commands that are known and not carried out, with what to do instead."""
 
 
 VARIABLES = {
@@ -119,7 +119,7 @@ IDLE_VARIABLES = {
     "TRTOPS_INSTALL_CMD": _NOTHING_INSTALLED,
     "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "they are part of the tests",
 }
-"""Environment variables of the field's tool of which nothing comes here, with why."""
+"""Polygraphy's environment variables that have no effect here, with why."""
 
 
 def module_of(path: Path) -> str:

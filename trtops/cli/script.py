@@ -29,7 +29,7 @@ class Call:
         name: What is called.
         args: Arguments by place; they may hold calls.
         kwargs: Arguments by name, those that are None left out.
-        then: Methods called on the result, each returning what goes on, as name, arguments and named arguments.
+        then: Methods called on the result, each returning what the next one is called on, as name, arguments and named arguments.
         variable: What a script names the result; none writes it where it is used.
     """
 

@@ -1,4 +1,4 @@
-"""Where plugins fit, and models with their nodes; patterns as users of the field's tool write them."""
+"""Where plugins fit, and models with their nodes; patterns as users of Polygraphy write them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, t
 
 
 @pytest.mark.parity
-def test_the_field_s_tool_reads_and_writes_the_same_file_and_makes_the_same_model(
+def test_polygraphy_reads_and_writes_the_same_file_and_makes_the_same_model(
     model: Path, plugins: Path, tmp_path: Path
 ) -> None:
     def theirs(*words: str) -> None:

@@ -180,7 +180,7 @@ def test_pruned_weights_keep_the_two_largest_of_four_along_the_summed_axis() -> 
     np.testing.assert_array_equal(np.sort(np.abs(kept["m"].T.reshape(6, 2, 4)), axis=2)[:, :, 2:], groups)
 
 
-def test_pruning_equals_the_field_tools_result() -> None:
+def test_pruning_equals_polygraphys_result() -> None:
     from polygraphy.tools.sparse import SparsityPruner
 
     proto = models.conv_net().proto
@@ -219,7 +219,7 @@ def test_reconstructed_random_weights_are_repeatable_finite_and_as_sparse_as_bef
     assert before and {w.name for w in sparsity.check_sparsity(first) if w.sparse} >= before
 
 
-def test_stripped_weights_have_the_marks_that_the_field_tool_and_tensorrt_look_for() -> None:
+def test_stripped_weights_have_the_marks_that_polygraphy_and_tensorrt_look_for() -> None:
     stripped = ops.strip_weights(models.conv_net().proto).model
     marked = [tensor for tensor in stripped.graph.initializer if tensor.doc_string.startswith("TRT_WEIGHTLESS/")]
     assert marked and all(tensor.raw_data == b"" for tensor in marked)

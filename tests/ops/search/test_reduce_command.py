@@ -65,7 +65,7 @@ def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code:
         {"fail_regex": ("FAILED",), "fail_codes": (1,)},
     ],
 )
-def test_what_fails_is_what_fails_for_the_fields_tool(code: int, printed: str, options: dict[str, tuple], monkeypatch):
+def test_what_fails_is_what_fails_for_polygraphy(code: int, printed: str, options: dict[str, tuple], monkeypatch):
     import re
 
     from polygraphy.tools.debug.subtool import iterative_debug_args as theirs
@@ -94,7 +94,7 @@ def test_a_reduction_by_a_command_that_looks_at_the_model(tmp_path: Path):
 
 
 @pytest.mark.parity
-def test_the_fields_tool_takes_the_inputs_and_the_golden_outputs_that_a_command_is_given():
+def test_polygraphy_takes_the_inputs_and_the_golden_outputs_that_a_command_is_given():
     case = chain()
     tool = str(Path(PYTHON).with_name("polygraphy"))
     check = CommandCheck(

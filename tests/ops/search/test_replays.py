@@ -1,4 +1,4 @@
-"""Debug replays of the field's tool, both ways, with the tool itself at the other end."""
+"""Debug replays of Polygraphy, both ways, with Polygraphy itself at the other end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def their_reduce(model: Path, mode: str, *options: str, check: str) -> subproces
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_e"), ("linear", "node_c")])
-def test_the_fields_tool_retraces_our_result_from_our_replay_without_checking_anything(
+def test_polygraphy_retraces_our_result_from_our_replay_without_checking_anything(
     tmp_path: Path, mode: str, culprit: str
 ):
     case = branchy()
@@ -74,7 +74,7 @@ def test_the_fields_tool_retraces_our_result_from_our_replay_without_checking_an
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_c"), ("linear", "node_e")])
-def test_a_replay_made_by_the_fields_tool_gives_us_its_smallest_failing_sub_model_to_start_from(
+def test_a_replay_made_by_polygraphy_gives_us_its_smallest_failing_sub_model_to_start_from(
     tmp_path: Path, mode: str, culprit: str
 ):
     case = branchy()
@@ -102,7 +102,7 @@ def test_a_replay_made_by_the_fields_tool_gives_us_its_smallest_failing_sub_mode
 @pytest.mark.parametrize(
     ("mode", "culprit"), [("bisect", "node_a"), ("bisect", "node_b"), ("bisect", "node_g"), ("linear", "node_b")]
 )
-def test_we_know_what_the_fields_tool_asks_and_in_which_order(tmp_path: Path, mode: str, culprit: str):
+def test_we_know_what_polygraphy_asks_and_in_which_order(tmp_path: Path, mode: str, culprit: str):
     case = branchy()
     model, replay = case.write(tmp_path), tmp_path / "ours.json"
     look = f"! grep -qa {culprit} polygraphy_debug.onnx"

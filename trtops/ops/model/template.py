@@ -36,7 +36,7 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
         raise errors.ConfigError(f"There is no template {kind!r}. {errors.near(kind, KINDS)}")
     inputs = _model_inputs(model)
     if kind == "trt-network":
-        text = _network_from_model(model) if model is not None else NETWORK
+        text = NETWORK if model is None else NETWORK_FROM_MODEL.format(model=str(model))
     elif kind == "trt-config":
         text = CONFIG.format(profiles=_profile_lines(inputs))
     elif kind == "data-loader":
@@ -63,6 +63,7 @@ def _model_inputs(model: str | Path | None) -> TensorMetadata:
     """The inputs of a model; without one, an example."""
     if model is None:
         return TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
+    # Scripts that are not about a model are written faster than what reads one is imported.
     from trtops.backend.onnx import walk
     from trtops.backend.onnx.model import read_proto, tensor_spec
 
@@ -95,10 +96,6 @@ def _array_lines(inputs: TensorMetadata) -> str:
         draw = f"random.random({_fixed_shape(spec)})" if floating else f"random.integers(0, 2, {_fixed_shape(spec)})"
         lines.append(f"            {spec.name!r}: {draw}.astype({dtype!r}),")
     return "\n".join(lines)
-
-
-def _network_from_model(model: str | Path) -> str:
-    return NETWORK_FROM_MODEL.format(model=str(model))
 
 
 NETWORK = '''"""Defines a TensorRT network."""

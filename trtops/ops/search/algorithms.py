@@ -167,7 +167,7 @@ def ddmin(ask: Ask[Items], items: Sequence[int], width: int = 1, *, parts: int =
     while len(kept) > 1:
         chunks = _equal_chunks(kept, parts)
         # With two chunks each is what is left without the other.
-        without = [] if parts == 2 else [_items_without(kept, chunk) for chunk in chunks]
+        without = [] if parts == 2 else [[item for item in kept if item not in chunk] for chunk in map(set, chunks)]
         sets = {frozenset(part): part for part in (*chunks, *without)}
         found = first_failing(ask, list(sets), width)
         if found is not None:
@@ -185,11 +185,6 @@ def _equal_chunks(items: list[int], parts: int) -> list[list[int]]:
     """The items in ``parts`` runs of nearly equal length."""
     ends = [len(items) * i // parts for i in range(parts + 1)]
     return [items[start:end] for start, end in pairwise(ends)]
-
-
-def _items_without(items: list[int], left_out: Iterable[int]) -> list[int]:
-    gone = set(left_out)
-    return [item for item in items if item not in gone]
 
 
 def find_all(ask: Ask[Items], items: Iterable[int], find: Callable[[Items], Items]) -> Iterator[Items]:

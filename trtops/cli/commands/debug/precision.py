@@ -118,7 +118,11 @@ def plan(args: Asked) -> Plan:
         writer=_candidate_writer(args, artifact, engines) if check or engines else None,
         engines=engines,
         check=check,
-        sorting=_sorting_config(args, artifact) if check else None,
+        sorting=(
+            debug_repeat.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
+            if check
+            else None
+        ),
         golden=args.golden_outputs,
         layers=args.save_layer_outputs,
         picture=args.picture,
@@ -136,10 +140,6 @@ def _command_and_artifact(args: Asked) -> tuple[CommandCheck | None, str]:
     if not artifact.endswith((".engine", ".onnx")):
         raise UsageError(f"--iter-artifact {artifact}: expected an ending that says what to write, .engine or .onnx")
     return debug_repeat.check_of(args, artifact), artifact
-
-
-def _sorting_config(args: Asked, artifact: str) -> RepeatConfig:
-    return debug_repeat.repeat_config(args.but(until=1, load_debug_replay=None, save_debug_replay=None), artifact)
 
 
 def _search_config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:

@@ -1,4 +1,4 @@
-"""Show a tactic record: which tactic each layer got. Takes records of trtops, and the field's replay files."""
+"""Show a tactic record: which tactic each layer got. Takes records of trtops, and Polygraphy's replay files."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class SanitizeConfig(Record):
         fold_shapes: Whether shapes that can be inferred count as constants.
         infer_shapes: Whether shapes are inferred while folding; else those that the model declares are used.
         symbolic_shapes: Whether ONNX Runtime's symbolic inference helps where ONNX's own leaves ranks unknown.
-        max_passes: Most passes over the model; None goes on until nothing folds any more.
+        max_passes: Most passes over the model; None folds until nothing changes any more.
         max_folded_bytes: Tensors larger than this are not folded; None folds all.
         cleanup: Whether to remove nodes and weights that no output needs.
         sort: Whether to put the nodes into an order of execution.

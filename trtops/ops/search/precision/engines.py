@@ -113,7 +113,7 @@ def _restrict_layers(network: Callable[[], Any], candidate: Candidate, kept_in: 
 
 
 def require_layer_precisions() -> None:
-    """Go on only where TensorRT takes precisions of layers.
+    """Refuse releases of TensorRT that take no precisions of layers.
 
     Raises:
         BackendUnavailableError: If there is no TensorRT.
