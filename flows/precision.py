@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_text
+from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
 from flows.slots import current_slot
@@ -72,7 +72,7 @@ def precision(
     config = PrecisionConfig() if config is None else config
     config = replace(config, data=data or config.data, output=output or config.output)
     result = search_nodes(str(model), side, config, experiment)
-    show_text(result.title, result.page(), result.experiment)
+    show_result(result)
     return result
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from flows.artifacts import show_text
+from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -99,7 +99,7 @@ def reduce(
         result = reduce_op(
             model, check, config, tracker=tracker(), experiment=experiment, tags=flow_tags(), evaluate=evaluate
         )
-    show_text(result.title, result.page(), result.experiment)
+    show_result(result)
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_text
+from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -58,7 +58,7 @@ def triage(
     config = TriageConfig() if config is None else config
     config = replace(config, data=data or config.data)
     result = compare_tensors(str(model), side, precision, config, experiment)
-    show_text(result.title, result.page(), result.experiment)
+    show_result(result)
     return result
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
-from trtops.tracking.base import NO_RUN, tracked
-from trtops.tracking.schema import Tag
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
     from trtops.ops.judging.command import CommandCheck
     from trtops.ops.judging.judgement import CheckConfig
     from trtops.spec import BuildConfig, OptimizationProfile
-    from trtops.tracking.base import Run
     from trtops.tracking.registry import RegisteringTracker
 
 BACKEND = Group(
@@ -206,15 +201,9 @@ def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
     return opened(store)
 
 
-@contextlib.contextmanager
-def remembered(experiment: str | None, store: str | None, model: str, what: str, *, kind: str) -> Iterator[Run]:
-    """The run that an op logs to, named and tagged as the flows do it; without an experiment one that keeps nothing."""
-    if experiment is None:
-        yield NO_RUN
-        return
-    with tracked(opened(store), experiment, f"{Path(model).stem} {what}"[:250], kind=kind) as run:
-        run.set_tags({Tag.MODEL_PATH: str(Path(model).absolute())})
-        yield run
+def kept(experiment: str | None, store: str | None) -> RegisteringTracker | None:
+    """The memory that an experiment is kept in; without one None, which keeps nothing."""
+    return None if experiment is None else opened(store)
 
 
 def opened(store: str | None) -> RegisteringTracker:

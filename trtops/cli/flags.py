@@ -39,7 +39,7 @@ class Flag:
         shown: What help calls the word.
         value: What a switch sets; a word that is meant, for an option of the ``optional`` kind without one.
         refuse: Why it is not carried out, and what to use instead. Such an option is known, and ends the command.
-        idle: Why nothing comes of it. Such an option is accepted, with a warning.
+        idle: Why it has no effect. Such an option is accepted, with a warning.
     """
 
     names: tuple[str, ...]
@@ -84,10 +84,10 @@ class Group:
 
 
 class Asked(argparse.Namespace):
-    """The options of a command line. It notes which of them are looked at, so that the others can be told of."""
+    """The options of a command line. It notes which of them are read, so that a command can warn of the others."""
 
     def __init__(self, **values: Any) -> None:
-        """Begin with these values, none looked at."""
+        """Begin with these values, none read."""
         self.__dict__["_seen"] = set()
         super().__init__(**values)
 
@@ -98,21 +98,21 @@ class Asked(argparse.Namespace):
         return value
 
     def peek(self, name: str, default: Any = None) -> Any:
-        """The value of an option, without looking at it."""
+        """The value of an option, without counting it as read."""
         return self.__dict__.get(name, default)
 
     def but(self, **others: Any) -> Asked:
-        """The same options, with others in their place; what is looked at in these is looked at."""
+        """The same options, some with other values; what is read here counts as read there."""
         changed = Asked()
         changed.__dict__.update({**self.__dict__, **others})
         return changed
 
     def forget(self) -> None:
-        """Count no option as looked at."""
+        """Count no option as read."""
         self._seen.clear()
 
     def unseen(self, name: str) -> bool:
-        """Whether an option has not been looked at."""
+        """Whether an option has not been read."""
         return name not in self._seen
 
 
@@ -175,7 +175,7 @@ def bold(text: str) -> str:
 
 
 def without_effect(groups: Iterable[Group], args: Asked, words: Sequence[str]) -> list[str]:
-    """A sentence about each option on a line of which nothing comes.
+    """A sentence about each option on a line that has no effect.
 
     Args:
         groups: The command's options.

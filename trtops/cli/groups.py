@@ -1,4 +1,4 @@
-"""The options that commands share, in groups. Each is said once, here."""
+"""The options that commands share, in groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOGGING = Group(
             shown="LEVEL|PATH:LEVEL",
             help="how much to log, for all or for modules: INFO backend/trt:VERBOSE",
         ),
-        Flag(names=("--silent",), takes="switch", help="log and print nothing; the exit code tells"),
+        Flag(names=("--silent",), takes="switch", help="log and print nothing but the exit code"),
         Flag(
             names=("--log-format",),
             takes="many",
@@ -292,7 +292,9 @@ TRT_CONFIG = Group(
             names=("--max-aux-streams",), convert=int, shown="N", help="streams that the engine may use beside its own"
         ),
         Flag(names=("--quantization-flags",), takes="any", shown="FLAG", help="quantization flags to set, no others"),
-        Flag(names=("--profiling-verbosity",), shown="LEVEL", help="how much the engine tells its inspector"),
+        Flag(
+            names=("--profiling-verbosity",), shown="LEVEL", help="how much detail the engine keeps for its inspector"
+        ),
         Flag(names=("--weight-streaming",), takes="switch", help="let weights stay in host memory until needed"),
         Flag(names=("--runtime-platform",), shown="PLATFORM", help="platform to build for"),
         Flag(names=("--direct-io",), takes="switch", help="forbid reformatting at inputs and outputs"),
@@ -542,7 +544,11 @@ ITERATING = Group(
     (
         Flag(names=("--iter-artifact", "--intermediate-artifact"), shown="FILE", help="the file that each check reads"),
         Flag(names=("--no-remove-intermediate",), takes="switch", help="leave that file in the end"),
-        Flag(names=("--iter-info", "--iteration-info"), shown="FILE", help="a file to tell the check its iteration in"),
+        Flag(
+            names=("--iter-info", "--iteration-info"),
+            shown="FILE",
+            help="where to write the iteration's number, for the check to read",
+        ),
     ),
 )
 

@@ -160,7 +160,7 @@ def input_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:
 
 
 def usual_shapes(args: Asked) -> dict[str, tuple[int | str, ...]] | None:
-    """The first profile's usual shapes, which data takes if nothing is said about it."""
+    """The usual shapes of the first profile, which data has unless other shapes are given."""
     rounds = getattr(args, "trt_opt_shapes", None) or getattr(args, "trt_max_shapes", None)
     return dict(rounds[0]) if rounds else None
 

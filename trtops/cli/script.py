@@ -131,6 +131,11 @@ class Maker:
         return made
 
 
+def loaded(model: str | Call) -> Any:
+    """A model as ops take it: its path, or what a loader gives."""
+    return model if isinstance(model, str) else Maker()(model)()
+
+
 def _find_name(name: Name) -> Any:
     """What a name stands for."""
     if name.module == "trt":

@@ -12,7 +12,7 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say
 from trtops.errors import TrtopsError
 
-GROUPS = (Group("telling", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),)
+GROUPS = (Group("report", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),)
 EXAMPLES = ("trtops doctor", "trtops doctor --support")
 
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")

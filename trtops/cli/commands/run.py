@@ -274,7 +274,7 @@ def execute(plan: Plan) -> int:
         compare=make(list(plan.compare)) if plan.compare else None,
         postprocess=make(list(plan.postprocess)),
         model=plan.model,
-        tracker=None if plan.experiment is None else configs.opened(plan.store),
+        tracker=configs.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
         params={"command": plan.command},
     )

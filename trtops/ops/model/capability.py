@@ -185,15 +185,15 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
     # Cutting keeps the order of nodes, and puts none before them but Constants.
     places = {name: index for index in wanted for name in cutter.makes(index)}
     place = {i: places[node.output[0]] for i, node in enumerate(part.graph.node) if node.output[0] in places}
-    said = {place[i]: reason for i, reason in answer.said.items() if i in place}
+    reasons = {place[i]: reason for i, reason in answer.said.items() if i in place}
     groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
     known = frozenset().union(*(group for group, _ in groups))
-    refused = {index: said.get(index, "") for index in wanted - known}
+    refused = {index: reasons.get(index, "") for index in wanted - known}
     for group, certain in groups:
         if certain or not group:
             continue
         if group == wanted:
-            refused.update({index: said.get(index, "") for index in group})
+            refused.update({index: reasons.get(index, "") for index in group})
             continue
         try:
             refused |= _refused_by_parser(cutter, group, values)

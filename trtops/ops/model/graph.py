@@ -193,7 +193,7 @@ def serve_page(text: str, port: int, ready: Callable[[str], object]) -> None:
     Args:
         text: The page.
         port: Where to listen, on this machine's own address only; 0 takes any that is free.
-        ready: Told the address once it answers.
+        ready: Called with the address once the page is served.
 
     Raises:
         ConfigError: If the port cannot be used.

@@ -1,12 +1,12 @@
 """Searches for the smallest thing that still fails, whatever the thing is.
 
-Each search asks questions and gets answers: ``ask`` takes candidates in order of preference and gives back, in the same
-order, whether each fails. It may answer lazily (then nothing is asked that the search does not need) or all at once (then
-``width`` candidates are worth asking about together). Nothing here remembers answers: an ``ask`` whose answers are dear
-should, since searches repeat questions.
+A search asks about candidates: ``ask`` takes them in order of preference and returns, in the same order, whether each
+fails. It may answer lazily (then nothing is asked that the search does not need) or all at once (then
+``width`` candidates are worth asking about together). Searches repeat questions, and nothing here
+remembers answers: an ``ask`` whose answers are expensive should.
 
-A failure is *monotone* if whatever contains something that fails fails as well. All searches give what their docstrings
-say for any failure; where more holds for monotone ones, that is said too.
+A failure is *monotone* if whatever contains something that fails fails as well. What the docstrings of searches
+say holds for any failure, unless they say that it takes a monotone one.
 """
 
 from __future__ import annotations

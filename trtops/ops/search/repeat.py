@@ -35,7 +35,7 @@ class RepeatConfig(Record):
         folder: Where those are.
         intermediate: The file that the command reads, removed in the end unless ``keep_intermediate``.
         keep_intermediate: Whether it stays.
-        info: A file that tells the command its iteration, as JSON.
+        info: Where the iteration's number is written for the command, as JSON.
         show: Whose output is shown: of every check, of the failing ones, or of none.
         load_replay: A debug replay of trtops or Polygraphy: iterations that it has answers for are not run.
         save_replay: Where to write one, anew after each iteration.
@@ -115,7 +115,7 @@ def repeat(
         check: The command that judges; it reads a file that ``make`` wrote.
         config: When to stop, and what to keep.
         ask: Judges in place of a command: whether it is good.
-        progress: Told after each iteration.
+        progress: Called after each iteration.
 
     Raises:
         ConfigError: If there is neither a check nor somebody to ask, or the check cannot be run.

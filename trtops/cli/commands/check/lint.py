@@ -9,11 +9,10 @@ from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
-from trtops.cli.script import Maker
+from trtops.cli.script import Call, Maker, loaded
 from trtops.metadata import TensorMetadata
 
 if TYPE_CHECKING:
-    from trtops.cli.script import Call
     from trtops.ops.model.lint import LintConfig
 
 _ALONE = "each node is judged as it is, on the CPU, with every optimization off"
@@ -82,9 +81,8 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Check, and print."""
-    make = Maker()
-    model = plan.model if isinstance(plan.model, str) else make(plan.model)()
-    result = ops.lint(model, plan.config, feed=_first_feed(make(plan.data), model))
+    model = loaded(plan.model)
+    result = ops.lint(model, plan.config, feed=_first_feed(Maker()(plan.data), model))
     if plan.json:
         say_json(result.to_lint_json())
     else:

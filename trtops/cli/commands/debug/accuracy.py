@@ -88,12 +88,12 @@ def plan(args: Asked) -> Plan:
 
 
 def execute(plan: Plan) -> int:
-    """Look, and tell."""
+    """Look, and print."""
     result = ops.triage(
         plan.model,
         plan.actual,
         plan.config,
-        tracker=None if plan.experiment is None else configs.opened(plan.store),
+        tracker=configs.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
     )
     if plan.picture is not None:

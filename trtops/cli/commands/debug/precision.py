@@ -175,9 +175,9 @@ def _candidate_writer(args: Asked, artifact: str, engines: bool) -> Call:
 
 
 def execute(plan: Plan) -> int:
-    """Search, and tell."""
+    """Search, and print."""
     if plan.engines:
-        ops.require_layer_precisions()  # what is missing is said before anything is run
+        ops.require_layer_precisions()  # before anything is run
     make = Maker()
     model = make(plan.model)
     if plan.golden is not None and not _gives_golden_outputs(plan, plan.golden):
@@ -188,7 +188,7 @@ def execute(plan: Plan) -> int:
             plan.config,
             feeds=make(plan.feeds),
             **_judging_options(plan, make, stack),
-            tracker=None if plan.experiment is None else configs.opened(plan.store),
+            tracker=configs.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
             progress=_say_step,

@@ -85,7 +85,7 @@ class Plan:
         feeds: Makes inputs, in place of the config's source.
         artifacts: Files to sort after each check.
         folder: Where to.
-        info: A file that tells the command its iteration.
+        info: Where the iteration's number is written for the command.
         show: Whether details are shown: of failing checks, and of all with --show-output.
         keep: Where to leave the file that checks read.
         experiment: Where to remember it.
@@ -151,7 +151,7 @@ def plan(args: Asked) -> Plan:
 
 
 def execute(plan: Plan) -> int:
-    """Reduce, and tell."""
+    """Reduce, and print."""
     make = Maker()
     check = plan.check or ops.engine_check(plan.build or BuildConfig(), plan.tolerances)
     _write_iteration(plan, 0)
@@ -161,7 +161,7 @@ def execute(plan: Plan) -> int:
             check,
             plan.config,
             feeds=make(plan.feeds),
-            tracker=None if plan.experiment is None else configs.opened(plan.store),
+            tracker=configs.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
             progress=lambda step: _finish_check(plan, step),

@@ -68,12 +68,12 @@ def repeat_config(args: Asked, intermediate: str | None) -> RepeatConfig:
 
 
 def execute(plan: Plan) -> int:
-    """Repeat, and tell."""
+    """Repeat, and print."""
     return carry_out(plan, lambda number: None)
 
 
 def carry_out(plan: Plan, make: Any) -> int:
-    """Repeat what is made, and tell."""
+    """Repeat with something made in each iteration, and print."""
     asked = ask if plan.check is None and sys.stdin.isatty() else None
     if plan.check is None and asked is None and plan.makes:
         say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")

@@ -13,10 +13,9 @@ from trtops.backend.common import save_bytes
 from trtops.cli import groups, loading, surgery, values
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
-from trtops.cli.script import Maker
+from trtops.cli.script import Call, loaded
 
 if TYPE_CHECKING:
-    from trtops.cli.script import Call
     from trtops.ops.model.capability import CapabilityConfig
 
 GROUPS = (
@@ -102,8 +101,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Ask, write and print."""
-    model = plan.model if isinstance(plan.model, str) else Maker()(plan.model)()
-    report = ops.capability(model, plan.config)
+    report = ops.capability(loaded(plan.model), plan.config)
     save_bytes(f"{report.text()}\n".encode(), plan.report)
     if plan.json:
         say_json(report.to_dict())

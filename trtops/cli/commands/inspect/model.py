@@ -13,7 +13,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import asking, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json
-from trtops.cli.script import Call, Maker
+from trtops.cli.script import Call, loaded
 from trtops.errors import ConfigError
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}
@@ -78,7 +78,7 @@ class Plan:
         source: Makes what is shown: a network, an engine, or the changed ONNX model; None shows the file as it is.
         described_by: What describes it.
         path: The file.
-        show: What to tell.
+        show: What to show.
         unbounded: Whether to list unbounded tensors.
         infer_shapes: Whether to infer shapes first.
         tensors: Saved outputs to show with an engine's layers.
@@ -152,7 +152,7 @@ def execute(plan: Plan) -> int:
         if plan.tensors is not None:
             say(ops.tensors_text(described, ops.read_tensors(plan.tensors)))
         return 0
-    model: Any = plan.path if plan.source is None else Maker()(plan.source)()
+    model = loaded(plan.source or plan.path)
     if plan.unbounded:
         names = ops.unbounded_tensors(model)
         found = f"{len(names)} tensors of unbounded size: {', '.join(names)}" if names else ""
@@ -164,7 +164,7 @@ def execute(plan: Plan) -> int:
 
 def _describe_made(plan: Plan) -> Any:
     """The description of a TensorRT network or engine."""
-    made = Maker()(plan.source)()
+    made = loaded(plan.source)
     if plan.described_by == "describe_engine":
         return trt.describe_engine(made)
     if not isinstance(made, tuple) or len(made) < 2:
@@ -180,8 +180,7 @@ def _draw_page(plan: Plan) -> int:
     if plan.described_by:
         described = _describe_made(plan)
     else:
-        model: Any = plan.path if plan.source is None else Maker()(plan.source)()
-        described = ops.describe_onnx(model, infer_shapes=plan.infer_shapes)
+        described = ops.describe_onnx(loaded(plan.source or plan.path), infer_shapes=plan.infer_shapes)
     page = ops.model_page(described, Path(plan.path).name)
     if plan.page is not None:
         save_bytes(page.encode(), plan.page)

@@ -17,7 +17,7 @@ GROUPS = (
                 names=("--ignore-external-data",),
                 takes="switch",
                 help="",
-                refuse="without its weights nothing can be said of a model's sparsity; leave it out",
+                refuse="a model's sparsity is that of its weights; leave it out",
             ),
         ),
     ),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say
-from trtops.cli.script import Call, Maker
+from trtops.cli.script import Call, loaded
 from trtops.ops.tables import table
 
 FOLDER = Flag(
@@ -108,8 +107,3 @@ def execute(plan: Plan) -> int:
         ops.write_matches(matches, plan.output)
         say(f"Wrote {plan.output}")
     return 0
-
-
-def loaded(model: str | Call) -> Any:
-    """The model, made if it has to be."""
-    return model if isinstance(model, str) else Maker()(model)()

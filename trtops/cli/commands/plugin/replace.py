@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.cli import groups, surgery
 from trtops.cli.commands.plugin import match as plugin_match
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say
+from trtops.cli.script import Call, loaded
 
 if TYPE_CHECKING:
-    from trtops.cli.script import Call
     from trtops.ops.model.saving import SaveConfig
 
 GROUPS = (
@@ -68,8 +68,8 @@ def plan(args: Asked) -> Plan:
 
 
 def execute(plan: Plan) -> int:
-    """Replace, and tell."""
-    model: Any = plugin_match.loaded(plan.model)
-    result = ops.replace_plugins(model, plan.output, ops.read_matches(plan.config), plan.folder, save_as=plan.save_as)
+    """Replace, and print."""
+    matches = ops.read_matches(plan.config)
+    result = ops.replace_plugins(loaded(plan.model), plan.output, matches, plan.folder, save_as=plan.save_as)
     say("\n".join([*result.changes, f"{result.nodes_before} nodes before, {result.nodes} now. Wrote {result.path}"]))
     return 0

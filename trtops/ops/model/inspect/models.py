@@ -34,7 +34,7 @@ def inspect_model(
     Args:
         model: An ONNX file, a model in memory, an ``.engine`` or ``.plan``, an ``.ort`` file, or a ``.py`` script with a
             function ``load_network`` that makes a TensorRT network.
-        show: What to tell beside inputs and outputs; for ``weights`` of an ONNX model, their values are read.
+        show: What to show beside inputs and outputs; for ``weights`` of an ONNX model, their values are read.
         display_as: ``"trt"`` parses an ONNX model into a TensorRT network and shows that.
         infer_shapes: Whether to fill in shapes that an ONNX model does not declare.
         ignore_external_data: Whether to leave weights outside the file alone; they are read if ``show`` has ``weights``.

@@ -36,7 +36,7 @@ class CandidateCheck:
         write: Writes a candidate.
         check: The command.
         config: What to sort and to keep; its ``until`` does not count.
-        progress: Told of each step.
+        progress: Called after each check.
     """
 
     write: Callable[[Candidate], None]

@@ -65,7 +65,7 @@ class PrecisionResult(OpResult):
         outcome: ``good`` if all nodes may be lowered; ``mixed`` if some must be kept; ``bad`` if even keeping all that can
             be lowered does not meet the tolerances.
         to: The lower precision.
-        judged: Whether a command or a function judged candidates, so that there are no errors to tell.
+        judged: Whether a command or a function judged candidates, so that no errors are known.
         keep: Names of the nodes to keep in FP32, in the model's order; of the nodes in functions, as they are called in
             :attr:`model`, where functions are written out.
         exclude: The same, shorter: a type or pattern where that means the same nodes. What

@@ -39,7 +39,7 @@ class Hunt:
     Attributes:
         cutter: The model.
         everything: All its parts.
-        answers: What checks said, by parts.
+        answers: The outcomes of checks, by parts.
         unfinished: The culprit that the search ended with before it was as small as can be, if so.
     """
 

@@ -33,7 +33,7 @@ class Step(Record):
         stage: Which search asked: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
         nodes: Which nodes the sub-model holds, as ranges of indices into the model's ``graph.node``: ``0-4,9``.
         nodes_left: How many that are.
-        verdict: What the check said.
+        verdict: The check's.
         seconds: How long it took.
         detail: Why, in words.
     """

@@ -82,7 +82,7 @@ class ReduceResult(OpResult):
 
     Attributes:
         verdict: ``bad`` if the model fails, and then there is a culprit; ``good`` if it does not fail in the way meant.
-        whole: What the check said of the whole model; ``error`` if it fails in another way than the one that is hunted.
+        whole: The check's verdict on the whole model; ``error`` if it fails in another way than the one that is hunted.
         culprits: What was found, in that order.
         nodes: Nodes in the whole model, Constants not counted.
         checks: Sub-models checked.

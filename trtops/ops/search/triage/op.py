@@ -44,7 +44,7 @@ def triage(
     parent: str | None = None,
     file: str | Path | None = None,
 ) -> TriageResult:
-    """Compare every tensor of a model between two sides, and tell where they part.
+    """Compare every tensor of a model between two sides, and find where they part.
 
     Args:
         model: The model, or its path; not changed.
@@ -86,7 +86,7 @@ def triage(
 
 
 def _tested_precision(actual: BuildConfig | MakeRunner) -> Precision:
-    """The precision under test, as far as a side tells it."""
+    """The precision under test, as far as it is known of a side."""
     if isinstance(actual, BuildConfig):
         return actual.precision
     return actual.to if isinstance(actual, Emulated) else "fp32"
