@@ -18,7 +18,7 @@ from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage as triage_op
 from trtops.ops.search.triage.result import TriageResult
-from trtops.ops.search.triage.sides import Side, tested_side
+from trtops.ops.search.triage.sides import Side, make_side
 from trtops.spec import Precision
 
 
@@ -27,7 +27,7 @@ def compare_tensors(
     model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str | None
 ) -> TriageResult:
     """One call of the triage op, logged to the default store, on a GPU of its own if it needs one."""
-    actual = tested_side(side, precision)
+    actual = make_side(side, precision)
     with current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"):
         return triage_op(model, actual, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
 

@@ -11,6 +11,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.submodel import Cutter, Values
+from trtops.backend.onnxrt.observe import observe
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.model.opening import open_model
@@ -36,8 +37,6 @@ def with_observed_shapes(
         InputError: If the data does not fit it.
         BackendError: If ONNX Runtime does not run it.
     """
-    from trtops.backend.onnxrt.observe import observe
-
     opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
     feed = dict(next(iter(open_feeds(feeds, inputs)))) if inputs else {}

@@ -214,13 +214,11 @@ def _judging_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> di
 
 def _gives_golden_outputs(plan: Plan, golden: str) -> bool:
     """Whether the model gives these outputs on this data, in FP32."""
-    from trtops.tracking.memory import MemoryTracker
-
     config = plan.config
     check = ops.CheckConfig(
         data=config.data, iterations=config.iterations, seed=config.seed, tolerances=config.tolerances, latency_runs=0
     )
-    result = ops.compare(str(plan.model), golden, ops.CompareConfig(check=check), tracker=MemoryTracker())
+    result = ops.compare(str(plan.model), golden, ops.CompareConfig(check=check), tracker=configs.memory(None, None))
     if result.verdict != "good":
         say(f"The model in FP32 does not give the golden outputs on this data: {'; '.join(result.reasons)}")
     return result.verdict == "good"

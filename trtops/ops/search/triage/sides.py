@@ -59,7 +59,7 @@ Side: TypeAlias = Literal["onnxruntime", "tensorrt", "emulated"]
 """What can be under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU."""
 
 
-def tested_side(side: Side, precision: Precision) -> BuildConfig | Emulated:
+def make_side(side: Side, precision: Precision) -> BuildConfig | Emulated:
     """A side by its name, with default options; emulated is FP16 unless BF16 is asked for."""
     if side == "emulated":
         return Emulated("bf16" if precision == "bf16" else "fp16")

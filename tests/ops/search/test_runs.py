@@ -1,0 +1,79 @@
+"""What a search leaves in the memory: one run, named after the model, tagged, ended, and named in the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests import models
+from trtops.backend.onnx.submodel import SubModel
+from trtops.ops.result import OpResult
+from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.precision.op import precision
+from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.triage.op import triage
+from trtops.ops.search.triage.sides import Emulated, make_side
+from trtops.spec import BuildConfig
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Tag
+
+
+def has_no_add(part: SubModel) -> bool:
+    return all(node.op_type != "Add" for node in part.proto.graph.node)
+
+
+OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
+    "reduce": (lambda model, **options: reduce(model, has_no_add, **options), "multi_output reduce"),
+    "precision": (
+        lambda model, **options: precision(model, PrecisionConfig(latency_runs=0), **options),
+        "multi_output precision",
+    ),
+    "triage": (
+        lambda model, **options: triage(model, make_side("emulated", "fp16"), **options),
+        "multi_output triage emulated fp16",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_search_opens_its_own_run(kind: str, in_memory: bool, tmp_path: Path) -> None:
+    op, name = OPS[kind]
+    path = models.multi_output().write(tmp_path)
+    tracker = MemoryTracker()
+
+    if in_memory:
+        result = op(onnx.load(path), file=path, tracker=tracker, tags={"a": "b"})
+    else:
+        result = op(path, tracker=tracker, tags={"a": "b"})
+
+    info = tracker.load(result.run_id).info
+    assert (info.name, info.experiment, info.status, info.verdict) == (name, path.stem, "finished", result.verdict)
+    assert info.tags[Tag.KIND] == kind and info.tags[Tag.MODEL_PATH] == str(path) and info.tags["a"] == "b"
+    assert result.experiment == path.stem and result.page().startswith(f"# {kind} {path.name}: {result.headline}\n")
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_a_search_that_fails_leaves_a_failed_run(kind: str, tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    with pytest.raises(Exception, match="nowhere"):
+        OPS[kind][0](tmp_path / "nowhere.onnx", tracker=tracker, experiment="lost")
+
+    [info] = tracker.find("lost")
+    assert info.status == "failed"
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_without_a_memory_nothing_is_kept(kind: str) -> None:
+    result = OPS[kind][0](models.multi_output().proto)
+    assert (result.run_id, result.url, result.experiment) == ("", "", "")
+    assert result.page().startswith(f"# {kind} model: ")
+
+
+def test_sides_are_made_by_name() -> None:
+    assert make_side("tensorrt", "fp16") == BuildConfig(precision="fp16").on_backend("tensorrt")
+    assert make_side("emulated", "bf16") == Emulated("bf16")
+    assert make_side("emulated", "fp32") == Emulated("fp16")
