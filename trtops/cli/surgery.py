@@ -96,7 +96,7 @@ def operate(plan: Operation) -> int:
     result = op(
         Maker()(plan.model), plan.output, *plan.args, save_as=plan.save_as, **{n: Maker()(v) for n, v in plan.kwargs}
     )
-    say("\n".join([*result.changes, f"{result.nodes_before} nodes before, {result.nodes} now. Wrote {result.path}"]))
+    say(result.text())
     return 0
 
 

@@ -71,5 +71,5 @@ def execute(plan: Plan) -> int:
     """Replace, and print."""
     matches = ops.read_matches(plan.config)
     result = ops.replace_plugins(loaded(plan.model), plan.output, matches, plan.folder, save_as=plan.save_as)
-    say("\n".join([*result.changes, f"{result.nodes_before} nodes before, {result.nodes} now. Wrote {result.path}"]))
+    say(result.text())
     return 0

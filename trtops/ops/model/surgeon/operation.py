@@ -52,6 +52,11 @@ class SurgeonResult(Record):
         proto: onnx.ModelProto = self._proto
         return proto
 
+    def text(self) -> str:
+        """What was done, for a terminal."""
+        wrote = "" if self.path is None else f" Wrote {self.path}"
+        return "\n".join([*self.changes, f"{self.nodes_before} nodes before, {self.nodes} now.{wrote}"])
+
 
 def operate(
     model: Source,
