@@ -22,9 +22,8 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes, save_model
-from trtops.backend.onnxrt.loader import create_session
 from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
@@ -173,14 +172,7 @@ def _watching_session(model: onnx.ModelProto) -> ort.InferenceSession:
         for name in edit.tensor_names(model.graph):
             if name not in present:
                 outputs.append(onnx.helper.make_empty_tensor_value_info(name))
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if model_bytes(model) < PROTOBUF_LIMIT:
-            return create_session(model, options, DEFAULT_PROVIDERS)
-        with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
-            path = Path(folder, "model.onnx")
-            save_model(model, path, external_data_path="weights.bin")
-            return create_session(path, options, DEFAULT_PROVIDERS)
+        return SessionFromMemory(model, optimized=False)()
     finally:
         del outputs[count:]
 

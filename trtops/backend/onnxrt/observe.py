@@ -9,59 +9,20 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Array, Arrays, Cutter, is_large
-from trtops.backend.onnxrt.loader import SessionFromOnnx
+from trtops.backend.onnx.submodel import Array, Arrays, Cutter
+from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64
-
-
-@dataclass(frozen=True)
-class SessionFromMemory:
-    """Loads a session from a model in memory, of any size.
-
-    Attributes:
-        model: The model, with its weights inside; shared, not changed.
-        optimized: Whether ONNX Runtime may optimize it.
-        by_file: Whether its weights go through a temporary file; None sends those of models that protobuf cannot hold.
-    """
-
-    model: onnx.ModelProto
-    optimized: bool = True
-    by_file: bool | None = None
-
-    def __call__(self) -> ort.InferenceSession:
-        """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
-        level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if not (is_large(self.model) if self.by_file is None else self.by_file):
-            return SessionFromOnnx(self.model, graph_optimization_level=level)()
-        with tempfile.TemporaryDirectory(prefix="trtops-model-") as folder:
-            path = Path(folder, "model.onnx")
-            save_model(self.model, path, external_data_path="")
-            return SessionFromOnnx(path, graph_optimization_level=level)()
-
-
-def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
-    """Run a model in memory without optimizing it, for each feed; the outputs are the caller's.
-
-    Raises:
-        ModelError: If ONNX Runtime does not take the model.
-        BackendError: If it has no kernel for a node, or fails.
-    """
-    with OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference") as runner:
-        return [runner.infer(feed) for feed in feeds]
 
 
 class Observed:

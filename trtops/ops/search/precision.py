@@ -292,7 +292,7 @@ def _inputs(model: Model, config: PrecisionConfig, feeds: Iterable[Feed] | None)
 def _golden(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
     if not feeds:
         return []
-    from trtops.backend.onnxrt.observe import reference_outputs
+    from trtops.backend.onnxrt.reference import reference_outputs
 
     return [dict(outputs) for outputs in reference_outputs(model, feeds)]
 
