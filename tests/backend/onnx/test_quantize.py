@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, layer_name, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
 from trtops.metadata import TensorMetadata
@@ -154,7 +155,7 @@ def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None
     assert list(done.kept) == kept
     assert done.layers == tuple(name for name in everything if name not in kept)
     for node in case.proto.graph.node:
-        if layer_name(node) in kept:
+        if node_name(node) in kept:
             assert not any(name.endswith("_dequantized") for name in node.input)
 
 

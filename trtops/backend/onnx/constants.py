@@ -49,7 +49,7 @@ def spell_out(model: onnx.ModelProto) -> bool:
     """
     changed = False
     for node in walk.nodes(model):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute[:1]:
+        if walk.is_onnx_op(node, "Constant") and node.attribute:
             tensor = constant_tensor(node) if node.attribute[0].name in _TYPES else None
             if tensor is not None:
                 node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))

@@ -257,7 +257,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     constants = walk.initializer_names(graph) | {
         n for node in graph.node if node.op_type == "Constant" for n in node.output
     }
-    maker = {name: node for node in graph.node for name in node.output if name}
+    maker = walk.makers(graph.node)
     known_dims = {dim for value in graph.input for dim in _symbols(value)}
     declared = shapes.values(graph)
     found: dict[str, None] = {}

@@ -94,10 +94,7 @@ class _Settings:
 
     def __init__(self, model: onnx.ModelProto, fold_shapes: bool, size_threshold: int | None, error_ok: bool) -> None:
         self.opset_imports = list(model.opset_import)
-        self.versions = {
-            "" if o.domain == "ai.onnx" else o.domain: min(max(o.version, 0), _LARGEST_VERSION)
-            for o in model.opset_import
-        }
+        self.versions = {name: min(version, _LARGEST_VERSION) for name, version in walk.opsets(model).items()}
         self.ir_version = max(model.ir_version, 4)
         self.fold_shapes = fold_shapes
         self.size_threshold = size_threshold
@@ -108,7 +105,7 @@ class _Settings:
         """Whether a node with constant inputs always makes the same, and ONNX Runtime may know how."""
         if node.op_type in _RANDOM or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
             return False
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = walk.domain(node)
         if domain == "com.microsoft":
             return True
         return onnx.defs.has(node.op_type, self.versions.get(domain, 0), domain)
@@ -273,9 +270,9 @@ def _known_output(
     node: onnx.NodeProto, constants: _Constants, declared: Mapping[str, onnx.ValueInfoProto], settings: _Settings
 ) -> onnx.TensorProto | None:
     """The value of a node that can be told without computing: a Constant, or sizes that shape inference knows."""
-    if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+    if walk.is_onnx_op(node, "Constant"):
         return constant_tensor(node)
-    if not settings.fold_shapes or node.domain not in ("", "ai.onnx"):
+    if not settings.fold_shapes or not walk.is_onnx_op(node):
         return None
     rule = _SIZE_RULES.get(node.op_type)
     if rule is None or len(node.input) < _LEAST_INPUTS.get(node.op_type, 1) or not node.output:
@@ -433,7 +430,7 @@ def _inline_branches(graph: onnx.GraphProto, constants: _Constants) -> bool:
 
 def _branch_taken(node: onnx.NodeProto, constants: _Constants) -> onnx.GraphProto | None:
     """The branch that an If takes; None if that is not known, or the node is no If."""
-    if node.op_type != "If" or node.domain not in ("", "ai.onnx") or not node.input or node.input[0] not in constants:
+    if not walk.is_onnx_op(node, "If") or not node.input or node.input[0] not in constants:
         return None
     condition = constants.array(node.input[0]).reshape(-1)
     if condition.size != 1:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trtops.backend.onnx import with_onnxruntime
+from trtops.backend.onnx import walk, with_onnxruntime
 from trtops.backend.onnx.messages import TensorProto
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
     """The only rank that a node's first input can have, by its operator and the ranks of other inputs; None if it is open."""
-    if node.domain not in ("", "ai.onnx"):
+    if not walk.is_onnx_op(node):
         return None
     if node.op_type in _AS_INPUT:
         place = _AS_INPUT[node.op_type]
@@ -94,7 +94,7 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
     """
     from onnx import defs
 
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = walk.domain(node)
     try:
         schema = defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except defs.SchemaError:

@@ -132,7 +132,7 @@ def lint(
 
 def _node_names(graph: onnx.GraphProto) -> list[str]:
     """A name for each node, in order: its own, or its first output's, or its number."""
-    return [node.name or next(filter(None, node.output), f"node {i}") for i, node in enumerate(graph.node)]
+    return [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
 
 
 def _circles(graph: onnx.GraphProto) -> Iterator[LintEntry]:
@@ -256,7 +256,7 @@ class _Run:
         self.declared: dict[str, onnx.ValueInfoProto] = {}
         self.sparse = {sparse.values.name: sparse for sparse in bare.model.graph.sparse_initializer}
         self.made_up: set[str] = set()  # tensors whose values depend on zeros in place of what a node did not make
-        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in bare.model.opset_import}
+        self.opsets = walk.opsets(bare.model)
 
     def whole(self) -> bool:
         """Run the whole model; True if that worked."""

@@ -161,16 +161,11 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
 
 
-def node_name(node: onnx.NodeProto) -> str:
-    """What a node goes by: its name, or else its first output's."""
-    return node.name or next(filter(None, node.output), "")
-
-
 def _excluded(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
     """Names of the nodes that names, types and patterns stand for."""
     by_type: dict[str, list[str]] = {}
     for node in walk.nodes(model):
-        by_type.setdefault(node.op_type, []).append(node_name(node))
+        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
     names = [name for named in by_type.values() for name in named]
     result: set[str] = set()
     for wanted in exclude:
@@ -231,7 +226,7 @@ class _Rewrite:
     def __init__(
         self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], keep: frozenset[str]
     ) -> None:
-        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        self.opsets = walk.opsets(model)
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
         self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
         self.largest, self.smallest = _RANGE[to]
@@ -295,7 +290,7 @@ class _Rewrite:
         """Rewrite one node into ``result``, with the Casts that it needs."""
         ports = self._ports(node, scope, types)
         if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
-            self.too_large.append(node_name(node))
+            self.too_large.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
         makes = [
@@ -304,7 +299,7 @@ class _Rewrite:
             if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT)
         ]
         if reads or makes:
-            (self.lowered if ports.outputs else self.kept).append(node_name(node))
+            (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
         for body in walk.subgraphs(node):
             self._graph(body, scope, types, keep_io=True)
         for i in reads:
@@ -322,12 +317,12 @@ class _Rewrite:
 
     def _ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
         """What of a node can be in 16 bit: nothing, for a node that is to be kept."""
-        if node.op_type in self.keep or node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
+        if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":
             source = scope.get(node.input[0])
             return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = walk.domain(node)
         version = self.opsets.get(domain, 0)
         if not onnx.defs.has(node.op_type, version, domain) or next(walk.subgraphs(node), None) is not None:
             return _KEPT
@@ -465,7 +460,7 @@ def _take_weights(
 
 def _constant(node: onnx.NodeProto) -> TensorProto | None:
     """The FP32 weight that a Constant node stands for; None for any other node."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
+    if not walk.is_onnx_op(node, "Constant") or not node.attribute:
         return None
     attribute = node.attribute[0]
     name = node.output[0]

@@ -91,16 +91,11 @@ def is_quantized(model: onnx.ModelProto) -> bool:
     return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
 
 
-def layer_name(node: onnx.NodeProto) -> str:
-    """A node's name, or that of its first output if it has none."""
-    return node.name or next(filter(None, node.output), "")
-
-
 def quantizable_layers(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order; arguments as there."""
-    return tuple(layer_name(layer.node) for layer in _plan(model, keep, op_types)[0])
+    return tuple(walk.node_name(layer.node) for layer in _plan(model, keep, op_types)[0])
 
 
 def tensors_to_calibrate(
@@ -121,7 +116,7 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
         found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
         found = found or [node for node in model.graph.node if _matches(node, pattern)]
         if not found:
-            names = [layer_name(node) for node in model.graph.node]
+            names = [walk.node_name(node) for node in model.graph.node]
             raise errors.ConfigError(
                 f"keep={pattern!r} fits no layer of this model, by name, op type or output. {errors.near(pattern, names)}"
             )
@@ -182,7 +177,7 @@ def insert_qdq(
     writer = _Writer(model, cache.by_name(), style, per_channel, frozenset(kept))
     writer.write(layers)
     return Quantization(
-        layers=tuple(layer_name(layer.node) for layer in layers), kept=tuple(kept), missing=tuple(sorted(missing))
+        layers=tuple(walk.node_name(layer.node) for layer in layers), kept=tuple(kept), missing=tuple(sorted(missing))
     )
 
 
@@ -222,13 +217,13 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
     layers: list[_Layer] = []
     kept: dict[str, None] = {}
     for node in model.graph.node:
-        if node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
         layer = _layer(node, types, constants)
         if layer is None:
             continue
         if names & {node.name, *node.output}:
-            kept[layer_name(node)] = None
+            kept[walk.node_name(node)] = None
         else:
             layers.append(layer)
     return layers, kept
@@ -298,7 +293,7 @@ class _Writer:
         self.symmetric = style == "tensorrt"
         self.per_channel = per_channel
         self.kept = kept
-        self.maker = {name: node for node in self.graph.node for name in node.output if name}
+        self.maker = walk.makers(self.graph.node)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.graph.node:
             for name in dict.fromkeys(walk.uses(node)):
@@ -344,7 +339,7 @@ class _Writer:
         return {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
 
     def _may_read_rounded(self, node: onnx.NodeProto) -> bool:
-        return layer_name(node) not in self.kept and not any(walk.subgraphs(node))
+        return walk.node_name(node) not in self.kept and not any(walk.subgraphs(node))
 
     def _tensors(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor whose scale it takes: itself, or what was moved."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from trtops.backend.onnx import walk
 from trtops.record import Record
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -73,7 +74,7 @@ def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
     Axes whose length four does not divide are left out. A weight used along two axes has the first.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output if name}
+    makers = walk.makers(graph.node)
     found: dict[str, int] = {}
     for node in graph.node:
         for name, axis in _operands(node):
@@ -85,7 +86,7 @@ def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
 
 def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
     """Operands of a node, each with the axis that it is summed over, counted from the end."""
-    if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+    if not walk.is_onnx_op(node) or len(node.input) < 2:
         return
     if node.op_type == "Conv":
         yield node.input[1], 1

@@ -133,7 +133,7 @@ def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -
         initializers=initializers,
         nodes=tuple(_node(node, known) for node in graph.node),
         bodies=tuple(
-            _graph(body, f"{_name(node)}.{name}", known)
+            _graph(body, f"{walk.node_name(node)}.{name}", known)
             for node in graph.node
             if node.attribute
             for name, body in _bodies(node)
@@ -167,14 +167,8 @@ def _inputs(graph: onnx.GraphProto, known: Mapping[str, TensorSpec]) -> tuple[Te
     return tuple(known[value.name] for value in graph.input if value.name not in constants)
 
 
-def _name(node: onnx.NodeProto) -> str:
-    """A node's name, or else its first output's."""
-    return node.name or next(filter(None, node.output), "")
-
-
 def _operator(node: onnx.NodeProto) -> str:
-    domain = node.domain
-    return node.op_type if domain in ("", "ai.onnx") else f"{domain}.{node.op_type}"
+    return node.op_type if walk.is_onnx_op(node) else f"{node.domain}.{node.op_type}"
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -284,7 +278,7 @@ def _attributes_text(
     node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
-    prefix = _name(node)
+    prefix = walk.node_name(node)
     bodies = dict(_bodies(node))
     for attribute in node.attribute:
         yield f"{indent}    {prefix}.{attribute.name} = {_attribute(attribute)}"

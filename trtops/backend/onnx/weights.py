@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import sparsity
+from trtops.backend.onnx import sparsity, walk
 from trtops.metadata import DataType
 
 _MARK = "TRT_WEIGHTLESS"
@@ -44,24 +44,24 @@ def strippable(model: onnx.ModelProto) -> list[str]:
     Scales, zero points, indices and sizes stay, so that the structure can still be read and built.
     """
     graph = model.graph
-    domains = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    makers = {name: node for node in graph.node for name in node.output if name}
+    opsets = walk.opsets(model)
+    makers = walk.makers(graph.node)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     wanted: set[str] = set()
     for node in graph.node:
-        for name, least in _operands(node, domains):
+        for name, least in _operands(node, opsets):
             found = _behind(name, makers, tensors)
             if found is not None and found.data_type not in _KEPT_TYPES and math.prod(found.dims) >= least:
                 wanted.add(found.name)
     return [tensor.name for tensor in graph.initializer if tensor.name in wanted]
 
 
-def _operands(node: onnx.NodeProto, domains: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _operands(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Inputs of a node that may be stripped, each with the least number of elements for that."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = walk.domain(node)
     least = _STRIPPED.get(node.op_type) if not domain else None
     if least is None:
-        if domain and not onnx.defs.has(node.op_type, domains.get(domain, 1), domain):
+        if domain and not onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
             yield from ((name, _LARGE) for name in node.input)  # a plug-in
         return
     inputs = node.input[:1] if node.op_type in ("Gather", "Slice") else node.input
