@@ -125,7 +125,7 @@ def _without_values(file: BinaryIO, tensor: wire.Field) -> onnx.TensorProto | No
     plain = {field.name for field, _ in bare.ListFields()} <= _PLAIN_FIELDS
     if not plain or not _can_be_left_out(bare) or external.expected_bytes(bare) != raw.stop - raw.content:
         return None
-    _mark(bare)
+    external.mark_left_out(bare)
     return bare
 
 
@@ -136,12 +136,6 @@ def _can_be_left_out(tensor: onnx.TensorProto) -> bool:
         and min(tensor.dims, default=0) > 0
         and (external.expected_bytes(tensor) or 0) > LARGE
     )
-
-
-def _mark(tensor: onnx.TensorProto) -> None:
-    tensor.data_location = TensorProto.EXTERNAL
-    del tensor.external_data[:]
-    tensor.external_data.add(key="location", value="left-out")
 
 
 def load_external_data(bare: Bare, folder: Path) -> Bare:
@@ -166,7 +160,7 @@ def load_external_data(bare: Bare, folder: Path) -> Bare:
             continue
         if is_weight and names[tensor.name] == 1 and _can_be_left_out(tensor):
             next(external.locate(tensor, folder).blocks(at_most=1))
-            _mark(tensor)
+            external.mark_left_out(tensor)
             left_out.add(tensor.name)
         else:
             external.load(tensor, folder)

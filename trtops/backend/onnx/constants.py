@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.copying import copy_of
 
 _ELEMENTS: dict[str, Any] = {
     "value_float": np.float32,
@@ -28,8 +29,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value" and attribute.HasField("t"):
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
+        tensor: onnx.TensorProto = copy_of(attribute.t)
         tensor.name = node.output[0]
         return tensor
     if attribute.name not in _TYPES or attribute.type != _TYPES[attribute.name]:

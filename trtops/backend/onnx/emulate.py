@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.rewriting import replace_nodes
 
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -67,9 +68,7 @@ def _emulate(
             if name and types.get(name) in _LOW:
                 node.output[i] = f"{name}/exact"
                 nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(graph, nodes)
     for tensor in low_weights:
         array = numpy_helper.to_array(tensor).astype("float32")
         add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))

@@ -77,6 +77,16 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
+def mark_left_out(tensor: onnx.TensorProto) -> None:
+    """Say of a tensor without values that they are elsewhere, as ONNX's checks and inference want to hear it.
+
+    The file named is nowhere: nobody is to load it.
+    """
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    tensor.external_data.add(key="location", value="left-out")
+
+
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
     """Number of bytes that a tensor's raw data must have; None for strings and unknown types."""
     try:

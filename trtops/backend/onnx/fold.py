@@ -19,7 +19,8 @@ from onnx import helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.constants import constant_tensor
-from trtops.backend.onnx.edit import keep_places, remove_unused
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 
 log = logging.getLogger(__name__)
 
@@ -184,18 +185,6 @@ def _fold_graph(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto], s
             changed |= _fold_graph(body, constants.weights, settings)
             remove_unused(body)
     return changed
-
-
-def _set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    copies = [_copy(node) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _is_constant(node: onnx.NodeProto, constants: _Constants, computed: set[str], settings: _Settings) -> bool:
@@ -423,7 +412,7 @@ def _inline_branches(graph: onnx.GraphProto, constants: _Constants) -> bool:
             nodes += _inlined(graph, node, body)
             changed = True
     if changed:
-        _set_nodes(graph, nodes)
+        replace_nodes(graph, nodes)
         constants.weights.update((tensor.name, tensor) for tensor in graph.initializer)
     return changed
 
@@ -460,7 +449,7 @@ def _inlined(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.GraphProto
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """A copy of a node with tensors renamed, in its bodies too."""
-    copy = _copy(node)
+    copy = copy_of(node)
     for field_name in (copy.input, copy.output):
         for i, name in enumerate(field_name):
             field_name[i] = names.get(name, name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trtops.backend.onnx import walk, with_onnxruntime
 from trtops.backend.onnx.messages import TensorProto
+from trtops.backend.onnx.rewriting import set_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -51,9 +52,7 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
     if first is not None and not first.HasField("shape"):
         rank = _only_rank(node, {name: len(kind.shape.dim) for name, kind in inputs.items() if kind.HasField("shape")})
         if rank is not None:
-            first.shape.SetInParent()
-            for _ in range(rank):
-                first.shape.dim.add()
+            set_shape(first, [None] * rank)
     with_onnxruntime.load(model)
     return _inferred(model)
 

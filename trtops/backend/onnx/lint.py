@@ -22,8 +22,10 @@ import numpy as np
 from trtops import errors
 from trtops.backend.onnx import external, implied, stand_ins, walk, with_onnxruntime
 from trtops.backend.onnx.bare import Bare
-from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.messages import GraphProto, TensorProto, ValueInfoProto
 from trtops.backend.onnx.model import Model, data_type, raw_bytes
+from trtops.backend.onnx.rewriting import set_shape
 from trtops.record import JSONValue, Record
 
 if TYPE_CHECKING:
@@ -209,8 +211,7 @@ def _array(tensor: onnx.TensorProto) -> Any:
 
 def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.ModelProto:
     """A model whose initializers of these names are inputs."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     del copy.graph.initializer[:]
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -219,19 +220,8 @@ def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.Mod
         elif tensor.name not in declared:
             tensor_type = copy.graph.input.add(name=tensor.name).type.tensor_type
             tensor_type.elem_type = tensor.data_type
-            for dim in tensor.dims:
-                tensor_type.shape.dim.add(dim_value=dim)
+            set_shape(tensor_type, tensor.dims)
     return copy
-
-
-def _fix_shape(value: onnx.ValueInfoProto, array: Any) -> None:
-    """Declare an input in the shape that it has."""
-    if isinstance(array, np.ndarray) and value.type.HasField("tensor_type"):
-        shape = value.type.tensor_type.shape
-        del shape.dim[:]
-        for size in array.shape:
-            shape.dim.add(dim_value=size)
-        shape.SetInParent()
 
 
 def _typed(name: str, element: int) -> onnx.ValueInfoProto:
@@ -291,14 +281,14 @@ class _Run:
         """Run each node by itself, but those that are known to be broken."""
         from trtops.backend.onnx import shapes
 
-        inferred = ModelProto()
-        inferred.CopyFrom(self.model)
+        inferred = copy_of(self.model)
         graph = inferred.graph
         values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer if t.name not in self.left_out}
         values.update(self.left_out)
         values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
         for value in graph.input:
-            _fix_shape(value, values[value.name])
+            if isinstance(values[value.name], np.ndarray) and value.type.HasField("tensor_type"):
+                set_shape(value.type.tensor_type, values[value.name].shape)
         try:
             shapes.infer_shapes(inferred)
         except errors.InvalidModelError as exc:

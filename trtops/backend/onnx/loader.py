@@ -17,6 +17,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
@@ -42,11 +43,7 @@ def _own(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
     """The model, to be changed."""
     made = _model(source)
     given = isinstance(source, onnx.ModelProto)
-    if copy is True or (copy is None and given):
-        fresh = onnx.ModelProto()
-        fresh.CopyFrom(made)
-        return fresh
-    return made
+    return copy_of(made) if copy is True or (copy is None and given) else made
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,7 @@ class Model:
             InvalidModelError: If it contradicts itself.
             ExternalDataError: If it names data files; there is no folder to look for them in.
         """
-        content = ModelProto()
-        content.CopyFrom(proto)
+        content = copying.copy_of(proto)
         return cls(_describe(content, name, None, ""), None, content)
 
     @property
@@ -84,9 +83,7 @@ class Model:
         """
         if self.path is None:
             assert self._content is not None
-            fresh = ModelProto()
-            fresh.CopyFrom(self._content)
-            return fresh
+            return copying.copy_of(self._content)
         fresh = read_proto(self.path)
         external.load_external_data(fresh, self.path.parent)
         found = model_digest(fresh)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -22,9 +22,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
-from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import expand
 from trtops.backend.onnx.model import check_structure
+from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
 from trtops.metadata import DataType
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,7 @@ def lower_precision(
         InvalidModelError: If the model's types contradict each other.
         ExternalDataError: If a weight is not loaded.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = copy_of(proto)
     if to == "bf16" and walk.opset(model) < 13:
         raise errors.ConfigError(
             f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
@@ -232,7 +232,7 @@ class _Rewrite:
         self.largest, self.smallest = _RANGE[to]
         self.excluded = excluded
         self.keep = keep
-        self.taken = {name for graph in walk.graphs(model.graph) for name in _all_names(graph)}
+        self.fresh = FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
         self.kept: list[str] = []
@@ -273,8 +273,7 @@ class _Rewrite:
         for node in nodes:
             self._node(node, scope, types, outputs, keep_io, result)
         self._finish_outputs(graph, scope, keep_io, result)
-        del graph.node[:]
-        graph.node.extend(result)
+        replace_nodes(graph, result)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
         self._retype(graph, scope)
 
@@ -309,7 +308,7 @@ class _Rewrite:
             name = node.output[i]
             low = i in ports.outputs
             if name in outputs and low is keep_io:
-                node.output[i] = self._new_name(f"{name}_{self.dtype.value if low else 'float32'}")
+                node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
                 result.append(self._cast(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
             else:
@@ -360,11 +359,11 @@ class _Rewrite:
         """The name of a tensor in the precision wanted, with a Cast if there is none yet."""
         tensor.full_used |= not low
         if low and tensor.low is None:
-            tensor.low = self._new_name(f"{tensor.full}_{self.dtype.value}")
+            tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
             if tensor.weight is None:
                 result.append(self._cast(str(tensor.full), tensor.low, self.element))
         elif not low and tensor.full is None:
-            tensor.full = self._new_name(f"{tensor.low}_float32")
+            tensor.full = self.fresh(f"{tensor.low}_float32")
             result.append(self._cast(str(tensor.low), tensor.full, TensorProto.FLOAT))
         return str(tensor.low if low else tensor.full)
 
@@ -414,14 +413,7 @@ class _Rewrite:
                 value.type.tensor_type.elem_type = self.element
 
     def _cast(self, source: str, target: str, element: int) -> onnx.NodeProto:
-        return helper.make_node("Cast", [source], [target], name=self._new_name(f"{target}_cast"), to=element)
-
-    def _new_name(self, wanted: str) -> str:
-        name, count = wanted, 1
-        while name in self.taken:
-            name, count = f"{wanted}_{count}", count + 1
-        self.taken.add(name)
-        return name
+        return helper.make_node("Cast", [source], [target], name=self.fresh(f"{target}_cast"), to=element)
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
@@ -429,14 +421,6 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from walk.initializer_names(graph)
-    for node in graph.node:
-        yield node.name
-        yield from node.output
 
 
 def _take_weights(

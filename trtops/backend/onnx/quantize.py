@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.rewriting import FreshNames, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 
@@ -300,7 +301,7 @@ class _Writer:
                 self.readers.setdefault(name, []).append(node)
         self.outputs = {value.name for value in self.graph.output}
         self.constants = _constants(self.graph)
-        self.taken = {name for graph in walk.graphs(self.graph) for name in _all_names(graph)}
+        self.fresh = FreshNames(self.graph)
         self.added: list[onnx.NodeProto] = []
 
     def write(self, layers: Sequence[_Layer]) -> None:
@@ -328,7 +329,7 @@ class _Writer:
                     or (name in integer and self._may_read_rounded(node))
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
-                    _replace_inputs(node, name, pairs[name])
+                    rename(node.input, name, pairs[name])
         self._order()
 
     def _integer(self, layers: Iterable[_Layer]) -> set[str]:
@@ -387,7 +388,7 @@ class _Writer:
     def _pair(self, name: str, params: _Params) -> str:
         """Add Q and DQ behind a tensor, and return what comes out."""
         scale, zero_point = self._constants_of(name, params)
-        rounded, back = self._free(f"{name}_quantized"), self._free(f"{name}_dequantized")
+        rounded, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.added += [
             helper.make_node("QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis(params)),
             helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis(params)),
@@ -424,7 +425,7 @@ class _Writer:
     def _stored(self, name: str, values: NDArray[Any], params: _Params) -> str:
         """Keep a constant in integers with DQ behind it, and return what comes out."""
         scale, zero_point = self._constants_of(name, params)
-        stored, back = self._free(f"{name}_quantized"), self._free(f"{name}_dequantized")
+        stored, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.graph.initializer.append(numpy_helper.from_array(values, stored))
         self.added.append(
             helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis(params))
@@ -432,25 +433,14 @@ class _Writer:
         return back
 
     def _constants_of(self, name: str, params: _Params) -> tuple[str, str]:
-        scale, zero_point = self._free(f"{name}_scale"), self._free(f"{name}_zero_point")
+        scale, zero_point = self.fresh(f"{name}_scale"), self.fresh(f"{name}_zero_point")
         self.graph.initializer.append(numpy_helper.from_array(params.scale, scale))
         self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
         return scale, zero_point
 
-    def _free(self, name: str) -> str:
-        """A name that nothing in the model has yet."""
-        number = 0
-        while (unique := f"{name}_{number}" if number else name) in self.taken:
-            number += 1
-        self.taken.add(unique)
-        return unique
-
     def _order(self) -> None:
         nodes = [*self.graph.node, *self.added]
-        ordered = [nodes[i] for i in walk.execution_order(nodes)]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
         used = {name for graph in walk.graphs(self.graph) for node in graph.node for name in node.input}
         used |= {value.name for graph in walk.graphs(self.graph) for value in (*graph.input, *graph.output)}
         unused = [tensor for tensor in self.graph.initializer if tensor.name not in used]
@@ -468,17 +458,3 @@ def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.Tensor
 
 def _axis(params: _Params) -> dict[str, Any]:
     return {} if params.axis is None else {"axis": params.axis}
-
-
-def _replace_inputs(node: onnx.NodeProto, old: str, new: str) -> None:
-    for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield node.name
-        yield from (*node.input, *node.output)

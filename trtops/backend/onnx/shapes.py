@@ -49,8 +49,7 @@ def _put_dense_for_sparse(model: onnx.ModelProto) -> None:
     for graph in walk.graphs(model.graph):
         for sparse in graph.sparse_initializer:
             dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-            dense.data_location = onnx.TensorProto.EXTERNAL
-            dense.external_data.add(key="location", value="left-out")
+            external.mark_left_out(dense)
         del graph.sparse_initializer[:]
 
 

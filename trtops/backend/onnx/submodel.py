@@ -24,7 +24,7 @@ from onnx import numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import tensor_spec
@@ -95,8 +95,7 @@ class Declared:
         Raises:
             InvalidModelError: If shapes contradict each other.
         """
-        inferred = onnx.ModelProto()
-        inferred.CopyFrom(model)
+        inferred = copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))

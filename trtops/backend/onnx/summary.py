@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trtops.backend.onnx import external, walk
-from trtops.backend.onnx.messages import AttributeProto, ModelProto
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.messages import AttributeProto
 from trtops.backend.onnx.model import Model, data_type, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
@@ -117,8 +118,7 @@ def _proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProt
         return proto
     from trtops.backend.onnx import shapes  # brings all of onnx
 
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     shapes.infer_shapes(copy)
     return copy
 
