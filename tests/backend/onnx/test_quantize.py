@@ -235,6 +235,18 @@ def test_weights_in_constant_nodes_count_and_dead_channels_stay_exact_zeros() ->
     assert not y[0, 2].any() and y[0, 1].any()
 
 
+def test_a_bias_written_as_bare_numbers_is_stored_in_integers_like_any_other() -> None:
+    proto = models.model("(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }", {"w": models.random(4, 3)})
+    proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["b"], value_floats=[1.0, 2.0, 3.0]))
+
+    insert_qdq(
+        proto, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=4.0),)), style="onnxruntime"
+    )
+
+    stored = next(tensor for tensor in proto.graph.initializer if tensor.name == "b_quantized")
+    assert stored.data_type == onnx.TensorProto.INT32
+
+
 def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None:
     proto = models.model(
         "(float16[2,4] x) => (float16[2,4] y) { y = MatMul(x, w) }", {"w": np.ones((4, 4), np.float16)}

@@ -38,6 +38,15 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return numpy_helper.from_array(value, node.output[0])
 
 
+def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The dense constants of a graph by name: its initializers themselves, and what its Constant nodes make."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if walk.is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
+            found[tensor.name] = tensor
+    return found
+
+
 def spell_out(model: onnx.ModelProto) -> bool:
     """Write the Constant nodes that hold bare numbers or strings as tensors, in place, sub-graphs and functions included.
 

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
+from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import expand
 from trtops.backend.onnx.model import check_structure
@@ -434,27 +435,9 @@ def _take_weights(
         add_copy(graph.initializer, tensor)
     remaining = []
     for node in nodes:
-        constant = _constant(node)
-        if constant is None:
-            remaining.append(node)
-        else:
+        constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
+        if constant is not None and constant.data_type == TensorProto.FLOAT:
             weights.append(constant)
+        else:
+            remaining.append(node)
     return weights, remaining
-
-
-def _constant(node: onnx.NodeProto) -> TensorProto | None:
-    """The FP32 weight that a Constant node stands for; None for any other node."""
-    if not walk.is_onnx_op(node, "Constant") or not node.attribute:
-        return None
-    attribute = node.attribute[0]
-    name = node.output[0]
-    if attribute.name == "value_float":
-        return numpy_helper.from_array(np.array(attribute.f, np.float32), name)
-    if attribute.name == "value_floats":
-        return numpy_helper.from_array(np.array(attribute.floats, np.float32), name)
-    if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-        tensor = TensorProto()
-        tensor.CopyFrom(attribute.t)
-        tensor.name = name
-        return tensor
-    return None

@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.rewriting import FreshNames, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
@@ -214,7 +215,7 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
     names = kept_names(model, keep)
     shapes.infer_shapes(model)
     types = shapes.element_types(model.graph)
-    constants = _constants(model.graph)
+    constants = constant_tensors(model.graph)
     layers: list[_Layer] = []
     kept: dict[str, None] = {}
     for node in model.graph.node:
@@ -228,14 +229,6 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
         else:
             layers.append(layer)
     return layers, kept
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            found[node.output[0]] = node.attribute[0].t
-    return found
 
 
 def _layer(node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]) -> _Layer | None:
@@ -300,7 +293,7 @@ class _Writer:
             for name in dict.fromkeys(walk.uses(node)):
                 self.readers.setdefault(name, []).append(node)
         self.outputs = {value.name for value in self.graph.output}
-        self.constants = _constants(self.graph)
+        self.constants = constant_tensors(self.graph)
         self.fresh = FreshNames(self.graph)
         self.added: list[onnx.NodeProto] = []
 

@@ -11,7 +11,6 @@ Knows the ONNX format; where values come from is the business of whoever impleme
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +23,7 @@ from onnx import numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.external import expected_bytes
@@ -99,12 +99,7 @@ class Declared:
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))
-        try:
-            shapes.infer_shapes(inferred)
-        except errors.ModelError:
-            raise
-        except ValueError as exc:  # C++ exceptions of onnx on contradictory attributes
-            raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
+        shapes.infer_shapes(inferred)
         self._declared = shapes.values(inferred.graph)
 
     def spec(self, name: str) -> TensorSpec:
@@ -219,8 +214,8 @@ class Cutter:
         """
         self.model = model
         nodes = model.graph.node
-        self._constants = _constants(model.graph)
-        self.order = [i for i in walk.execution_order(nodes) if not _is_constant(nodes[i])]
+        self._constants = _constants_by_name(model.graph)
+        self.order = [i for i in walk.execution_order(nodes) if not walk.is_onnx_op(nodes[i], "Constant")]
         self._position = {index: position for position, index in enumerate(self.order)}
         self._reads: dict[int, list[str]] = {}
         self._weights: dict[int, list[str]] = {}
@@ -367,54 +362,14 @@ class Cutter:
         return tuple(sorted(different.values(), key=lambda members: max(self._position[i] for i in members)))
 
 
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return walk.is_onnx_op(node, "Constant")
-
-
 _Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, _Constant]:
-    """Weights by name: initializers, and what Constant nodes hold."""
-    found: dict[str, _Constant] = {tensor.name: tensor for tensor in graph.initializer}
-    found.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        if _is_constant(node):
-            array = constant_array(node)
-            name = node.output[0]
-            found[name] = node if array is None else _named(array, name)
-    return found
-
-
-def _named(value: onnx.TensorProto | Array, name: str) -> onnx.TensorProto:
-    if not isinstance(value, onnx.TensorProto):
-        return numpy_helper.from_array(value, name)
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(value)
-    tensor.name = name
-    return tensor
-
-
-def constant_array(node: onnx.NodeProto) -> onnx.TensorProto | Array | None:
-    """What a Constant node holds, as the tensor itself or an array; None if it is sparse.
-
-    Raises:
-        InvalidModelError: If the node holds nothing.
-    """
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            tensor: onnx.TensorProto = attribute.t
-            return tensor
-        if attribute.name.startswith("value_"):
-            value = onnx.helper.get_attribute_value(attribute)
-            kind = attribute.name.removeprefix("value_").rstrip("s")
-            if kind == "string":
-                return np.array(value, dtype=object)
-            with contextlib.suppress(TypeError, ValueError):  # an attribute of another type than its name says
-                return np.array(value, dtype=np.float32 if kind == "float" else np.int64)
-        if attribute.name == "sparse_value":
-            return None
-    raise errors.InvalidModelError(f"{walk.label(node)} holds no value; expected one of the value attributes.")
+def _constants_by_name(graph: onnx.GraphProto) -> dict[str, _Constant]:
+    """What a graph holds of constants: dense and sparse tensors, and Constant nodes that make no dense ones."""
+    found: dict[str, _Constant] = {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+    found.update((node.output[0], node) for node in graph.node if walk.is_onnx_op(node, "Constant"))
+    return found | constant_tensors(graph)
 
 
 def _add_constant(graph: onnx.GraphProto, constant: _Constant) -> None:
