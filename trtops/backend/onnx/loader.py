@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
+from trtops.backend.immediate import immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
@@ -74,11 +75,7 @@ class OnnxFromPath:
         return model
 
 
-def onnx_from_path(
-    path: str | Path, external_data_dir: str | Path | None = None, ignore_external_data: bool = False
-) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromPath` does when called."""
-    return OnnxFromPath(path, external_data_dir, ignore_external_data)()
+onnx_from_path = immediately(OnnxFromPath)
 
 
 @dataclass(frozen=True)
@@ -100,9 +97,7 @@ class OnnxFromBytes:
         return parse_proto(value_of(self.serialized_onnx))
 
 
-def onnx_from_bytes(serialized_onnx: ValueOrCallable[bytes]) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromBytes` does when called."""
-    return OnnxFromBytes(serialized_onnx)()
+onnx_from_bytes = immediately(OnnxFromBytes)
 
 
 @dataclass(frozen=True)
@@ -122,9 +117,7 @@ class GsFromOnnx:
         return gs.import_onnx(_model(self.model))
 
 
-def gs_from_onnx(model: OnnxModel) -> gs.Graph:
-    """Do at once what :class:`GsFromOnnx` does when called."""
-    return GsFromOnnx(model)()
+gs_from_onnx = immediately(GsFromOnnx)
 
 
 @dataclass(frozen=True)
@@ -171,11 +164,7 @@ class OnnxFromTfGraph:
         return model
 
 
-def onnx_from_tf_graph(
-    graph: ValueOrCallable[tuple[Any, Sequence[str]]], opset: int = 11, optimize: bool = True
-) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromTfGraph` does when called."""
-    return OnnxFromTfGraph(graph, opset, optimize)()
+onnx_from_tf_graph = immediately(OnnxFromTfGraph)
 
 
 @dataclass(frozen=True)
@@ -215,15 +204,7 @@ class ModifyOutputs:
         return model
 
 
-def modify_outputs(
-    model: OnnxModel,
-    outputs: Sequence[str] | None = None,
-    exclude_outputs: Sequence[str] | None = None,
-    copy: bool | None = None,
-    mark_types: Sequence[str] | None = None,
-) -> onnx.ModelProto:
-    """Do at once what :class:`ModifyOutputs` does when called."""
-    return ModifyOutputs(model, outputs, exclude_outputs, copy, mark_types)()
+modify_outputs = immediately(ModifyOutputs)
 
 
 @dataclass(frozen=True)
@@ -245,9 +226,7 @@ class ConvertToFp16:
         return precision.convert_to_fp16(_model(self.model))
 
 
-def convert_to_fp16(model: OnnxModel, copy: bool | None = None) -> onnx.ModelProto:
-    """Do at once what :class:`ConvertToFp16` does when called."""
-    return ConvertToFp16(model, copy)()
+convert_to_fp16 = immediately(ConvertToFp16)
 
 
 @dataclass(frozen=True)
@@ -296,29 +275,7 @@ class FoldConstants:
         return model
 
 
-def fold_constants(
-    model: OnnxModel,
-    num_passes: int | None = None,
-    do_shape_inference: bool = True,
-    partitioning: Partitioning = None,
-    fold_shapes: bool = True,
-    copy: bool | None = None,
-    error_ok: bool = True,
-    size_threshold: int | None = None,
-    allow_onnxruntime_shape_inference: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`FoldConstants` does when called."""
-    return FoldConstants(
-        model,
-        num_passes,
-        do_shape_inference,
-        partitioning,
-        fold_shapes,
-        copy,
-        error_ok,
-        size_threshold,
-        allow_onnxruntime_shape_inference,
-    )()
+fold_constants = immediately(FoldConstants)
 
 
 @dataclass(frozen=True)
@@ -348,11 +305,7 @@ class SetUpperBound:
         return model
 
 
-def set_upper_bound(
-    model: OnnxModel, upper_bounds: int | Mapping[str, int], copy: bool | None = None
-) -> onnx.ModelProto:
-    """Do at once what :class:`SetUpperBound` does when called."""
-    return SetUpperBound(model, upper_bounds, copy)()
+set_upper_bound = immediately(SetUpperBound)
 
 
 @dataclass(frozen=True)
@@ -393,15 +346,7 @@ class InferShapes:
         return model
 
 
-def infer_shapes(
-    model: OnnxModel | str | Path,
-    error_ok: bool = True,
-    external_data_dir: str | Path | None = None,
-    save_to_disk_threshold_bytes: int | None = None,
-    allow_onnxruntime: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`InferShapes` does when called."""
-    return InferShapes(model, error_ok, external_data_dir, save_to_disk_threshold_bytes, allow_onnxruntime)()
+infer_shapes = immediately(InferShapes)
 
 
 @dataclass(frozen=True)
@@ -449,14 +394,7 @@ class ExtractSubgraph:
                     log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
 
 
-def extract_subgraph(
-    model: OnnxModel | gs.Graph,
-    input_metadata: Mapping[str, TensorSpec] | None = None,
-    output_metadata: Mapping[str, TensorSpec] | None = None,
-    check_meta: bool = True,
-) -> Any:
-    """Do at once what :class:`ExtractSubgraph` does when called."""
-    return ExtractSubgraph(model, input_metadata, output_metadata, check_meta)()
+extract_subgraph = immediately(ExtractSubgraph)
 
 
 @dataclass(frozen=True)
@@ -497,15 +435,7 @@ class SaveOnnx:
         return model
 
 
-def save_onnx(
-    model: OnnxModel,
-    path: str | Path,
-    external_data_path: str | None = None,
-    size_threshold: int = 1024,
-    all_tensors_to_one_file: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`SaveOnnx` does when called."""
-    return SaveOnnx(model, path, external_data_path, size_threshold, all_tensors_to_one_file)()
+save_onnx = immediately(SaveOnnx)
 
 
 @dataclass(frozen=True)
@@ -527,6 +457,4 @@ class BytesFromOnnx:
         return save.serialize(_model(self.model))
 
 
-def bytes_from_onnx(model: OnnxModel) -> bytes:
-    """Do at once what :class:`BytesFromOnnx` does when called."""
-    return BytesFromOnnx(model)()
+bytes_from_onnx = immediately(BytesFromOnnx)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trtops.backend.immediate import immediately
 from trtops.func import value_of
 
 if TYPE_CHECKING:
@@ -48,10 +49,4 @@ class SessionFromOnnx:
         return session.create_session(value_of(self.model_bytes), options, providers)
 
 
-def session_from_onnx(
-    model_bytes: ValueOrCallable[ModelSource],
-    providers: Sequence[Provider] | None = None,
-    graph_optimization_level: Any = None,
-) -> ort.InferenceSession:
-    """Load a session at once; see :class:`SessionFromOnnx`."""
-    return SessionFromOnnx(model_bytes, providers, graph_optimization_level)()
+session_from_onnx = immediately(SessionFromOnnx)
