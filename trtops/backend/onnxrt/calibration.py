@@ -1,7 +1,7 @@
 """INT8 on ONNX Runtime: the ranges of all tensors collected over data, and written into a model as Q/DQ nodes.
 
-The collecting is ours, not that of ``onnxruntime.quantization``: one feed and its tensors are in memory at a time, whatever
-the algorithm, and what was collected survives data that fails half-way. See :mod:`trtops.calibration.histogram`.
+``onnxruntime.quantization`` is not used to collect: here one feed and its tensors are in memory at a time, whatever the
+algorithm, and what was collected survives data that fails half-way. See :mod:`trtops.calibration.histogram`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RangeCollector:
             CalibrationError: If the feed does not fit the model, holds NaN or infinity, or the model fails on it. Nothing
                 of it is counted then.
         """
-        number = self.feeds + 1
+        number = self.feeds + 1  # nothing is counted before the model has run: a feed that fails leaves no trace
         try:
             check_feed(self._inputs, feed)
         except errors.InputError as exc:
@@ -150,7 +150,7 @@ class RangeCollector:
             algorithm=algorithm,
             percentile=percentile if algorithm == "percentile" else None,
             ranges=tuple(
-                _range(name, histogram, algorithm, percentile)
+                _tensor_range(name, histogram, algorithm, percentile)
                 for name, histogram in seen.items()
                 if not histogram.not_finite
             ),
@@ -165,6 +165,7 @@ class RangeCollector:
 
 def _watching_session(model: onnx.ModelProto) -> ort.InferenceSession:
     """A session with every tensor as an output."""
+    # The outputs are added to the model itself and taken away again: a copy would hold its weights twice.
     outputs = model.graph.output
     count = len(outputs)
     present = {value.name for value in outputs}
@@ -188,7 +189,7 @@ def _check_finite(number: int, name: str, array: np.ndarray[tuple[int, ...], np.
     )
 
 
-def _range(name: str, histogram: Histogram, algorithm: Algorithm, percentile: float) -> TensorRange:
+def _tensor_range(name: str, histogram: Histogram, algorithm: Algorithm, percentile: float) -> TensorRange:
     amax = histogram.choose(algorithm, percentile)
     return TensorRange(name=name, amax=amax, low=histogram.low, high=histogram.high, clipped=histogram.beyond(amax))
 

@@ -6,8 +6,8 @@ rest lies in files in a temporary folder.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _FIRST_PIECE = 64
 
 
 class Observed:
-    """The values of a model's tensors for some feeds. Safe to read from several threads.
+    """The values of a model's tensors for some feeds. Filled by one thread, then safe to read from several.
 
     Implements :class:`trtops.backend.onnx.submodel.Values`. Its temporary folder goes when it is closed or collected.
     """
@@ -41,7 +41,7 @@ class Observed:
         self._held = 0
         self._kept: dict[str, list[Array | _Spilled]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._lock = threading.Lock()
+        self._file_numbers = itertools.count()
 
     def put(self, arrays: Mapping[str, Array]) -> int:
         """Add the tensors of one feed, which are not copied unless they go to a file; returns their bytes."""
@@ -91,7 +91,7 @@ class Observed:
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
         """The observed arrays of these tensors, one dict per feed."""
-        return _by_feed({name: self.arrays(name) for name in names}, self._count())
+        return _by_feed({name: self.arrays(name) for name in names}, max(map(len, self._kept.values()), default=0))
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
         """The same for outputs: what was observed in the whole model holds for any part of it."""
@@ -103,14 +103,10 @@ class Observed:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _count(self) -> int:
-        return max(map(len, self._kept.values()), default=0)
-
     def _spill(self, array: Array) -> _Spilled:
-        with self._lock:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="trtops-observed-")
-        path = Path(self._folder.name, f"{sum(map(len, self._kept.values()))}.npy")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="trtops-observed-")
+        path = Path(self._folder.name, f"{next(self._file_numbers)}.npy")
         # As bytes, since numpy does not know bfloat16 and its kin in its own format.
         np.save(path, np.ascontiguousarray(array).reshape(-1).view(np.uint8), allow_pickle=False)
         return _Spilled(path, array.dtype, array.shape)
@@ -182,10 +178,12 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
             )
         observed.put({name: np.asarray(feed[name]) for name in cutter.inputs})
     may_part = cutter.may_part_after()
+    # A session costs milliseconds and every tensor of its piece is in memory at once, so pieces are as long as the limit
+    # allows: longer after one that took little, shorter after one that took much.
     start, length = 0, _FIRST_PIECE
     while start < len(cutter.order):
         end = min(start + length, len(cutter.order))
-        while not may_part[end - 1]:
+        while not may_part[end - 1]:  # a sequence cannot be handed from one session to the next
             end += 1
         used = _observe_piece(cutter, cutter.order[start:end], observed, len(feeds))
         start = end
