@@ -62,9 +62,14 @@ def copy_of(message: M) -> M:
     return cast(M, copy)
 
 
-def add_copy(messages: Any, message: Any) -> None:
-    """Append a copy to a repeated field. The field's own ``append`` writes all of it out, and no more than 2 GiB."""
-    messages.add().CopyFrom(message)
+def add_copy(messages: Any, message: M) -> M:
+    """Append a copy to a repeated field, and return it.
+
+    The field's own ``append`` copies by way of bytes, of which protobuf writes no more than 2 GiB.
+    """
+    copy = messages.add()
+    copy.CopyFrom(message)
+    return cast(M, copy)
 
 
 def message_bytes(message: Any) -> int:

@@ -66,7 +66,8 @@ def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
         return ranks.get(node.input[place]) if place < len(node.input) else None
     if node.op_type in _AS_ATTRIBUTE:
         wanted, beside = _AS_ATTRIBUTE[node.op_type]
-        return next((len(a.ints) + beside for a in node.attribute if a.name == wanted and a.ints), None)
+        sizes = walk.ints_attribute(node, wanted)
+        return len(sizes) + beside if sizes else None
     return _FIXED.get(node.op_type)
 
 

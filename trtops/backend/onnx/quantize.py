@@ -246,15 +246,14 @@ def _layer(node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[st
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
     """The axis of a weight that its output channels lie along; None where they do not lie along one."""
-    attributes = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
     if index != 1:
         return None
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
-        return 1 if attributes.get("group", 1) == 1 else None
+        return 1 if walk.int_attribute(node, "group", 1) == 1 else None
     if node.op_type == "Gemm":
-        return 0 if attributes.get("transB", 0) else 1
+        return 0 if walk.int_attribute(node, "transB", 0) else 1
     return 1 if len(weight.dims) == 2 else None
 
 

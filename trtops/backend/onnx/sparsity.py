@@ -94,9 +94,8 @@ def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
         yield node.input[0], -1
         yield node.input[1], -2
     elif node.op_type == "Gemm":
-        flags = {attribute.name: attribute.i for attribute in node.attribute}
-        yield node.input[0], -2 if flags.get("transA") else -1
-        yield node.input[1], -1 if flags.get("transB") else -2
+        yield node.input[0], -2 if walk.int_attribute(node, "transA", 0) else -1
+        yield node.input[1], -1 if walk.int_attribute(node, "transB", 0) else -2
 
 
 def _trace(
@@ -110,7 +109,7 @@ def _trace(
             return None
         seen.add(name)
         if node.op_type == "Transpose":
-            perm = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            perm = walk.ints_attribute(node, "perm")
             if perm is None:
                 axis = -1 - axis if axis < 0 else axis  # reversed: counted from the other end
             elif -len(perm) <= axis < len(perm):

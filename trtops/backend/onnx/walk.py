@@ -139,6 +139,16 @@ def opset(model: onnx.ModelProto | onnx.FunctionProto, domain: str = "") -> int:
     return opsets(model).get("" if domain == "ai.onnx" else domain, 0)
 
 
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An attribute that is one integer, or what it stands for where it is left out."""
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
+
+
+def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
+    """An attribute that is a list of integers; None where it is left out."""
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+
+
 def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
     """The node that makes each tensor, by the tensor's name."""
     return {name: node for node in nodes for name in node.output if name}
