@@ -124,12 +124,12 @@ def extract(
     graph = model.graph
     declared = _declared_for_cut(model)
     if inputs is not None:
-        new_inputs = [_described(spec, declared) for spec in inputs.values()]
+        new_inputs = [_tensor_description(spec, declared) for spec in inputs.values()]
         keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(new_inputs)
     if outputs is not None:
-        new_outputs = [_described(spec, declared) for spec in outputs.values()]
+        new_outputs = [_tensor_description(spec, declared) for spec in outputs.values()]
         del graph.output[:]
         graph.output.extend(new_outputs)
     remove_unused(graph)
@@ -145,7 +145,7 @@ def _declared_for_cut(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     return declared
 
 
-def _described(spec: TensorSpec, declared: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+def _tensor_description(spec: TensorSpec, declared: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
     """A tensor's description with the dtype and shape that are given, and those known for the rest."""
     if spec.name not in declared:
         raise errors.ConfigError(f"The model has no tensor {spec.name!r}. {errors.near(spec.name, declared)}")
@@ -192,7 +192,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
         n for node in graph.node if node.op_type == "Constant" for n in node.output
     }
     maker = walk.makers(graph.node)
-    known_dims = {dim for value in graph.input for dim in _symbols(value)}
+    known_dims = {dim for value in graph.input for dim in _dynamic_dims(value)}
     declared = shapes.values(graph)
     found: dict[str, None] = {}
     for index in walk.execution_order(graph.node):
@@ -203,7 +203,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
             if value is None or not value.type.tensor_type.HasField("shape"):
                 new = True
                 continue
-            symbols = _symbols(value) - known_dims
+            symbols = _dynamic_dims(value) - known_dims
             known_dims |= symbols
             new = new or bool(symbols)
         position = _SIZE_INPUTS.get(node.op_type)
@@ -215,7 +215,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     return list(found)
 
 
-def _symbols(value: onnx.ValueInfoProto) -> set[str]:
+def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
     """Names of a tensor's dynamic dimensions; one without a name counts as one that nothing else has."""
     dims = value.type.tensor_type.shape.dim
     return {d.dim_param or f"{value.name}[{i}]" for i, d in enumerate(dims) if not d.HasField("dim_value")}

@@ -34,10 +34,10 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
         InvalidModelError: If its types contradict each other.
     """
     shapes.infer_shapes(model)
-    _emulate(model.graph, {}, {}, itertools.count())
+    _emulate_graph(model.graph, {}, {}, itertools.count())
 
 
-def _emulate(
+def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
@@ -49,7 +49,7 @@ def _emulate(
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
         for body in bodies:
-            _emulate(body, types, widened, numbers)
+            _emulate_graph(body, types, widened, numbers)
         if bodies or node.op_type in _LEFT_ALONE:
             nodes.append(node)
             continue

@@ -54,7 +54,7 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
         if rank is not None:
             set_shape(first, [None] * rank)
     with_onnxruntime.load(model)
-    return _inferred(model)
+    return _infer_types(model)
 
 
 def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
@@ -71,7 +71,7 @@ def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
     return _FIXED.get(node.op_type)
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     try:
@@ -101,12 +101,12 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
         return {}
     allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
     read: defaultdict[str, set[str]] = defaultdict(set)
-    for name, parameter in zip(node.input, _parameters(schema.inputs, len(node.input))):
+    for name, parameter in zip(node.input, _formal_parameters(schema.inputs, len(node.input))):
         if name in element_types:
             read[parameter.type_str].add(f"tensor({TensorProto.DataType.Name(element_types[name]).lower()})")
     codes = {f"tensor({name.lower()})": code for name, code in TensorProto.DataType.items()}
     types: dict[str, int] = {}
-    for name, parameter in zip(node.output, _parameters(schema.outputs, len(node.output))):
+    for name, parameter in zip(node.output, _formal_parameters(schema.outputs, len(node.output))):
         options = allowed.get(parameter.type_str, [parameter.type_str])
         found = read[parameter.type_str] or set(options)
         if name and len(found) == 1 and found <= set(options) & set(codes):
@@ -114,7 +114,7 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
     return types
 
 
-def _parameters(
+def _formal_parameters(
     declared: Sequence[onnx.defs.OpSchema.FormalParameter], count: int
 ) -> list[onnx.defs.OpSchema.FormalParameter]:
     """The formal parameter of each argument; the last may stand for several alike, and those unlike are left out."""

@@ -34,15 +34,15 @@ OnnxModel: TypeAlias = "onnx.ModelProto | Model | Callable[[], onnx.ModelProto]"
 Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
 
 
-def _model(source: OnnxModel) -> onnx.ModelProto:
+def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
     """The model itself, to be read and not changed."""
     made = value_of(source)
     return made.proto() if isinstance(made, Model) else made
 
 
-def _own(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
+def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
     """The model, to be changed."""
-    made = _model(source)
+    made = _model_to_read(source)
     given = isinstance(source, onnx.ModelProto)
     return copy_of(made) if copy is True or (copy is None and given) else made
 
@@ -114,7 +114,7 @@ class GsFromOnnx:
         """Import the model into a new graph."""
         import onnx_graphsurgeon as gs
 
-        return gs.import_onnx(_model(self.model))
+        return gs.import_onnx(_model_to_read(self.model))
 
 
 gs_from_onnx = immediately(GsFromOnnx)
@@ -193,7 +193,7 @@ class ModifyOutputs:
         Raises:
             ConfigError: If a name, pattern or type fits nothing, or no output would be left.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
         if self.mark_types is not None:
             outputs = edit.outputs_of_types(model.graph, self.mark_types)
@@ -223,7 +223,7 @@ class ConvertToFp16:
 
     def __call__(self) -> onnx.ModelProto:
         """The model in FP16."""
-        return precision.convert_to_fp16(_model(self.model))
+        return precision.convert_to_fp16(_model_to_read(self.model))
 
 
 convert_to_fp16 = immediately(ConvertToFp16)
@@ -262,7 +262,7 @@ class FoldConstants:
         Raises:
             InferenceError: If a node cannot be evaluated, unless ``error_ok``.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         fold.fold_constants(
             model,
             passes=self.num_passes,
@@ -299,7 +299,7 @@ class SetUpperBound:
         Raises:
             ConfigError: If a name is not the output of a node.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
         return model
@@ -336,7 +336,7 @@ class InferShapes:
         if isinstance(given, (str, Path)):
             model = onnx_from_path(given, self.external_data_dir)
         else:
-            model = _own(given, None if given is self.model else False)
+            model = _model_to_change(given, None if given is self.model else False)
         try:
             shapes.infer_shapes(model, symbolic=self.allow_onnxruntime, strict=not self.error_ok)
         except errors.InvalidModelError as exc:
@@ -374,16 +374,16 @@ class ExtractSubgraph:
         """
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
-            model = _own(made, None if made is self.model else False)
-            self._cut(model)
+            model = _model_to_change(made, None if made is self.model else False)
+            self._cut_out(model)
             return model
         import onnx_graphsurgeon as gs
 
         model = gs.export_onnx(made, do_type_check=False)
-        self._cut(model)
+        self._cut_out(model)
         return gs.import_onnx(model)
 
-    def _cut(self, model: onnx.ModelProto) -> None:
+    def _cut_out(self, model: onnx.ModelProto) -> None:
         edit.extract(model, self.input_metadata, self.output_metadata)
         if self.check_meta:
             for value in (*model.graph.input, *model.graph.output):
@@ -423,7 +423,7 @@ class SaveOnnx:
             ExternalDataError: If ``external_data_path`` leads out of the model's folder.
             OSError: If a file cannot be written.
         """
-        model = _model(self.model)
+        model = _model_to_read(self.model)
         log.info("Saving ONNX model to: %s", self.path)
         save.save_model(
             model,
@@ -454,7 +454,7 @@ class BytesFromOnnx:
         Raises:
             InvalidModelError: If the model is too large for one protobuf message.
         """
-        return save.serialize(_model(self.model))
+        return save.serialize(_model_to_read(self.model))
 
 
 bytes_from_onnx = immediately(BytesFromOnnx)

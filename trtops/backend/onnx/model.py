@@ -52,7 +52,7 @@ class Model:
         """
         path = Path(path).absolute()
         content = read_proto(path)
-        return cls(_describe(content, path.stem, path.parent, f"{path}: "), path)
+        return cls(_model_info(content, path.stem, path.parent, f"{path}: "), path)
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
@@ -67,7 +67,7 @@ class Model:
             ExternalDataError: If it names data files; there is no folder to look for them in.
         """
         content = copying.copy_of(proto)
-        return cls(_describe(content, name, None, ""), None, content)
+        return cls(_model_info(content, name, None, ""), None, content)
 
     @property
     def name(self) -> str:
@@ -192,24 +192,24 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
         target.raw_data = tensor_digest(tensor, folder)
 
     bare = copying.copy_model(model, put_digest)
-    _clear(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
+    _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
     bare.opset_import.sort(key=lambda o: (o.domain, o.version))
     for graph in walk.graphs(bare.graph):
-        _clear(graph)
+        _clear_comments(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
-            _clear(value)
+            _clear_comments(value)
     for node in walk.nodes(bare):
-        _clear(node)
+        _clear_comments(node)
         for attribute in node.attribute:
             attribute.ClearField("doc_string")
         if len(node.attribute) > 1:
             node.attribute.sort(key=lambda a: a.name)
     for function in bare.functions:
-        _clear(function)
+        _clear_comments(function)
     return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _clear(message: Any, *fields: str) -> None:
+def _clear_comments(message: Any, *fields: str) -> None:
     """Clear comments, and the fields named."""
     for name in ("doc_string", "metadata_props", *fields):
         message.ClearField(name)
@@ -261,7 +261,7 @@ def _pack(tensor: onnx.TensorProto) -> bytes:
     return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
-def _describe(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
+def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
     """Check a model and sum it up; messages begin with ``where``."""
     try:
         check_structure(model)
@@ -286,11 +286,11 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     if not value.type.HasField("tensor_type"):
         return TensorSpec(value.name)
     tensor_type = value.type.tensor_type
-    shape = tuple(map(_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
+    shape = tuple(map(_declared_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
     return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+def _declared_dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
     return dim.dim_param or None

@@ -79,7 +79,7 @@ def convert_to_fp16(
         ModelError: If the model contradicts itself, or its weights are not loaded.
     """
     check_structure(proto)
-    return _reported(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+    return _log_rewrite(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
 def convert_to_bf16(
@@ -91,10 +91,10 @@ def convert_to_bf16(
 ) -> onnx.ModelProto:
     """A model that computes in BF16 where its operators can; as :func:`convert_to_fp16`."""
     check_structure(proto)
-    return _reported(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+    return _log_rewrite(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
-def _reported(rewritten: Rewritten) -> onnx.ModelProto:
+def _log_rewrite(rewritten: Rewritten) -> onnx.ModelProto:
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
@@ -136,7 +136,7 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    rewrite = _Rewrite(model, to, _excluded(model, exclude), frozenset(keep_types))
+    rewrite = _Rewrite(model, to, _excluded_names(model, exclude), frozenset(keep_types))
     rewrite.model(model, keep_io=keep_io)
     return Rewritten(
         model=model,
@@ -162,7 +162,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
 
 
-def _excluded(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
+def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
     """Names of the nodes that names, types and patterns stand for."""
     by_type: dict[str, list[str]] = {}
     for node in walk.nodes(model):
@@ -192,7 +192,7 @@ class _Tensor:
     def magnitudes(self) -> tuple[float, bool]:
         """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
-        array = _array(self.weight)
+        array = _weight_array(self.weight)
         size = np.abs(array[np.isfinite(array)])
         if not size.size:
             return 0.0, False
@@ -200,7 +200,7 @@ class _Tensor:
         return float(np.max(size, initial=0, where=~infinite)), bool(infinite.any())
 
 
-def _array(weight: TensorProto) -> np.ndarray[Any, Any]:
+def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
     if external.is_external(weight):
         raise errors.ExternalDataError(f"Weight {weight.name!r} has its data in another file; load it first.")
     return numpy_helper.to_array(weight)
@@ -243,7 +243,7 @@ class _Rewrite:
 
     def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
         """Rewrite the model in place."""
-        self._graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
+        self._rewrite_graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
         for node in walk.nodes(model):
             for i, name in enumerate(node.input):
                 if name in self.renamed:
@@ -256,7 +256,7 @@ class _Rewrite:
         del model.graph.input[:]
         model.graph.input.extend(inputs)
 
-    def _graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
+    def _rewrite_graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
         """Rewrite one graph in place; the scopes know the tensors of the graphs around it."""
         scope: _Scope = outer.new_child()
         types: _Types = outer_types.new_child(shapes.element_types(graph))
@@ -272,13 +272,13 @@ class _Rewrite:
         outputs = {value.name for value in graph.output if types.get(value.name) == TensorProto.FLOAT}
         result: list[onnx.NodeProto] = []
         for node in nodes:
-            self._node(node, scope, types, outputs, keep_io, result)
+            self._rewrite_node(node, scope, types, outputs, keep_io, result)
         self._finish_outputs(graph, scope, keep_io, result)
         replace_nodes(graph, result)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
-        self._retype(graph, scope)
+        self._declare_types(graph, scope)
 
-    def _node(
+    def _rewrite_node(
         self,
         node: onnx.NodeProto,
         scope: _Scope,
@@ -288,7 +288,7 @@ class _Rewrite:
         result: list[onnx.NodeProto],
     ) -> None:
         """Rewrite one node into ``result``, with the Casts that it needs."""
-        ports = self._ports(node, scope, types)
+        ports = self._low_ports(node, scope, types)
         if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
             self.too_large.append(walk.node_name(node))
             ports = _KEPT
@@ -301,21 +301,21 @@ class _Rewrite:
         if reads or makes:
             (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
         for body in walk.subgraphs(node):
-            self._graph(body, scope, types, keep_io=True)
+            self._rewrite_graph(body, scope, types, keep_io=True)
         for i in reads:
-            node.input[i] = self._version(scope[node.input[i]], i in ports.inputs, result)
+            node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, result)
         result.append(node)
         for i in makes:
             name = node.output[i]
             low = i in ports.outputs
             if name in outputs and low is keep_io:
                 node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
-                result.append(self._cast(node.output[i], name, TensorProto.FLOAT if low else self.element))
+                result.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
             else:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
-    def _ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
+    def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
         """What of a node can be in 16 bit: nothing, for a node that is to be kept."""
         if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
@@ -356,16 +356,16 @@ class _Rewrite:
         """Whether a weight has values out of range that do not merely stand for infinity."""
         return tensor.weight is not None and tensor.magnitudes[0] > self.largest
 
-    def _version(self, tensor: _Tensor, low: bool, result: list[onnx.NodeProto]) -> str:
+    def _name_in(self, tensor: _Tensor, low: bool, result: list[onnx.NodeProto]) -> str:
         """The name of a tensor in the precision wanted, with a Cast if there is none yet."""
         tensor.full_used |= not low
         if low and tensor.low is None:
             tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
             if tensor.weight is None:
-                result.append(self._cast(str(tensor.full), tensor.low, self.element))
+                result.append(self._cast_node(str(tensor.full), tensor.low, self.element))
         elif not low and tensor.full is None:
             tensor.full = self.fresh(f"{tensor.low}_float32")
-            result.append(self._cast(str(tensor.low), tensor.full, TensorProto.FLOAT))
+            result.append(self._cast_node(str(tensor.low), tensor.full, TensorProto.FLOAT))
         return str(tensor.low if low else tensor.full)
 
     def _finish_outputs(
@@ -375,7 +375,7 @@ class _Rewrite:
         for value in graph.output:
             tensor = scope.get(value.name)
             if tensor is not None and (keep_io or tensor.weight is not None):
-                value.name = self._version(tensor, False, result)
+                value.name = self._name_in(tensor, False, result)
 
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
         """Write each weight in the precisions that are used; a single one keeps the weight's name."""
@@ -406,14 +406,14 @@ class _Rewrite:
             raw = array.astype(self.dtype.numpy()).tobytes()
         return TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims, raw_data=raw)
 
-    def _retype(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+    def _declare_types(self, graph: onnx.GraphProto, scope: _Scope) -> None:
         """Make the graph's descriptions say what its tensors are now."""
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
                 value.type.tensor_type.elem_type = self.element
 
-    def _cast(self, source: str, target: str, element: int) -> onnx.NodeProto:
+    def _cast_node(self, source: str, target: str, element: int) -> onnx.NodeProto:
         return helper.make_node("Cast", [source], [target], name=self.fresh(f"{target}_cast"), to=element)
 
 

@@ -97,14 +97,14 @@ def quantizable_layers(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order; arguments as there."""
-    return tuple(walk.node_name(layer.node) for layer in _plan(model, keep, op_types)[0])
+    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
 
 
 def tensors_to_calibrate(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order; arguments as there."""
-    return _activations(_plan(model, keep, op_types)[0])
+    return _activation_names(_plan_layers(model, keep, op_types)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
@@ -172,10 +172,10 @@ def insert_qdq(
         )
     _raise_opset(model)
     keep = tuple(keep)
-    layers, kept = _plan(model, keep, op_types)
+    layers, kept = _plan_layers(model, keep, op_types)
     cache = _with_moved(model.graph, cache)
-    missing = frozenset(fit(cache, _activations(layers), policy))
-    layers = [layer for layer in layers if not missing & set(_activations([layer]))]
+    missing = frozenset(fit(cache, _activation_names(layers), policy))
+    layers = [layer for layer in layers if not missing & set(_activation_names([layer]))]
     writer = _Writer(model, cache.by_name(), style, per_channel, frozenset(kept))
     writer.write(layers)
     return Quantization(
@@ -207,7 +207,9 @@ def _raise_opset(model: onnx.ModelProto) -> None:
         ) from exc
 
 
-def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) -> tuple[list[_Layer], dict[str, None]]:
+def _plan_layers(
+    model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]
+) -> tuple[list[_Layer], dict[str, None]]:
     """The layers to quantize, in order, and the names of those of the same types that are kept."""
     for op in op_types:
         if op not in OP_TYPES:
@@ -221,7 +223,7 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
     for node in model.graph.node:
         if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
-        layer = _layer(node, types, constants)
+        layer = _layer_to_quantize(node, types, constants)
         if layer is None:
             continue
         if names & {node.name, *node.output}:
@@ -231,7 +233,9 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
     return layers, kept
 
 
-def _layer(node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]) -> _Layer | None:
+def _layer_to_quantize(
+    node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]
+) -> _Layer | None:
     """The node as a layer, or None if it has nothing to quantize: no FP32 activations, or arithmetic with a constant."""
     operands = range(min(len(node.input), 2)) if node.op_type != "Concat" else range(len(node.input))
     floating = [i for i in operands if types.get(node.input[i]) == TensorProto.FLOAT]
@@ -257,7 +261,7 @@ def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) ->
     return 1 if len(weight.dims) == 2 else None
 
 
-def _activations(layers: Iterable[_Layer]) -> tuple[str, ...]:
+def _activation_names(layers: Iterable[_Layer]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer.node.input[i] for layer in layers for i in layer.activations))
 
 
@@ -298,10 +302,10 @@ class _Writer:
 
     def write(self, layers: Sequence[_Layer]) -> None:
         """Write the pairs of these layers, and bring the nodes into an order in which they can run."""
-        tensors = self._tensors(layers)
+        tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
-        params = {name: self._params(name, tensors) for name in tensors}
-        pairs = {name: self._pair(name, params[name]) for name in tensors}
+        params = {name: self._activation_params(name, tensors) for name in tensors}
+        pairs = {name: self._add_pair(name, params[name]) for name in tensors}
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
             if self.symmetric:
@@ -309,11 +313,11 @@ class _Writer:
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
                 if key not in weights:
-                    weights[key] = self._weight(*key)
+                    weights[key] = self._quantize_weight(*key)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
-                    self._bias(layer.node, params[layer.node.input[0]], weight_params)
-        integer = self._integer(layers)
+                    self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
+        integer = self._integer_only(layers)
         for name in tensors:
             for node in self.readers.get(name, ()):
                 if (
@@ -322,9 +326,9 @@ class _Writer:
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
                     rename(node.input, name, pairs[name])
-        self._order()
+        self._sort_nodes()
 
-    def _integer(self, layers: Iterable[_Layer]) -> set[str]:
+    def _integer_only(self, layers: Iterable[_Layer]) -> set[str]:
         """Tensors that must not exist in FP32, or else ONNX Runtime's integer kernels are not used around them."""
         if self.symmetric:
             return set()
@@ -334,9 +338,9 @@ class _Writer:
     def _may_read_rounded(self, node: onnx.NodeProto) -> bool:
         return walk.node_name(node) not in self.kept and not any(walk.subgraphs(node))
 
-    def _tensors(self, layers: Sequence[_Layer]) -> dict[str, str]:
+    def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor whose scale it takes: itself, or what was moved."""
-        names = dict.fromkeys(_activations(layers))
+        names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
             return {name: name for name in names}
         for layer in layers:
@@ -348,7 +352,7 @@ class _Writer:
             while (source := self._moved_from(chain[-1])) is not None:
                 chain.append(source)
             roots.update(dict.fromkeys(chain, chain[-1]))
-        needed = set(_activations(layers))
+        needed = set(_activation_names(layers))
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
@@ -366,7 +370,7 @@ class _Writer:
             return None
         return str(node.input[0])
 
-    def _params(self, name: str, roots: Mapping[str, str]) -> _Params:
+    def _activation_params(self, name: str, roots: Mapping[str, str]) -> _Params:
         entry = self.ranges[roots[name]]
         if self.symmetric:
             return _Params(np.asarray(max(entry.scale, _SMALLEST), np.float32), np.zeros((), np.int8))
@@ -377,17 +381,19 @@ class _Writer:
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
         return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
 
-    def _pair(self, name: str, params: _Params) -> str:
+    def _add_pair(self, name: str, params: _Params) -> str:
         """Add Q and DQ behind a tensor, and return what comes out."""
-        scale, zero_point = self._constants_of(name, params)
+        scale, zero_point = self._store_params(name, params)
         rounded, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.added += [
-            helper.make_node("QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis(params)),
-            helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis(params)),
+            helper.make_node(
+                "QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis_attribute(params)
+            ),
+            helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis_attribute(params)),
         ]
         return back
 
-    def _bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
+    def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
         """Give a layer its bias in INT32, in the unit of its products, as ONNX Runtime's integer kernels take it."""
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return
@@ -399,9 +405,9 @@ class _Writer:
         if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:
             return
         params = _Params(scale, np.zeros(scale.shape, np.int32), 0 if scale.shape else None)
-        node.input[2] = self._stored(node.input[2], rounded.astype(np.int32), params)
+        node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
-    def _weight(self, name: str, axis: int | None) -> tuple[str, _Params]:
+    def _quantize_weight(self, name: str, axis: int | None) -> tuple[str, _Params]:
         """Quantize a constant; return what comes out, of a Q/DQ pair or of DQ behind INT8, and how it was quantized."""
         weight = numpy_helper.to_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
@@ -409,28 +415,28 @@ class _Writer:
         scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1).astype(np.float32)
         params = _Params(scale, np.zeros(scale.shape, np.int8), axis)
         if self.symmetric:
-            return self._pair(name, params), params
+            return self._add_pair(name, params), params
         shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
         rounded = np.clip(np.rint(weight / scale.reshape(shape if axis is not None else ())), -LEVELS, LEVELS)
-        return self._stored(name, rounded.astype(np.int8), params), params
+        return self._store_quantized(name, rounded.astype(np.int8), params), params
 
-    def _stored(self, name: str, values: NDArray[Any], params: _Params) -> str:
+    def _store_quantized(self, name: str, values: NDArray[Any], params: _Params) -> str:
         """Keep a constant in integers with DQ behind it, and return what comes out."""
-        scale, zero_point = self._constants_of(name, params)
+        scale, zero_point = self._store_params(name, params)
         stored, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.graph.initializer.append(numpy_helper.from_array(values, stored))
         self.added.append(
-            helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis(params))
+            helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis_attribute(params))
         )
         return back
 
-    def _constants_of(self, name: str, params: _Params) -> tuple[str, str]:
+    def _store_params(self, name: str, params: _Params) -> tuple[str, str]:
         scale, zero_point = self.fresh(f"{name}_scale"), self.fresh(f"{name}_zero_point")
         self.graph.initializer.append(numpy_helper.from_array(params.scale, scale))
         self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
         return scale, zero_point
 
-    def _order(self) -> None:
+    def _sort_nodes(self) -> None:
         nodes = [*self.graph.node, *self.added]
         replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
         used = {name for graph in walk.graphs(self.graph) for node in graph.node for name in node.input}
@@ -448,5 +454,5 @@ def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.Tensor
         node.attribute.append(helper.make_attribute("kernel_shape", list(dims[2:])))
 
 
-def _axis(params: _Params) -> dict[str, Any]:
+def _axis_attribute(params: _Params) -> dict[str, Any]:
     return {} if params.axis is None else {"axis": params.axis}

@@ -47,7 +47,7 @@ class SparseWeight(Record):
 def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
     """What sparse kernels could use of a model's weights, and whether it is 2:4 sparse already."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return tuple(_described(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
+    return tuple(_sparse_weight(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
 
 
 def prune(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
     for name, axis in summed_axes(model.graph).items():
         array = numpy_helper.to_array(tensors[name])
         if not is_sparse(array, axis):
-            _replace(tensors[name], pruned(array, axis))
+            _replace_values(tensors[name], pruned(array, axis))
             changed.append(name)
     return tuple(changed)
 
@@ -77,14 +77,14 @@ def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
     makers = walk.makers(graph.node)
     found: dict[str, int] = {}
     for node in graph.node:
-        for name, axis in _operands(node):
-            traced = _trace(name, axis, makers, tensors)
+        for name, axis in _summed_operands(node):
+            traced = _trace_weight(name, axis, makers, tensors)
             if traced is not None:
                 found.setdefault(*traced)
     return found
 
 
-def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
+def _summed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
     """Operands of a node, each with the axis that it is summed over, counted from the end."""
     if not walk.is_onnx_op(node) or len(node.input) < 2:
         return
@@ -98,7 +98,7 @@ def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
         yield node.input[1], -1 if walk.int_attribute(node, "transB", 0) else -2
 
 
-def _trace(
+def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
     """The weight behind an operand, and the axis there; None if there is none, or it cannot be sparse."""
@@ -146,7 +146,7 @@ def pruned(array: Array, axis: int) -> Array:
     return np.moveaxis(groups.reshape(moved), -1, axis)
 
 
-def _described(tensor: TensorProto, axis: int) -> SparseWeight:
+def _sparse_weight(tensor: TensorProto, axis: int) -> SparseWeight:
     array = numpy_helper.to_array(tensor)
     return SparseWeight(
         name=tensor.name,
@@ -157,7 +157,7 @@ def _described(tensor: TensorProto, axis: int) -> SparseWeight:
     )
 
 
-def _replace(tensor: TensorProto, array: Array) -> None:
+def _replace_values(tensor: TensorProto, array: Array) -> None:
     """Put other values into a weight, which keeps its name, type and comment."""
     fresh = numpy_helper.from_array(np.ascontiguousarray(array), tensor.name)
     fresh.doc_string = tensor.doc_string

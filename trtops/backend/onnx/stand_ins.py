@@ -70,7 +70,7 @@ def suffice(model: onnx.ModelProto, weights: Collection[str]) -> bool:
         return False
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in weights}
     for value in graph.input:
-        if value.name in tensors and not _agree(value, tensors[value.name]):
+        if value.name in tensors and not _is_declared_alike(value, tensors[value.name]):
             return False
     dependent = set(weights)
     integers = {name for name, tensor in tensors.items() if tensor.data_type not in _FLOATS}
@@ -105,7 +105,7 @@ def own_operators_are_known(model: onnx.ModelProto) -> bool:
     return all(function.domain not in ("", "ai.onnx") for function in model.functions)
 
 
-def _agree(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
+def _is_declared_alike(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
     """Whether an input that is a weight as well is declared just as that is."""
     declared_type = declared.type.tensor_type
     dims = [dim.dim_value for dim in declared_type.shape.dim]

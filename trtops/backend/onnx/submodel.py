@@ -301,8 +301,8 @@ class Cutter:
                 "A sub-model needs at least one node; expected indices of nodes, found none."
             )
         inside = sorted(nodes, key=self._position.__getitem__)
-        inputs, frozen = self._entering(inside, values)
-        outputs = self._leaving(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
+        inputs, frozen = self._inputs_and_frozen(inside, values)
+        outputs = self._outputs_of(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
         # Filled in place: a copy of the finished graph would copy all weights once more.
         proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
         proto.opset_import.extend(self.model.opset_import)
@@ -319,7 +319,7 @@ class Cutter:
         graph.output.extend(_value_info(values.spec(n)) if declared else onnx.ValueInfoProto(name=n) for n in outputs)
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
-    def _entering(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
+    def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
         """Names of the inputs of a sub-model, the whole model's own first, and what becomes a weight of it."""
         made = {name for index in inside for name in self.model.graph.node[index].output}
         entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
@@ -331,7 +331,7 @@ class Cutter:
         inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
 
-    def _leaving(self, inside: list[int]) -> list[str]:
+    def _outputs_of(self, inside: list[int]) -> list[str]:
         members = set(inside)
         made = [name for index in inside for name in self.visible(index)]
         leaving = [

@@ -54,7 +54,7 @@ def insert_node(
             before, makes[i] = _pass_through(graph, tensor)
             reads = [before if read == tensor else read for read in reads]
         else:
-            _disconnect(graph, tensor)
+            _detach_maker(graph, tensor)
     try:
         node = helper.make_node(op, reads, makes, name=name or None, domain=domain or None, **(attributes or {}))
     except (TypeError, ValueError) as exc:
@@ -89,7 +89,7 @@ def _pass_through(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
     return before, after
 
 
-def _disconnect(graph: onnx.GraphProto, tensor: str) -> None:
+def _detach_maker(graph: onnx.GraphProto, tensor: str) -> None:
     """Let nothing make a tensor any more."""
     for node in graph.node:
         if tensor in node.output:

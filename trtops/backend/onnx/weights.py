@@ -49,14 +49,14 @@ def strippable(model: onnx.ModelProto) -> list[str]:
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     wanted: set[str] = set()
     for node in graph.node:
-        for name, least in _operands(node, opsets):
-            found = _behind(name, makers, tensors)
+        for name, least in _strippable_inputs(node, opsets):
+            found = _weight_behind(name, makers, tensors)
             if found is not None and found.data_type not in _KEPT_TYPES and math.prod(found.dims) >= least:
                 wanted.add(found.name)
     return [tensor.name for tensor in graph.initializer if tensor.name in wanted]
 
 
-def _operands(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _strippable_inputs(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Inputs of a node that may be stripped, each with the least number of elements for that."""
     domain = walk.domain(node)
     least = _STRIPPED.get(node.op_type) if not domain else None
@@ -68,7 +68,9 @@ def _operands(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple
     yield from ((name, least) for name in inputs)
 
 
-def _behind(name: str, makers: Mapping[str, onnx.NodeProto], tensors: Mapping[str, TensorProto]) -> TensorProto | None:
+def _weight_behind(
+    name: str, makers: Mapping[str, onnx.NodeProto], tensors: Mapping[str, TensorProto]
+) -> TensorProto | None:
     seen = set()
     while name not in tensors:
         node = makers.get(name)
@@ -136,18 +138,18 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
         if tensor.name not in names:
             continue
         if original is None:
-            array = _drawn(tensor, axes.get(tensor.name))
+            array = _random_weight(tensor, axes.get(tensor.name))
             if _SPARSE in tensor.doc_string and tensor.name in axes:
                 array = sparsity.pruned(array, axes[tensor.name])
             tensor.raw_data = numpy_helper.from_array(np.ascontiguousarray(array)).raw_data
             tensor.ClearField("doc_string")
         else:
-            tensor.CopyFrom(_same(tensor, known))
+            tensor.CopyFrom(_matching_weight(tensor, known))
     model.doc_string = model.doc_string.removesuffix(_MARK).removesuffix("-")
     return tuple(tensor.name for tensor in model.graph.initializer if tensor.name in names)
 
 
-def _same(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
+def _matching_weight(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
     found = known.get(tensor.name)
     if found is None:
         raise errors.InvalidModelError(
@@ -166,7 +168,7 @@ def _same(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
     return found
 
 
-def _drawn(tensor: TensorProto, axis: int | None) -> sparsity.Array:
+def _random_weight(tensor: TensorProto, axis: int | None) -> sparsity.Array:
     """Random values for a weight, seeded by its name; divided by the root of what is summed over."""
     seed = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:8], "little")
     shape = tuple(tensor.dims)
