@@ -60,7 +60,7 @@ def _emulate_graph(
                 node.input[i] = widened[name]
                 continue
             if name not in casts:
-                casts[name] = f"{name}/float32/{next(numbers)}"  # a body may have one of its own
+                casts[name] = f"{name}/float32/{next(numbers)}"  # numbered, since a body may have one of its own
                 nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
             node.input[i] = casts[name]
         nodes.append(node)

@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+# Folded, they would be weights in FP32 again: builders take the pairs for the order to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_LARGEST_VERSION = (1 << 31) - 1  # of an operator set, as onnx takes it
+_LARGEST_VERSION = (1 << 31) - 1  # of an operator set, as onnx.defs takes it; damaged models import larger ones
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
 
 
@@ -47,7 +48,7 @@ def fold_constants(
 
     Args:
         model: The model, with all weights inside.
-        passes: Most passes to make; None goes on until one folds nothing.
+        passes: Most passes to make; None repeats until a pass folds nothing.
         fold_shapes: Whether Shape and Size, and what is computed from them, are folded.
         infer_shapes: Whether shapes are inferred before each pass; else those that the model declares are used.
         symbolic: See :func:`trtops.backend.onnx.shapes.infer_shapes`.
@@ -86,12 +87,12 @@ def _infer_shapes(model: onnx.ModelProto, symbolic: bool, error_ok: bool) -> Non
 
 
 class _Settings:
-    """What holds for a whole folding, beside the nodes that turned out not to be evaluable."""
+    """What holds for a whole folding; and ``stuck``, first outputs of the nodes that turned out not to be evaluable."""
 
     def __init__(self, model: onnx.ModelProto, fold_shapes: bool, size_threshold: int | None, error_ok: bool) -> None:
         self.opset_imports = list(model.opset_import)
         self.versions = {name: min(version, _LARGEST_VERSION) for name, version in walk.opsets(model).items()}
-        self.ir_version = max(model.ir_version, 4)
+        self.ir_version = max(model.ir_version, 4)  # from which on weights need not be inputs too
         self.fold_shapes = fold_shapes
         self.size_threshold = size_threshold
         self.error_ok = error_ok
@@ -102,7 +103,7 @@ class _Settings:
         if node.op_type in _RANDOM or node.op_type in _QUANTIZE or not node.output or node.output[0] in self.stuck:
             return False
         domain = walk.domain(node)
-        if domain == "com.microsoft":
+        if domain == "com.microsoft":  # ONNX Runtime's own operators, of which onnx has no schemas
             return True
         return onnx.defs.has(node.op_type, self.versions.get(domain, 0), domain)
 

@@ -84,7 +84,7 @@ class LintReport(Record):
         return all(entry.level == "warning" for entry in self.entries)
 
     def to_lint_json(self) -> dict[str, JSONValue]:
-        """The report as the field's tool writes it, with ``unchecked`` added to its summary."""
+        """The report as Polygraphy writes it, with ``unchecked`` added to its summary."""
         return {
             "summary": {
                 "passing": list(self.passing),
@@ -224,13 +224,6 @@ def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.Mod
     return copy
 
 
-def _value_of_type(name: str, element: int) -> onnx.ValueInfoProto:
-    """A tensor of which the type alone is known."""
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = element
-    return value
-
-
 class _Run:
     """One model being run, whole or node by node."""
 
@@ -351,7 +344,8 @@ class _Run:
             known = {n: self.declared[n].type.tensor_type.elem_type for n in node.input if self._is_typed(n)}
             for output, element in implied.output_types(node, self.opsets, known).items():
                 if not self._is_typed(output):
-                    self.declared[output] = _value_of_type(output, element)
+                    self.declared[output] = ValueInfoProto(name=output)
+                    self.declared[output].type.tensor_type.elem_type = element
         for output in made:
             zeros = self._zeros_for(output)
             if zeros is not None:

@@ -235,7 +235,7 @@ class FoldConstants:
 
     Attributes:
         model: The model.
-        num_passes: Most passes to make; None goes on until a pass folds nothing.
+        num_passes: Most passes to make; None repeats until a pass folds nothing.
         do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
         partitioning: Accepted for scripts that pass it. A node that cannot be evaluated never keeps others from
             being folded, which is what ``"recursive"`` asks for.

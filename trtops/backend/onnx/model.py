@@ -90,7 +90,7 @@ class Model:
         if found != self.info.sha256:
             raise errors.InvalidModelError(
                 f"{self.path} changed since it was loaded: its content has digest {found[:12]}, expected "
-                f"{self.info.sha256[:12]}. Load it again to go on with what is there now."
+                f"{self.info.sha256[:12]}. Load it again to use what is there now."
             )
         return fresh
 
@@ -244,21 +244,19 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
         InvalidModelError: If their number does not fit the shape.
     """
     expected = external.expected_bytes(tensor)
-    try:
-        raw = tensor.raw_data if tensor.HasField("raw_data") else _pack(tensor)
-    except (ValueError, TypeError, KeyError) as exc:
-        raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
+    raw: bytes = tensor.raw_data
+    if not tensor.HasField("raw_data"):
+        from onnx import numpy_helper  # takes a while to import, and most weights are stored raw
+
+        try:
+            raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        except (ValueError, TypeError, KeyError) as exc:
+            raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
     if expected is not None and len(raw) != expected:
         raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(raw)} bytes; expected {expected}."
         )
     return raw
-
-
-def _pack(tensor: onnx.TensorProto) -> bytes:
-    from onnx import numpy_helper  # the few weights that are not stored raw need it
-
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
 def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:

@@ -37,6 +37,7 @@ KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 """Operators kept in FP32 unless asked otherwise: scales can be too small for 16 bit, and counting goes wrong early."""
 
 _STANDS_FOR_INFINITY = 1e9
+# Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
 # Their output has their input's type unless an attribute says otherwise, which the schema does not tell.
@@ -221,6 +222,25 @@ class _Ports:
 _KEPT = _Ports()
 
 
+@dataclass
+class _Frame:
+    """One graph while it is rewritten.
+
+    Attributes:
+        scope: Its floating-point tensors, those of the graphs around it behind them.
+        types: Element types of all tensors, likewise.
+        outputs: Names of its outputs in FP32.
+        keep_io: Whether its inputs and outputs keep their types.
+        nodes: The nodes written so far.
+    """
+
+    scope: _Scope
+    types: _Types
+    outputs: frozenset[str]
+    keep_io: bool
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+
 class _Rewrite:
     """One rewrite of one model: graph by graph, each node in order of execution."""
 
@@ -269,25 +289,18 @@ class _Rewrite:
         for value in graph.input:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
-        outputs = {value.name for value in graph.output if types.get(value.name) == TensorProto.FLOAT}
-        result: list[onnx.NodeProto] = []
+        outputs = frozenset(v.name for v in graph.output if types.get(v.name) == TensorProto.FLOAT)
+        frame = _Frame(scope, types, outputs, keep_io)
         for node in nodes:
-            self._rewrite_node(node, scope, types, outputs, keep_io, result)
-        self._finish_outputs(graph, scope, keep_io, result)
-        replace_nodes(graph, result)
+            self._rewrite_node(node, frame)
+        self._finish_outputs(graph, frame)
+        replace_nodes(graph, frame.nodes)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
         self._declare_types(graph, scope)
 
-    def _rewrite_node(
-        self,
-        node: onnx.NodeProto,
-        scope: _Scope,
-        types: _Types,
-        outputs: set[str],
-        keep_io: bool,
-        result: list[onnx.NodeProto],
-    ) -> None:
-        """Rewrite one node into ``result``, with the Casts that it needs."""
+    def _rewrite_node(self, node: onnx.NodeProto, frame: _Frame) -> None:
+        """Write one node, with the Casts that it needs around it."""
+        scope, types = frame.scope, frame.types
         ports = self._low_ports(node, scope, types)
         if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
             self.too_large.append(walk.node_name(node))
@@ -301,25 +314,32 @@ class _Rewrite:
         if reads or makes:
             (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
         for body in walk.subgraphs(node):
-            self._rewrite_graph(body, scope, types, keep_io=True)
+            self._rewrite_graph(
+                body, scope, types, keep_io=True
+            )  # what enters and leaves a body passes through its node
         for i in reads:
-            node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, result)
-        result.append(node)
+            node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, frame)
+        frame.nodes.append(node)
         for i in makes:
             name = node.output[i]
             low = i in ports.outputs
-            if name in outputs and low is keep_io:
+            if name in frame.outputs and low is frame.keep_io:  # the output is to be of the other type under this name
                 node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
-                result.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
+                frame.nodes.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
             else:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
     def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
-        """What of a node can be in 16 bit: nothing, for a node that is to be kept."""
+        """What of a node can be in 16 bit: nothing, for a node that is to be kept.
+
+        A schema gives each input and output a type variable, and lists the types that each variable can stand for. All
+        with one variable have one type, so the variables are decided on, not the inputs and outputs one by one.
+        """
         if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":
+            # It reads a tensor as that is made, and saves a Cast; a weight stays exact, since it would be rounded for this.
             source = scope.get(node.input[0])
             return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
         domain = walk.domain(node)
@@ -343,7 +363,7 @@ class _Rewrite:
             if name and v in low and name not in scope:
                 if types.get(name):
                     return _KEPT  # a sparse weight
-                scope[name] = _Tensor(name, None)
+                scope[name] = _Tensor(name, None)  # of a type that nobody declared, but another input of its variable
         ports = _Ports(
             frozenset(i for i, v in enumerate(inputs) if v in low and node.input[i]),
             frozenset(i for i, v in enumerate(outputs) if v in low and node.output[i]),
@@ -356,26 +376,24 @@ class _Rewrite:
         """Whether a weight has values out of range that do not merely stand for infinity."""
         return tensor.weight is not None and tensor.magnitudes[0] > self.largest
 
-    def _name_in(self, tensor: _Tensor, low: bool, result: list[onnx.NodeProto]) -> str:
-        """The name of a tensor in the precision wanted, with a Cast if there is none yet."""
+    def _name_in(self, tensor: _Tensor, low: bool, frame: _Frame) -> str:
+        """The name of a tensor in the precision wanted; a Cast is written if there is none in it yet."""
         tensor.full_used |= not low
         if low and tensor.low is None:
             tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
             if tensor.weight is None:
-                result.append(self._cast_node(str(tensor.full), tensor.low, self.element))
+                frame.nodes.append(self._cast_node(str(tensor.full), tensor.low, self.element))
         elif not low and tensor.full is None:
             tensor.full = self.fresh(f"{tensor.low}_float32")
-            result.append(self._cast_node(str(tensor.low), tensor.full, TensorProto.FLOAT))
+            frame.nodes.append(self._cast_node(str(tensor.low), tensor.full, TensorProto.FLOAT))
         return str(tensor.low if low else tensor.full)
 
-    def _finish_outputs(
-        self, graph: onnx.GraphProto, scope: _Scope, keep_io: bool, result: list[onnx.NodeProto]
-    ) -> None:
-        """See to outputs that no node of this graph makes: weights, and what a body hands through."""
+    def _finish_outputs(self, graph: onnx.GraphProto, frame: _Frame) -> None:
+        """Give outputs that no node of this graph makes their type: weights, and what a body hands through."""
         for value in graph.output:
-            tensor = scope.get(value.name)
-            if tensor is not None and (keep_io or tensor.weight is not None):
-                value.name = self._name_in(tensor, False, result)
+            tensor = frame.scope.get(value.name)
+            if tensor is not None and (frame.keep_io or tensor.weight is not None):
+                value.name = self._name_in(tensor, False, frame)
 
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
         """Write each weight in the precisions that are used; a single one keeps the weight's name."""
@@ -392,7 +410,7 @@ class _Rewrite:
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
         array = numpy_helper.to_array(tensor.weight)
-        if tensor.magnitudes[1]:
+        if tensor.magnitudes[1]:  # infinities stay: they say the same in 16 bit
             bounded = np.where(np.isfinite(array), np.clip(array, -self.largest, self.largest), array)
             if not np.array_equal(bounded, array, equal_nan=True):
                 self.clamped.append(name)

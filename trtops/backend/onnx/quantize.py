@@ -42,12 +42,13 @@ OP_TYPES: tuple[str, ...] = (*DEFAULT_OP_TYPES, "Add", "Mul", "AveragePool", "Gl
 """Layers that both back ends can compute in INT8."""
 
 _MIN_OPSET = 13  # the first in which Q/DQ know channels
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_SMALLEST = float(np.finfo(np.float32).tiny)  # scale: a subnormal one would divide by what some kernels flush to zero
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
-_ACTIVATIONS = frozenset({"Relu", "Clip"})
+_ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
+# What they make are values of their input, so the same scale holds for both, and integers pass through unchanged.
 _MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 
 
@@ -116,7 +117,11 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
     chosen: set[str] = set()
     for pattern in keep:
         found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
-        found = found or [node for node in model.graph.node if _matches(node, pattern)]
+        found = found or [
+            node
+            for node in model.graph.node
+            if any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
+        ]
         if not found:
             names = [walk.node_name(node) for node in model.graph.node]
             raise errors.ConfigError(
@@ -125,10 +130,6 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
         for node in found:
             chosen.update(filter(None, (node.name, *node.output)))
     return frozenset(chosen)
-
-
-def _matches(node: onnx.NodeProto, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
 
 
 def insert_qdq(
@@ -184,7 +185,10 @@ def insert_qdq(
 
 
 def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationCache:
-    """The cache with ranges for tensors that are others' values moved around, which rewriting a model adds."""
+    """The cache with ranges for tensors that hold another's values, moved around.
+
+    Such nodes may have come into the model after it was calibrated, when it was rewritten.
+    """
     known = cache.by_name()
     moved: dict[str, TensorRange] = {}
     for node in graph.node:
@@ -275,7 +279,11 @@ class _Params:
 
 
 class _Writer:
-    """Writes Q/DQ pairs into one model."""
+    """Writes Q/DQ pairs into one model.
+
+    The order of the steps matters: weights and biases are rewired while the layers' own inputs still have the names that
+    the model gave them, and readers of quantized tensors last, by the readers noted at the beginning.
+    """
 
     def __init__(
         self,
@@ -301,7 +309,7 @@ class _Writer:
         self.added: list[onnx.NodeProto] = []
 
     def write(self, layers: Sequence[_Layer]) -> None:
-        """Write the pairs of these layers, and bring the nodes into an order in which they can run."""
+        """Write the pairs of these layers, and put the nodes into an order in which they can run."""
         tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
         params = {name: self._activation_params(name, tensors) for name in tensors}
@@ -320,6 +328,8 @@ class _Writer:
         integer = self._integer_only(layers)
         for name in tensors:
             for node in self.readers.get(name, ()):
+                # Nodes that nobody asked to quantize read the rounded values only where the FP32 ones must not exist, and
+                # where values are only moved on to a tensor that has the same scale.
                 if (
                     tuple(node.output) in quantized
                     or (name in integer and self._may_read_rounded(node))
@@ -347,6 +357,7 @@ class _Writer:
             if layer.node.op_type not in _FLOAT_OUTPUTS:
                 names.setdefault(self._after_activation(layer.node.output[0]))
         roots: dict[str, str] = {}
+        # Back through the nodes that only move values: all tensors of such a chain take the scale of its beginning.
         for name in names:
             chain = [name]
             while (source := self._moved_from(chain[-1])) is not None:
@@ -377,7 +388,7 @@ class _Writer:
         low, high = entry.interval
         node = self.maker.get(roots[name])
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
-            low = 0.0
+            low = 0.0  # the cache has the largest magnitude alone, as TensorRT's caches do
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
         return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
 
@@ -402,7 +413,7 @@ class _Writer:
         if bias.ndim != 1 or scale.shape not in ((), bias.shape):
             return
         rounded = np.rint(bias.astype(np.float64) / scale)
-        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:
+        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:  # of a channel whose weights are all but zero
             return
         params = _Params(scale, np.zeros(scale.shape, np.int32), 0 if scale.shape else None)
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)

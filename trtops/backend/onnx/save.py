@@ -17,7 +17,7 @@ from trtops.backend.onnx.model import raw_bytes
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a little to spare."""
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes; readers that map the file want weights aligned, as vector units load them
 _SHAPE_BYTES = 1024
 
 
@@ -93,7 +93,7 @@ def _model_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
     copying.copy_fields(model.graph, graph, without=("initializer",))
     heads = [_tensor_head(tensor) for tensor in model.graph.initializer]
     graph_bytes = graph.SerializeToString()
-    lengths = [len(head) + _raw_length(tensor) for head, tensor in zip(heads, model.graph.initializer)]
+    lengths = [len(head) + len(tensor.raw_data) for head, tensor in zip(heads, model.graph.initializer)]
     number = wire.number(onnx.GraphProto, "initializer")
     total = len(graph_bytes) + sum(len(wire.sized(number, length)) + length for length in lengths)
     if total >= PROTOBUF_LIMIT:
@@ -131,10 +131,6 @@ def _tensor_head(tensor: onnx.TensorProto) -> bytes:
     copying.copy_fields(tensor, head, without=("raw_data",))
     raw_data = wire.sized(wire.number(onnx.TensorProto, "raw_data"), len(tensor.raw_data))
     return bytes(head.SerializeToString() + raw_data)
-
-
-def _raw_length(tensor: onnx.TensorProto) -> int:
-    return len(tensor.raw_data) if tensor.HasField("raw_data") else 0
 
 
 class _Writer:

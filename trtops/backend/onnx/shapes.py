@@ -11,8 +11,8 @@ from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 
 log = logging.getLogger(__name__)
 
-_SUSPECT_BYTES = 1 << 31
-_MOST_BYTES = 1 << 42
+_SUSPECT_BYTES = 1 << 31  # a weight whose shape asks for more must have the bytes to show for it
+_MOST_BYTES = 1 << 42  # 4 TiB, more than any model has
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 

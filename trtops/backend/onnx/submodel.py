@@ -325,13 +325,18 @@ class Cutter:
         entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
         frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
         if entering and len(frozen) == len(entering):
-            # Back ends would compute a model without inputs while loading it, and show no failure of theirs.
+            # Back ends would compute a model without inputs while loading it, and a failure of theirs would not show.
             frozen = {}
         own = set(entering).intersection(self._graph_inputs)
         inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
 
     def _outputs_of(self, inside: list[int]) -> list[str]:
+        """Names of what leaves a sub-model: outputs of the whole, and what only nodes outside of it read.
+
+        What is read inside as well stays hidden, or back ends could not fuse it away as they do in the whole model. Where
+        that leaves nothing, the set is one of dead ends, and these are shown.
+        """
         members = set(inside)
         made = [name for index in inside for name in self.visible(index)]
         leaving = [
@@ -340,7 +345,10 @@ class Cutter:
         return leaving or [n for n in made if n not in self._readers]
 
     def _find_fixed(self) -> set[str]:
-        """Tensors made by nodes whose values depend on weights and shapes alone."""
+        """Tensors whose values depend on weights and shapes alone.
+
+        Random numbers do not count, though such a node may read nothing: drawn once, they would be the same ever after.
+        """
         fixed: set[str] = set()
         for index in self.order:
             node = self.model.graph.node[index]
@@ -351,6 +359,7 @@ class Cutter:
         return fixed - self._no_tensors
 
     def _find_parts(self) -> tuple[frozenset[int], ...]:
+        # Sets grow by union: every member of a set points at the same object, which stands for the set below.
         part = {index: {index} for index in self.order}
         for name in self._no_tensors:
             if name in self._maker:

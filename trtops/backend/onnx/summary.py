@@ -99,7 +99,7 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
 
 
 def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infer_shapes: bool = False) -> str:
-    """A model as text, laid out as the field's tool does it.
+    """A model as text, laid out as Polygraphy does it.
 
     Args:
         model: The model; not changed.

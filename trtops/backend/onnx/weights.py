@@ -1,6 +1,6 @@
 """Models without their weights: small to share, and complete again with the weights of the model they came from.
 
-The marks are those of the field's tool and of TensorRT's parser: a stripped weight has no bytes and the comment
+The marks are those of Polygraphy and of TensorRT's parser: a stripped weight has no bytes and the comment
 ``TRT_WEIGHTLESS/``, with ``SPARSE_2_4`` behind it if it was 2:4 sparse.
 """
 
