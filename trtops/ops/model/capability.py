@@ -14,9 +14,9 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import node_name
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
+from trtops.backend.onnx.walk import node_name
 from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.model.opening import open_model
 from trtops.ops.model.saving import SaveConfig

@@ -15,7 +15,19 @@ from typing import Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import edit, external, fold, precision, save, shapes, sparsity, surgery, walk, weights
+from trtops.backend.onnx import (
+    edit,
+    external,
+    fold,
+    precision,
+    rewriting,
+    save,
+    shapes,
+    sparsity,
+    surgery,
+    walk,
+    weights,
+)
 from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.model.saving import SaveConfig
@@ -167,7 +179,7 @@ def _sanitize(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
         changes.append("Put the nodes into an order of execution.")
     if config.cleanup:
         before = _count(proto)
-        edit.remove_unused(proto.graph)
+        rewriting.remove_unused(proto.graph)
         changes.append(f"Removed {before - _count(proto)} nodes that no output needs.")
     if config.fold_constants:
         folded = fold.fold_constants(

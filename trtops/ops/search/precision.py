@@ -25,8 +25,9 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.backend.onnx import emulate, walk
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import KEPT_TYPES, Rewritten, lower_precision, node_name, without_functions
+from trtops.backend.onnx.precision import KEPT_TYPES, Rewritten, lower_precision, without_functions
 from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
@@ -292,7 +293,7 @@ def _inputs(model: Model, config: PrecisionConfig, feeds: Iterable[Feed] | None)
 def _golden(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
     if not feeds:
         return []
-    from trtops.backend.onnxrt.observe import reference_outputs
+    from trtops.backend.onnxrt.reference import reference_outputs
 
     return [dict(outputs) for outputs in reference_outputs(model, feeds)]
 

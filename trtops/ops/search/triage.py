@@ -19,7 +19,7 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import node_name
+from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison, Tolerances
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds

@@ -50,7 +50,7 @@ class Emulated:
 
 def reference(model: onnx.ModelProto) -> BaseRunner:
     """A side that computes the model as it is: ONNX Runtime without optimizations."""
-    from trtops.backend.onnxrt.observe import SessionFromMemory
+    from trtops.backend.onnxrt.reference import SessionFromMemory
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
     return OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference")
