@@ -28,29 +28,14 @@ HOMES: dict[str, str] = {
         "trtops.comparator.results",
     ),
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
-    **dict.fromkeys(
-        (
-            "OutputCompareResult",
-            "L2Result",
-            "CosineSimilarityResult",
-            "PsnrResult",
-            "SnrResult",
-            "PerceptualMetricsResult",
-            "DistanceMetricsResult",
-            "QualityMetricsResult",
-            "SimpleThreshold",
-            "DistanceThreshold",
-            "QualityThreshold",
-            "L2Threshold",
-            "CosineSimilarityThreshold",
-            "PsnrThreshold",
-            "SnrThreshold",
-            "LpipsThreshold",
-        ),
-        "trtops.comparator.judgements",
-    ),
     "FormattedArray": "trtops.common",
 }
+_HOME_OF_ENDINGS = {ending: "trtops.comparator.judgements" for ending in ("Result", "Threshold")}
+"""The same for types whose names end so: those of the table of metrics, which need not be listed here again."""
+
+
+def _home_of(kind: str) -> str | None:
+    return HOMES.get(kind) or next((home for ending, home in _HOME_OF_ENDINGS.items() if kind.endswith(ending)), None)
 
 
 class Encoder:
@@ -117,8 +102,8 @@ class Hook:
         if kind == "Tensor":
             return self._checked(kind, lambda: _read_tensor(content["tensor"]))
         decode = Decoder.registered.get(kind)
-        if decode is None and kind in HOMES:
-            importlib.import_module(HOMES[kind])
+        if decode is None and (home := _home_of(kind)) is not None:
+            importlib.import_module(home)
             decode = Decoder.registered.get(kind)
         if decode is None:
             hint = errors.near(str(kind), {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
