@@ -129,6 +129,8 @@ def _error_metric(name: str, label: str, from_totals: FromTotals, column: str = 
     )
 
 
+_SCORES = "floating-point scores, with an axis of classes behind another one"
+
 ERRORS = (
     _error_metric("max_abs", "largest absolute", lambda totals: totals.max_abs, column="max abs"),
     _error_metric("max_rel", "largest relative", lambda totals: totals.max_rel, column="max rel"),
@@ -189,8 +191,8 @@ METRICS = (
         name="top1_agreement",
         label="top-1 agreement",
         better="higher",
-        from_arrays=function("trtops.comparator.metrics.top1.top1_agreement"),
-        applies_to="floating-point scores, with an axis of classes behind another axis",
+        from_arrays=function("trtops.comparator.metrics.rows.top1_agreement"),
+        applies_to=_SCORES,
         column="top-1",
         tolerance="min_top1_agreement",
     ),
