@@ -197,6 +197,18 @@ METRICS = (
         tolerance="min_top1_agreement",
     ),
     Metric(
+        name="kl",
+        label="KL divergence",
+        unit="nats",
+        better="lower",
+        from_arrays=function("trtops.comparator.metrics.kl.kl_divergence"),
+        applies_to=_SCORES,
+        log10=True,
+        column="KL",
+        tolerance="max_kl",
+        limit=1e-3,
+    ),
+    Metric(
         name="lpips",
         label="perceptual distance",
         title="LPIPS",
