@@ -121,7 +121,7 @@ def test_open_files_are_read_and_written():
 # --- old files ---------------------------------------------------------------------------------------------------------
 
 
-def test_files_of_the_field_s_tool_are_read_for_ever():
+def test_files_of_polygraphy_are_read_for_ever():
     run = RunResults.load(DATA / "polygraphy-0.53.6-run-results.json")
     assert list(run.keys()) == ["onnxrt-runner", "onnxrt-runner"]
     outputs = run[0][1][0]

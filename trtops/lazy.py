@@ -30,7 +30,7 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
     @functools.cache
     def homes() -> dict[str, str]:
         more = importlib.import_module(table).MORE_EXPORTS if table else {}
-        return {**_listed(package), **more}
+        return {**_listed_names(package), **more}
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -59,7 +59,7 @@ def function(path: str) -> Callable[..., Any]:
     return call
 
 
-def _listed(package: str) -> dict[str, str]:
+def _listed_names(package: str) -> dict[str, str]:
     """The names that a package imports under their own names for type checkers, with the modules that have them."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]

@@ -1,7 +1,10 @@
 """What a compare function says of one output: its numbers, and the threshold they were held against.
 
 The verdict is never stored where it can be derived: a result is true if its threshold passes its numbers, and can be
-held against another threshold at any time. Names and saved form are the field's.
+held against another threshold at any time. Names and saved form are Polygraphy's.
+
+Thresholds and results of single metrics (``L2Threshold``, ``L2Result`` and so on) are made at the end of this module, of
+the table in :mod:`trtops.comparator.table`.
 """
 
 from __future__ import annotations
@@ -155,9 +158,9 @@ class CompareResult:
     output1_name: str | None = field(default=None, init=False)
 
     def __bool__(self) -> bool:
-        return bool(self._threshold().passed(self.metric_values()))
+        return bool(self._given_threshold().passed(self.metric_values()))
 
-    def _threshold(self) -> Threshold:
+    def _given_threshold(self) -> Threshold:
         if not isinstance(self.thresholds, Threshold) and not hasattr(self.thresholds, "passed"):
             raise errors.ComparisonError(f"A {type(self).__name__} without thresholds has no verdict. Give it some.")
         return cast("Threshold", self.thresholds)
@@ -182,12 +185,14 @@ class CompareResult:
 
     def describe(self) -> tuple[str, bool] | None:
         """One line of words and the verdict; None where one line does not say it."""
-        return self._threshold().describe(self.metric_values())
+        return self._given_threshold().describe(self.metric_values())
 
-    def told(self) -> str:
-        """The numbers and what they were held against, as words without the verdict."""
-        line = self.describe()
-        return line[0].rpartition(" | ")[0] if line else _listed({**self.metric_values(), **vars(self._threshold())})
+    def summary(self) -> str:
+        """The numbers and what they were held against, in one line without the verdict."""
+        if line := self.describe():
+            return line[0].rpartition(" | ")[0]
+        numbers = {**self.metric_values(), **vars(self._given_threshold())}
+        return ", ".join(f"{name} {_number_text(value)}" for name, value in numbers.items())
 
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
@@ -212,7 +217,7 @@ class OutputCompareResult(CompareResult):
         median_reldiff: Median relative error.
         quantile_absdiff: Quantile of the absolute error, at the threshold's level.
         quantile_reldiff: Quantile of the relative error.
-        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` of the field's tool.
+        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` in Polygraphy's files.
         statistics: All statistics, from which ``elemwise`` can be judged again.
     """
 
@@ -271,12 +276,14 @@ class OutputCompareResult(CompareResult):
     def __str__(self) -> str:
         return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Both errors with the place of the largest, and the tolerances that one of them has to be within."""
-        limits, found = cast("SimpleThreshold", self._threshold()), self.statistics
+        limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
         absolute, relative = self._named_errors("absdiff"), self._named_errors("reldiff")
         if found is not None and found.worst_index is not None:
-            absolute[0] += f" at {_place(found.worst_index, found.shape)}"
+            # The index counts on through the iterations.
+            place = np.unravel_index(found.worst_index % math.prod(found.shape), found.shape)
+            absolute[0] += f" at {tuple(map(int, place))}"
         counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
         return (
             f"error: {', '.join(absolute)}; relative: {', '.join(relative)} | "
@@ -284,33 +291,24 @@ class OutputCompareResult(CompareResult):
         )
 
     def _named_errors(self, kind: str) -> list[str]:
-        judged = cast("SimpleThreshold", self._threshold()).check_error_stat
+        judged = cast("SimpleThreshold", self._given_threshold()).check_error_stat
         names = dict.fromkeys(("max", "mean", *([] if judged == "elemwise" else [judged])))
-        return [f"{name} {_short(getattr(self, f'{name}_{kind}'))}" for name in names]
+        return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'))}" for name in names]
 
 
-def _short(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
 
 
-def _place(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """An index into flattened iterations as one into the output."""
-    return tuple(map(int, np.unravel_index(index % math.prod(shape), shape)))
-
-
-def _listed(numbers: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
-
-
-def _number(members: Mapping[str, Any], name: str) -> float | None:
+def _read_number(members: Mapping[str, Any], name: str) -> float | None:
     value = members[name]
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise errors.FormatError(f"{name} is {value!r:.80}; expected a number")
     return None if value is None else float(value)
 
 
-def _known(members: Mapping[str, Any], name: str) -> float:
-    value = _number(members, name)
+def _read_known_number(members: Mapping[str, Any], name: str) -> float:
+    value = _read_number(members, name)
     if value is None:
         raise errors.FormatError(f"{name} is missing")
     return value
@@ -319,19 +317,19 @@ def _known(members: Mapping[str, Any], name: str) -> float:
 def _register_threshold(kind: type[Any]) -> None:
     names = [option.name for option in fields(kind)]
     Encoder.register(kind)(lambda threshold: {name: getattr(threshold, name) for name in names})
-    Decoder.register(kind)(lambda members: kind(*(_known(members, name) for name in names)))
+    Decoder.register(kind)(lambda members: kind(*(_read_known_number(members, name) for name in names)))
 
 
 def _register_result(kind: type[Any]) -> None:
     Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
     Decoder.register(kind)(
         lambda members: kind(
-            *(_number(members, name) for name in kind.metric_fields()), thresholds=_threshold_of(members, kind)
+            *(_read_number(members, name) for name in kind.metric_fields()), thresholds=_read_threshold(members, kind)
         )
     )
 
 
-def _threshold_of(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
+def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     threshold = members["thresholds"]
     if not isinstance(threshold, kind.THRESHOLD):
         raise errors.FormatError(
@@ -380,7 +378,7 @@ for _comparison in COMPARISONS:
 
 @Encoder.register(SimpleThreshold)
 def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
-    # The field's tool ignores the level, and would lose it.
+    # Polygraphy neither reads nor writes the level.
     return {
         "check_error_stat": threshold.check_error_stat,
         "atol": threshold.atol,
@@ -391,8 +389,13 @@ def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
 
 @Decoder.register(SimpleThreshold)
 def _decode_simple(members: dict[str, Any]) -> SimpleThreshold:
-    level = _known({"error_quantile": 0.99, **members}, "error_quantile")
-    return SimpleThreshold(str(members["check_error_stat"]), _known(members, "atol"), _known(members, "rtol"), level)
+    level = _read_known_number({"error_quantile": 0.99, **members}, "error_quantile")
+    return SimpleThreshold(
+        str(members["check_error_stat"]),
+        _read_known_number(members, "atol"),
+        _read_known_number(members, "rtol"),
+        level,
+    )
 
 
 @Encoder.register(OutputCompareResult)
@@ -402,14 +405,14 @@ def _encode_output(result: OutputCompareResult) -> dict[str, Any]:
         **result.metric_values(),
         "thresholds": result.thresholds,
         "passed": bool(result) if elemwise else None,
-        # The field's tool ignores these, which let `elemwise` be judged again.
+        # Not in Polygraphy's files, and ignored there: `elemwise` can be judged again by these.
         "statistics": None if result.statistics is None else result.statistics.to_dict(),
     }
 
 
 @Decoder.register(OutputCompareResult)
 def _decode_output(members: dict[str, Any]) -> OutputCompareResult:
-    numbers: dict[str, Any] = {name: _number(members, name) for name in SimpleThreshold.METRIC_FIELDS}
+    numbers: dict[str, Any] = {name: _read_number(members, name) for name in SimpleThreshold.METRIC_FIELDS}
     stored, statistics = members["passed"], members.get("statistics")
     if stored is not None and not isinstance(stored, bool):
         raise errors.FormatError(f"passed is {stored!r:.80}; expected true, false or null")
@@ -417,5 +420,5 @@ def _decode_output(members: dict[str, Any]) -> OutputCompareResult:
         **numbers,
         stored=stored,
         statistics=None if statistics is None else OutputStatistics.from_dict(statistics),
-        thresholds=_threshold_of(members, OutputCompareResult),
+        thresholds=_read_threshold(members, OutputCompareResult),
     )

@@ -219,7 +219,7 @@ class ComparisonReport(Record):
                 treatment of infinities or NaNs where there are any.
         """
         outputs = tuple(_judge_output(output, tolerances) for output in self.outputs)
-        return dataclasses.replace(self, verdict=_overall(outputs), outputs=outputs, tolerances=tolerances)
+        return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
 
 
 def compare_outputs(
@@ -254,14 +254,14 @@ def compare_outputs(
     names = list(dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration))
     outputs = []
     for name in names:
-        measured = _measure(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
+        measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
         outputs.append(_judge_output(measured, tolerances))
     return ComparisonReport(
-        verdict=_overall(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
+        verdict=_overall_verdict(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
     )
 
 
-def _overall(outputs: Iterable[OutputComparison]) -> Verdict:
+def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
     return "bad" if any(output.verdict == "bad" for output in outputs) else "good"
 
 
@@ -285,7 +285,7 @@ def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
     return list(outputs)
 
 
-def _measure(
+def _measure_output(
     name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
 ) -> OutputComparison:
     """Everything about one output that needs its arrays; what stands in the way of statistics becomes a reason."""
@@ -299,9 +299,9 @@ def _measure(
             problem = problem or str(exc)
             continue
         if problem is None and (a is None or b is None or a.shape != b.shape):
-            problem = _mismatch(index, len(ours), a, b)
-            mine, golden = _info(a) or mine, _info(b) or golden
-        mine, golden = mine or _info(a), golden or _info(b)
+            problem = _mismatch_reason(index, len(ours), a, b)
+            mine, golden = _array_info(a) or mine, _array_info(b) or golden
+        mine, golden = mine or _array_info(a), golden or _array_info(b)
         if a is not None and b is not None:
             pairs.append((a, b))
     found = None
@@ -322,16 +322,16 @@ def _measure(
     return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, actual=mine, golden=golden)
 
 
-def _info(array: Array | None) -> ArrayInfo | None:
+def _array_info(array: Array | None) -> ArrayInfo | None:
     return None if array is None else ArrayInfo(dtype=dtype_name(array), shape=array.shape)
 
 
-def _mismatch(index: int, count: int, a: Array | None, b: Array | None) -> str:
+def _mismatch_reason(index: int, count: int, a: Array | None, b: Array | None) -> str:
     where = "" if count == 1 else f" in iteration {index}"
     if b is None:
         return f"extra output{where}: the golden run does not have it"
     if a is None:
-        return f"missing output{where}: the golden run has it as {_info(b)}"
+        return f"missing output{where}: the golden run has it as {_array_info(b)}"
     return f"shape is {a.shape}{where}, the golden one {b.shape}"
 
 
@@ -340,11 +340,11 @@ def _judge_output(output: OutputComparison, tolerances: Tolerances) -> OutputCom
     if stats is None:
         forgiven = output.golden is None and tolerances.allow_extra_outputs
         return dataclasses.replace(output, verdict="good" if forgiven else "bad")
-    reasons = tuple(_objections(output, stats, tolerances.of(output.name)))
+    reasons = tuple(_output_objections(output, stats, tolerances.of(output.name)))
     return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)
 
 
-def _objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+def _output_objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
     _check_treatment(output.name, stats, own)
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
     if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:

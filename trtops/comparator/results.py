@@ -1,4 +1,4 @@
-"""What runs leave: outputs by runner, iteration and name; saved in the field's format."""
+"""What runs leave: outputs by runner, iteration and name; saved in Polygraphy's format."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class RunResults:
         return RunResults((name, iterations) for (name, _), iterations in joined.items())
 
     def to_json(self) -> str:
-        """The results as JSON text in the field's format."""
+        """The results as JSON text in Polygraphy's format."""
         return json.to_json(self)
 
     @staticmethod
@@ -283,7 +283,7 @@ class RunResults:
     def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
         """Save to a path, or as JSON to an open file.
 
-        A path that ends in ``.npz`` gets trtops's fast format, any other the field's JSON; see :mod:`trtops.json`.
+        A path that ends in ``.npz`` gets trtops's fast format, any other Polygraphy's JSON; see :mod:`trtops.json`.
         """
         json.save_json(self, dest, "inference results")
 
@@ -300,7 +300,7 @@ class RunResults:
 
     @staticmethod
     def load(src: PathLike | IO[str] | IO[bytes]) -> RunResults:
-        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in the field's tool.
+        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy.
 
         Raises:
             FormatError: If the file is damaged, or holds something else.

@@ -91,16 +91,16 @@ class Hook:
     def __call__(self, pairs: list[tuple[str, Any]]) -> Any:
         """What an object's members stand for."""
         content = {self.resolve(key): value for key, value in pairs}
-        kind = self._kind(content)
+        kind = self._named_kind(content)
         if kind == "ndarray":
-            return self._checked(kind, lambda: self.read_array(content["array"]))
+            return self._decoded(kind, lambda: self.read_array(content["array"]))
         content = {key: self.finish(value) for key, value in content.items()}
         if kind is None:
             return content
         if kind == "ExtendedArray":
-            return self._checked(kind, lambda: _extended(content["bits"], content["dtype"]))
+            return self._decoded(kind, lambda: _read_extended_array(content["bits"], content["dtype"]))
         if kind == "Tensor":
-            return self._checked(kind, lambda: _read_tensor(content["tensor"]))
+            return self._decoded(kind, lambda: _read_tensor(content["tensor"]))
         decode = Decoder.registered.get(kind)
         if decode is None and (home := _home_of(kind)) is not None:
             importlib.import_module(home)
@@ -108,15 +108,17 @@ class Hook:
         if decode is None:
             hint = errors.near(str(kind), {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
             raise errors.FormatError(f"it holds an object of the unknown type {str(kind)[:80]!r}. {hint}")
-        return self._checked(kind, lambda: decode(content))
+        return self._decoded(kind, lambda: decode(content))
 
     def finish(self, value: Any) -> Any:
         """Put long strings back in their places, also inside lists."""
         if isinstance(value, list):
-            return [self.finish(item) for item in value] if any(map(_may_hide_string, value)) else value
+            return (
+                [self.finish(item) for item in value] if any(isinstance(item, (str, list)) for item in value) else value
+            )
         return self.resolve(value) if isinstance(value, str) else value
 
-    def _kind(self, content: dict[str, Any]) -> str | None:
+    def _named_kind(self, content: dict[str, Any]) -> str | None:
         for key, value in content.items():
             if isinstance(value, str) and value == LEGACY_VALUE and key.startswith(LEGACY_MARKER):
                 del content[key]
@@ -127,7 +129,7 @@ class Hook:
         return kind
 
     @staticmethod
-    def _checked(kind: str, make: Callable[[], Any]) -> Any:
+    def _decoded(kind: str, make: Callable[[], Any]) -> Any:
         try:
             return make()
         except errors.FormatError:
@@ -138,11 +140,7 @@ class Hook:
             raise errors.FormatError(f"a {kind} in it is damaged: {exc}") from None
 
 
-def _may_hide_string(value: object) -> bool:
-    return isinstance(value, (str, list))
-
-
-def _extended(bits: Any, dtype: object) -> Array:
+def _read_extended_array(bits: Any, dtype: object) -> Array:
     import ml_dtypes
     import numpy as np
 

@@ -220,12 +220,12 @@ def statistics_of_iterations(
     for level in quantiles:
         if not 0 <= level <= 1:
             raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    arrays = _checked(pairs)
+    arrays = _checked_pairs(pairs)
     first, first_reference = arrays[0]
     differ = difference_of(first, first_reference, infinities_equal, nans_equal)
     total = Totals(atol, rtol, differ.text)
     with np.errstate(all="ignore"):
-        stream = Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
+        stream = Stream([(_flat_view(a, b), _flat_view(b, a), a.size) for a, b in arrays], differ)
         (total.median_abs, total.median_rel), *orders = stream.run(total, (0.5, *quantiles))
         measured: dict[str, Any] = {metric.name: metric.measure(total, arrays) for metric in RECORDED}
     return OutputStatistics(
@@ -241,14 +241,14 @@ def statistics_of_iterations(
         rtol=rtol,
         frontier=total.frontier.points(),
         frontier_exact=total.frontier.exact,
-        worst_index=None if total.worst is None else _place(arrays, total.worst),
+        worst_index=None if total.worst is None else _flat_index(arrays, total.worst),
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
         **measured,
     )
 
 
-def _checked(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
+def _checked_pairs(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
     if not pairs:
         raise errors.ComparisonError("There are no iterations to compare.")
     arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
@@ -282,7 +282,7 @@ def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float
         raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
     differ = difference_of(a, b, False, False)
     fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
-    size, flat_a, flat_b = a.size, _flat(a, b), _flat(b, a)
+    size, flat_a, flat_b = a.size, _flat_view(a, b), _flat_view(b, a)
     # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
     surely = np.float32(atol * (1 - 1e-6))
     scratch = np.empty(min(size, 2 * BLOCK), np.float32)
@@ -321,7 +321,7 @@ def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: flo
     return bool((differ.relative(d, b) <= rtol).all())
 
 
-def _flat(array: Array, other: Array) -> Any:
+def _flat_view(array: Array, other: Array) -> Any:
     """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
     if array.flags.c_contiguous:
         return array.reshape(-1)
@@ -335,7 +335,7 @@ def is_transposed(array: Array, other: Array) -> bool:
     return not array.flags.c_contiguous and array.flags.f_contiguous and other.flags.f_contiguous
 
 
-def _place(arrays: Sequence[Pair], position: int) -> int:
+def _flat_index(arrays: Sequence[Pair], position: int) -> int:
     """The index, counted with the last axis running fastest, of the element at a position in the order of reading."""
     before = 0
     for a, b in arrays:

@@ -69,7 +69,7 @@ def _of_probabilities(output: Array, reference: Array) -> Array:
         np.copyto(q, np.minimum(p, _SMALLEST_HALF), where=q <= 0)
         sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + q.sum(axis=1)
         weighted = weighted + _weighted_sum(p, np.log(p) - np.log(q))
-    return _normalized(weighted, sum_p, sum_q)
+    return _divergence_of_sums(weighted, sum_p, sum_q)
 
 
 def _of_logits(output: Array, reference: Array) -> Array:
@@ -84,7 +84,7 @@ def _of_logits(output: Array, reference: Array) -> Array:
         np.exp(p, out=p)
         sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + np.exp(q, out=q).sum(axis=1)
         weighted = weighted + _weighted_sum(p, log_ratio)
-    return _normalized(weighted, sum_p, sum_q)
+    return _divergence_of_sums(weighted, sum_p, sum_q)
 
 
 def _weighted_sum(p: Array, log_ratio: Array) -> Array:
@@ -97,7 +97,7 @@ def _weighted_sum(p: Array, log_ratio: Array) -> Array:
     return sums
 
 
-def _normalized(weighted: Array, sum_p: Array, sum_q: Array) -> Array:
+def _divergence_of_sums(weighted: Array, sum_p: Array, sum_q: Array) -> Array:
     """The divergences of rows divided by their sums, from ``sum(p * log(p / q))`` of the rows as they are."""
     divergences: Array = np.maximum(weighted / sum_p + np.log(sum_q / sum_p), 0)  # rounding leaves some just below 0
     return divergences

@@ -16,8 +16,9 @@ class Bracket:
     def __init__(self, rank: int, low: float, high: float, tied: bool) -> None:
         self.rank, self.low, self.high = rank, low, high
         self.tied = tied  # many elements may be equal to a bound: these are counted, not collected
+        # Elements up to the lower bound, equal to either bound, and collected between both.
         self.up_to_low = self.at_low = self.at_high = self.held = 0
-        self.missed = False
+        self.missed = False  # whether it had to let go of what it collected
         self.inside: list[Array] = []
 
     @classmethod
@@ -62,10 +63,10 @@ class Bracket:
         inner = [rank for rank in ranks if 0 <= rank < self.held]
         if inner:
             inside.partition(inner)
-        found = [self._at(rank, inside) for rank in ranks]
+        found = [self._element_at(rank, inside) for rank in ranks]
         return None if found[0] is None or found[1] is None else (found[0], found[1])
 
-    def _at(self, rank: int, inside: Array) -> float | None:
+    def _element_at(self, rank: int, inside: Array) -> float | None:
         if rank < 0:
             return self.low if rank >= -self.at_low else None
         if rank < self.held:

@@ -55,20 +55,21 @@ class Totals:
 
     def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
         """Add a block of both arrays and both errors."""
-        aa, bb, dd = _dot(a, a), _dot(b, b), _dot(d, d)
+        aa, bb, dd = _dot_product(a, a), _dot_product(b, b), _dot_product(d, d)
         top_d, top_r = float(d.max()), float(r.max())
+        # Comparisons are negated so that NaN, of which every comparison is false, counts as larger than all.
         if (not (top_d <= self.max_abs) and not math.isnan(self.max_abs)) or self.worst is None:
             self.worst = self.elements + int(d.argmax())
             self.max_abs = top_d
         self.max_rel = _nan_max(self.max_rel, top_r)
-        if not (aa < math.inf and bb < math.inf and top_d < math.inf):
+        if not (aa < math.inf and bb < math.inf and top_d < math.inf):  # else there is no NaN or infinity to count
             self._count_nonfinite(a, b, d)
         if not (top_d <= self.atol or top_r <= self.rtol):
             self.violations += int(np.count_nonzero(~(d <= self.atol) & ~(r <= self.rtol)))
         self.elements += d.size
         self.sum_abs += float(d.sum())
         self.sum_rel += float(r.sum())
-        self.aa, self.bb, self.dd, self.ab = self.aa + aa, self.bb + bb, self.dd + dd, self.ab + _dot(a, b)
+        self.aa, self.bb, self.dd, self.ab = self.aa + aa, self.bb + bb, self.dd + dd, self.ab + _dot_product(a, b)
         self.peak = _nan_max(self.peak, float(a.max()))
         self.frontier.add(d, r, top_d, top_r)
 
@@ -106,7 +107,7 @@ class Totals:
         if noise == 0:
             return math.inf
         peak = self.peak if not self.peak <= 0 else 1.0
-        return 20 * _log10(peak) - 10 * _log10(noise)
+        return 20 * _extended_log10(peak) - 10 * _extended_log10(noise)
 
     def snr(self) -> float | None:
         """Signal-to-noise ratio in dB; None for strings."""
@@ -116,11 +117,11 @@ class Totals:
         if noise == 0:
             return math.inf
         signal = self.mean(self.aa)
-        return -math.inf if signal == 0 else 10 * _log10(signal / noise)
+        return -math.inf if signal == 0 else 10 * _extended_log10(signal / noise)
 
 
-def _dot(a: Array, b: Array) -> float:
-    # Not BLAS, which would start threads for arrays of this size.
+def _dot_product(a: Array, b: Array) -> float:
+    # Not np.dot: BLAS starts threads for arrays of this size, which cost more than they save.
     return float(np.einsum("i,i->", a, b))
 
 
@@ -128,5 +129,6 @@ def _nan_max(x: float, y: float) -> float:
     return y if y > x or math.isnan(y) else x
 
 
-def _log10(x: float) -> float:
+def _extended_log10(x: float) -> float:
+    """The decimal logarithm; -inf of 0, and infinity and NaN of themselves."""
     return math.log10(x) if 0 < x < math.inf else (-math.inf if x == 0 else x)

@@ -133,5 +133,5 @@ def _lines(results: Any) -> Iterator[dict[str, Any]]:
                         "iteration": index if result.aggregation == "per_sample" else "average",
                         "output": name,
                         "passed": bool(match),
-                        "text": str(match) if isinstance(match, bool) else match.told(),
+                        "text": str(match) if isinstance(match, bool) else match.summary(),
                     }
