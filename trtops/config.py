@@ -22,11 +22,11 @@ def _read_whole_number(name: str, default: str) -> int:
 ARRAY_SWAP_THRESHOLD_MB: int = _read_whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
 """Arrays in results that are larger than this many MiB are kept in a temporary file; negative keeps all in memory.
 
-Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or, for those used to it, ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.
+Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.
 """
 
 USE_TENSORRT_RTX: bool = _read_setting("USE_TENSORRT_RTX", "0") not in ("", "0")
 """Whether TensorRT-RTX stands in for TensorRT.
 
-Set by ``TRTOPS_USE_TENSORRT_RTX`` or, for those used to it, ``POLYGRAPHY_USE_TENSORRT_RTX``.
+Set by ``TRTOPS_USE_TENSORRT_RTX`` or ``POLYGRAPHY_USE_TENSORRT_RTX``.
 """

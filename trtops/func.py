@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
-    """A decorator: the decorated function goes on where ``extend_func`` ended.
+    """A decorator: the decorated function continues where ``extend_func`` ended.
 
     Calling the result calls ``extend_func``, passes what it returned to the decorated function (a tuple as separate
     arguments), and returns what that returned, or, if that was None, what ``extend_func`` returned::

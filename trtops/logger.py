@@ -132,7 +132,7 @@ class Logger:
 
     @contextlib.contextmanager
     def indent(self, level: int = 1) -> Iterator[Logger]:
-        """Set messages in by ``level`` steps of four spaces, in this thread or task, for a while."""
+        """Indent messages by ``level`` steps of four spaces, in this thread or task, for a while."""
         token = _indent.set(_indent.get() + level)
         try:
             yield self

@@ -1,6 +1,6 @@
 """Data types, shapes and I/O metadata, in terms that every back end shares.
 
-Nothing here imports a back end: each back end converts its own dtypes at its own door.
+Nothing here imports a back end; each back end converts its own data types.
 """
 
 from __future__ import annotations

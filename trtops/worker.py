@@ -94,7 +94,7 @@ class Worker:
         Args:
             function: Importable by name.
             args: Its arguments.
-            timeout: Seconds after which the child is killed, counted from now; None waits for ever.
+            timeout: Seconds after which the child is killed, counted from now; None waits without limit.
             kwargs: Its keyword arguments.
 
         Returns:
@@ -240,7 +240,7 @@ class _Child:
         return "".join(f"\n  {line}" for line in lines) or " nothing"
 
     def close(self, seconds: float) -> None:
-        """Hang up, whereupon the child ends; kill it if that takes longer than some seconds."""
+        """Hang up, upon which the child ends by itself; kill it if that takes longer than so many seconds."""
         self.pipe.close()
         try:
             self.process.wait(seconds)

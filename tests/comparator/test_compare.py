@@ -179,7 +179,7 @@ def test_accuracy_is_asked_by_pair_and_function():
     assert list(found[0]) == [("a", "b"), ("b", "c")]
     assert [bool(result) for result in found] == [False, True]
     assert found.output_names() == ["x"]
-    with pytest.raises(errors.ComparisonError, match="say which"):
+    with pytest.raises(errors.ComparisonError, match="choose one"):
         found.stats()
     crossed = Comparator.compare_accuracy(run, comparisons=[(0, 2)])
     assert list(crossed.keys()) == [("a", "c")] and not crossed

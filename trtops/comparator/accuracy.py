@@ -237,7 +237,7 @@ class AccuracyResults:
     def _only_result(self) -> AccuracyResult:
         if len(self.lst) != 1:
             raise errors.ComparisonError(
-                f"There are {len(self.lst)} compare functions' results; say which, such as results[0]."
+                f"There are {len(self.lst)} compare functions' results; choose one, such as results[0]."
             )
         return self.lst[0]
 

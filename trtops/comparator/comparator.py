@@ -82,8 +82,8 @@ class Comparator:
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name. A :class:`DataLoader` is told the first
-                runner's inputs first. Random inputs if not given.
+            data_loader: The inputs of each iteration: arrays by input name; random inputs if not given. A
+                :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
             use_subprocess: Run each runner in a child process of its own, which has the GPU for itself and cannot take
                 this process down. Runners and data loader must be picklable, and the script's main part guarded by
@@ -92,7 +92,7 @@ class Comparator:
             subprocess_polling_interval: Accepted for scripts that pass it; a child process that dies is noticed at once.
             save_inputs_path: Where to save the inputs: a file, or without an ending a directory with one file per
                 iteration.
-            save_outputs_path: Where to save the results, likewise.
+            save_outputs_path: Where to save the results, in the same way.
             save_input_blob_path: A directory to save each iteration's inputs in as raw bytes,
                 ``<iteration>/<input>.bin``.
             streaming: Return an iterator of results with one iteration each. Use each before taking the next: its

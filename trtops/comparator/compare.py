@@ -191,8 +191,8 @@ _COMPARE_FUNC_DOC = """Holds the {label} of outputs against a limit for each num
 
     Attributes:
 {meanings}        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
+        fail_fast: As in :class:`SimpleCompareFunc`.
+        find_output_func: As in :class:`SimpleCompareFunc`.
     """
 
 _DERIVED = {comparison.name: _compare_func_class(comparison) for comparison in COMPARISONS}

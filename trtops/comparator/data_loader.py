@@ -253,7 +253,7 @@ class StreamingDataLoader:
     """Reads saved inputs one iteration at a time, as a data loader.
 
     Attributes:
-        paths: A file, a directory of files with one iteration each, or several of these, one behind the other. A file
+        paths: A file, a directory of files with one iteration each, or several of these, one after the other. A file
             holds one iteration, or a list of them, which is loaded whole.
         allow_dirs: Whether directories are taken.
     """
@@ -312,9 +312,9 @@ class DataLoaderCache:
         feed = self.cache[iteration]
         if self.input_metadata is None:
             return dict(feed)
-        return fit_feed(feed, self.input_metadata, lambda name: self._made_anew(iteration, name))
+        return fit_feed(feed, self.input_metadata, lambda name: self._make_input_again(iteration, name))
 
-    def _made_anew(self, iteration: int, name: str) -> Any:
+    def _make_input_again(self, iteration: int, name: str) -> Any:
         if not isinstance(self.data_loader, DataLoader):
             return None
         return self.data_loader[iteration].get(name)

@@ -42,7 +42,7 @@ class Threshold:
 
     @classmethod
     def metric_fields(cls) -> list[str]:
-        """The names of the numbers; they also say which results the threshold is for."""
+        """The names of the numbers; a threshold fits the results that have these."""
         return list(cls.METRIC_FIELDS)
 
     def passed(self, metric_values: Numbers) -> bool:
@@ -258,7 +258,7 @@ class OutputCompareResult(CompareResult):
         if self.stored is not None:
             return self.stored
         raise errors.ComparisonError(
-            "Whether every element is within the tolerances cannot be told from these results, which hold statistics "
+            "Whether every element is within the tolerances does not follow from these results, which hold statistics "
             "only. Judge by max, mean or median, or compare the outputs again."
         )
 

@@ -42,7 +42,7 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
 
     Args:
         actual: The run under test, as :func:`trtops.comparator.report.compare_outputs` takes it.
-        golden: The golden run, likewise.
+        golden: The golden run, as :func:`trtops.comparator.report.compare_outputs` takes it.
 
     Yields:
         A file name and a PNG file's bytes, three per output; outputs that cannot be compared are left out.

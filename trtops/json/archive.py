@@ -72,7 +72,7 @@ def load_archive(file: IO[bytes], name: str) -> Any:
         NotImplementedError,
         RuntimeError,
     ) as exc:
-        raise errors.FormatError(f"{name} is damaged, cut short, or no archive of ours: {exc}.") from None
+        raise errors.FormatError(f"{name} is damaged, cut short, or not an archive that trtops wrote: {exc}.") from None
 
 
 def _keep_envelope(hook: Hook, pairs: list[tuple[str, Any]]) -> Any:
@@ -98,11 +98,11 @@ class _Index:
     def text(self) -> bytes:
         """The index, after a look at its first words."""
         if "index.json" not in self.members:
-            raise errors.FormatError("it has no index.json: it is an archive, but none that trtops wrote")
+            raise errors.FormatError("it has no index.json: it is an archive, but not one that trtops wrote")
         text = self.archive.read(self._take_member("index.json"))
         head, _, version = text[:100].decode("utf-8", "replace").partition(', "version": ')
         if head != f'{{"format": "{ARCHIVE_FORMAT}"':
-            raise errors.FormatError("its index.json is none that trtops wrote")
+            raise errors.FormatError("its index.json was not written by trtops")
         if (version := version.split(",")[0]) != str(ARCHIVE_VERSION):
             raise errors.FormatError(
                 f"it has version {version[:20]}; this release reads version {ARCHIVE_VERSION}. Update trtops"

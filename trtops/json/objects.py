@@ -49,7 +49,7 @@ class Encoder:
 
         Args:
             kind: The type; its ``__name__`` marks the object in the file.
-            alias: Accepted, and ignored, so that both decorators of a type can read alike.
+            alias: Ignored; accepted so that both decorators of a type can be written alike.
         """
 
         def decorate(function: Callable[[T], dict[str, Any]]) -> Callable[[T], dict[str, Any]]:

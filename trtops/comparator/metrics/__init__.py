@@ -211,11 +211,15 @@ def statistics_of_iterations(
 
     Args:
         pairs: Output and reference of each iteration; at least one. Shapes may vary between iterations.
-        quantiles: As there.
-        atol: As there.
-        rtol: As there.
-        infinities_equal: As there.
-        nans_equal: As there.
+        quantiles: As in :func:`statistics`.
+        atol: As in :func:`statistics`.
+        rtol: As in :func:`statistics`.
+        infinities_equal: As in :func:`statistics`.
+        nans_equal: As in :func:`statistics`.
+
+    Raises:
+        ComparisonError: As in :func:`statistics`; or if there is no iteration, or dtypes change between iterations.
+        ConfigError: If a quantile level is not between 0 and 1.
     """
     for level in quantiles:
         if not 0 <= level <= 1:
@@ -269,13 +273,13 @@ def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float
     """Whether no element violates the tolerances: the verdict alone, at little more than the cost of reading.
 
     Args:
-        actual: As for :func:`statistics`.
-        reference: As there.
-        atol: As there.
-        rtol: As there.
+        actual: As in :func:`statistics`.
+        reference: As in :func:`statistics`.
+        atol: As in :func:`statistics`.
+        rtol: As in :func:`statistics`.
 
     Raises:
-        ComparisonError: As there.
+        ComparisonError: As in :func:`statistics`.
     """
     a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
     if a.shape != b.shape:
@@ -322,7 +326,7 @@ def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: flo
 
 
 def _flat_view(array: Array, other: Array) -> Any:
-    """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
+    """The array in one dimension; large arrays are not copied, and may come as an iterator that can be sliced and indexed."""
     if array.flags.c_contiguous:
         return array.reshape(-1)
     if is_transposed(array, other):

@@ -1,4 +1,4 @@
-"""Exact quantiles of a stream: brackets that collect what may have a rank, and the count of bit patterns behind them."""
+"""Exact quantiles of a stream: brackets that collect the elements that may have a rank, and counts of bit patterns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bracket:
         self.tied = tied  # many elements may be equal to a bound: these are counted, not collected
         # Elements up to the lower bound, equal to either bound, and collected between both.
         self.up_to_low = self.at_low = self.at_high = self.held = 0
-        self.missed = False  # whether it had to let go of what it collected
+        self.missed = False  # whether what was collected had to be dropped
         self.inside: list[Array] = []
 
     @classmethod
@@ -35,7 +35,7 @@ class Bracket:
         return cls(rank, low, high, bool(tied))
 
     def give_up(self) -> None:
-        """Let go of what was collected, which is too much."""
+        """Drop what was collected, because it is too much."""
         self.missed, self.held, self.inside = True, 0, []
 
     def add(self, x: Array) -> None:
@@ -55,7 +55,7 @@ class Bracket:
         self.inside.append(found)
 
     def pick(self, last: int) -> tuple[float, float] | None:
-        """The elements at the rank and behind it (``last`` is the last there is), or None if the bracket missed one."""
+        """The elements at the rank and the next one (``last`` is the last of all), or None if the bracket missed one."""
         if self.missed:
             return None
         ranks = self.rank - self.up_to_low, min(self.rank + 1, last) - self.up_to_low

@@ -20,7 +20,7 @@ class Totals:
         sum_abs: Sum of absolute errors.
         sum_rel: Sum of relative errors.
         median_abs: Median absolute error; set after the pass, which finds it among its quantiles.
-        median_rel: Median relative error, likewise.
+        median_rel: Median relative error; set after the pass.
         nan_a: NaNs in the output.
         nan_b: NaNs in the reference.
         inf_a: Infinities in the output.
