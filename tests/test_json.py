@@ -121,7 +121,7 @@ def test_open_files_are_read_and_written():
 # --- old files ---------------------------------------------------------------------------------------------------------
 
 
-def test_files_of_the_field_s_tool_are_read_for_ever():
+def test_files_of_polygraphy_are_read_for_ever():
     run = RunResults.load(DATA / "polygraphy-0.53.6-run-results.json")
     assert list(run.keys()) == ["onnxrt-runner", "onnxrt-runner"]
     outputs = run[0][1][0]
@@ -264,7 +264,7 @@ ENTRY = b'{"array": "%s", "polygraphy_class": "ndarray"}'
 
 BAD_ARCHIVES = {
     "no index": ({"index_json": None}, "no index.json"),
-    "foreign index": ({"index_json": b"{}"}, "none that trtops wrote"),
+    "foreign index": ({"index_json": b"{}"}, "was not written by trtops"),
     "newer version": ({"index_json": INDEX % (b"2", b"1")}, "version 2; this release reads version 1. Update trtops"),
     "array not there": ({"index_json": INDEX % (b"1", ENTRY % b"7.npy")}, "'7.npy', which is not in it"),
     "array used twice": ({"index_json": INDEX % (b"1", b"[%s, %s]" % (ENTRY % b"000000.npy", ENTRY % b"000000.npy"))}, "used before"),

@@ -198,7 +198,7 @@ def test_callbacks_hear_of_every_change() -> None:
 
 
 @pytest.mark.parity
-def test_every_severity_and_method_of_the_fields_logger_that_scripts_use_is_here() -> None:
+def test_every_severity_and_method_of_polygraphys_logger_that_scripts_use_is_here() -> None:
     from polygraphy.logger import G_LOGGER as THEIRS
 
     order = sorted(SEVERITIES, key=lambda name: getattr(THEIRS, name))

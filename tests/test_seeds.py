@@ -1,4 +1,4 @@
-"""Scripts of the field that need no TensorRT run with only their import renamed."""
+"""Polygraphy's scripts that need no TensorRT run with only their import renamed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """trtops: TensorRT and ONNX Runtime engines, built, judged, explained and remembered.
 
-The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect. The
-loaders and runners of the field live in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
-:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows in the package ``flows``.
+The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect.
+Loaders and runners, under Polygraphy's names, are in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
+:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows are in the package ``flows``.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ class FormattedArray:
 
 
 @Encoder.register(FormattedArray)
-def _encode(formatted: FormattedArray) -> dict[str, Any]:
+def _encode_formatted_array(formatted: FormattedArray) -> dict[str, Any]:
     return {"array": formatted.array, "shape": list(formatted.shape)}
 
 
 @Decoder.register(FormattedArray)
-def _decode(members: dict[str, Any]) -> FormattedArray:
+def _decode_formatted_array(members: dict[str, Any]) -> FormattedArray:
     return FormattedArray(members["array"], members["shape"])

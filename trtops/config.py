@@ -7,26 +7,26 @@ import os
 from trtops import errors
 
 
-def _setting(name: str, default: str) -> str:
+def _read_setting(name: str, default: str) -> str:
     return os.environ.get(f"TRTOPS_{name}", os.environ.get(f"POLYGRAPHY_{name}", default))
 
 
-def _whole_number(name: str, default: str) -> int:
-    text = _setting(name, default)
+def _read_whole_number(name: str, default: str) -> int:
+    text = _read_setting(name, default)
     try:
         return int(text)
     except ValueError:
         raise errors.ConfigError(f"TRTOPS_{name} is {text!r}; expected a whole number.") from None
 
 
-ARRAY_SWAP_THRESHOLD_MB: int = _whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
+ARRAY_SWAP_THRESHOLD_MB: int = _read_whole_number("ARRAY_SWAP_THRESHOLD_MB", "-1")
 """Arrays in results that are larger than this many MiB are kept in a temporary file; negative keeps all in memory.
 
-Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or, for those used to it, ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.
+Set by ``TRTOPS_ARRAY_SWAP_THRESHOLD_MB`` or ``POLYGRAPHY_ARRAY_SWAP_THRESHOLD_MB``.
 """
 
-USE_TENSORRT_RTX: bool = _setting("USE_TENSORRT_RTX", "0") not in ("", "0")
+USE_TENSORRT_RTX: bool = _read_setting("USE_TENSORRT_RTX", "0") not in ("", "0")
 """Whether TensorRT-RTX stands in for TensorRT.
 
-Set by ``TRTOPS_USE_TENSORRT_RTX`` or, for those used to it, ``POLYGRAPHY_USE_TENSORRT_RTX``.
+Set by ``TRTOPS_USE_TENSORRT_RTX`` or ``POLYGRAPHY_USE_TENSORRT_RTX``.
 """

@@ -107,7 +107,7 @@ class IterationMismatchError(ComparisonError):
 
 
 class MetricUnavailableError(ComparisonError):
-    """A metric was asked for that cannot be computed on this machine; it is never counted as passed."""
+    """A metric was asked for that an output does not have, or that cannot be computed here; it never counts as passed."""
 
 
 class BackendError(TrtopsError):

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
-    """A decorator: the decorated function goes on where ``extend_func`` ended.
+    """A decorator: the decorated function continues where ``extend_func`` ended.
 
     Calling the result calls ``extend_func``, passes what it returned to the decorated function (a tuple as separate
     arguments), and returns what that returned, or, if that was None, what ``extend_func`` returned::
@@ -42,8 +42,8 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
         parameters = list(inspect.signature(function).parameters.values())
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             raise errors.ConfigError(
-                f"{_name(function)} has *args or **kwargs; expected one named parameter for each value that "
-                f"{_name(extend_func)} returns."
+                f"{_function_name(function)} has *args or **kwargs; expected one named parameter for each value that "
+                f"{_function_name(extend_func)} returns."
             )
         required = sum(p.default is p.empty for p in parameters)
 
@@ -64,8 +64,8 @@ def extend(extend_func: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
             else:
                 types = ", ".join(type(value).__name__ for value in values)
                 raise errors.ConfigError(
-                    f"{_name(function)} takes {len(parameters)} arguments; expected {len(values)}, since "
-                    f"{_name(extend_func)} returns ({types})."
+                    f"{_function_name(function)} takes {len(parameters)} arguments; expected {len(values)}, since "
+                    f"{_function_name(extend_func)} returns ({types})."
                 )
             return returned if result is None else result
 
@@ -121,5 +121,5 @@ def constantmethod(method: F) -> F:
     return method
 
 
-def _name(function: object) -> str:
+def _function_name(function: object) -> str:
     return cast(str, getattr(function, "__name__", None) or repr(function))

@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, and listed once.
+"""What is imported on first use: names of packages, listed once, and functions named by a path.
 
 Such a package lists its names as type checkers and editors read them, ``from a.b import Name as Name`` under
 ``if TYPE_CHECKING:``. The same lines are read here, when a name is first asked for, to tell where to import it from.
@@ -16,11 +16,12 @@ from typing import Any
 _LINE = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
 
 
-def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the functions ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: Its name, ``__name__``.
+        table: A module whose ``MORE_EXPORTS`` has names that are not listed, with the modules that have them.
 
     Returns:
         Both. The first also makes ``__all__``.
@@ -28,7 +29,8 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
 
     @functools.cache
     def homes() -> dict[str, str]:
-        return _listed(package)
+        more = importlib.import_module(table).MORE_EXPORTS if table else {}
+        return {**_listed_names(package), **more}
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -43,7 +45,21 @@ def exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]
     return get, names
 
 
-def _listed(package: str) -> dict[str, str]:
+def function(path: str) -> Callable[..., Any]:
+    """A function that stands for another, which is imported when it is called.
+
+    Args:
+        path: The other's module and name, ``package.module.name``.
+    """
+    module, _, name = path.rpartition(".")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call
+
+
+def _listed_names(package: str) -> dict[str, str]:
     """The names that a package imports under their own names for type checkers, with the modules that have them."""
     spec = sys.modules[package].__spec__
     source = spec.loader.get_source(package) if spec is not None else None  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The log as scripts of this field use it: ``G_LOGGER``, a thin cover over Python's own logger named ``trtops``.
+"""The log as Polygraphy's scripts use it: ``G_LOGGER``, a thin cover over Python's own logger named ``trtops``.
 
 trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program that uses it. Importing
 this module sets the logger ``trtops`` to ``INFO`` unless it has a level; the first message or severity that goes
@@ -39,10 +39,10 @@ class ModuleSeverity(dict[str, int]):
 
     def get(self, path: str | None = None, default: int | None = None) -> int:  # type: ignore[override]
         """The severity that holds for a path: that of the longest known path above it."""
-        parts = _parts(path or "")
+        parts = _path_parts(path or "")
         for length in range(len(parts), 0, -1):
             for known, severity in self.items():
-                if _parts(known) == parts[:length]:
+                if _path_parts(known) == parts[:length]:
                     return severity
         return self[""] if default is None else default
 
@@ -102,7 +102,7 @@ class Logger:
         for path, severity in wanted.items():
             _python_logger(path).setLevel(severity)
         self._severity = wanted
-        self._show()
+        self._ensure_console()
         for callback in self._callbacks:
             callback(wanted)
 
@@ -123,7 +123,7 @@ class Logger:
             severity: As for :attr:`module_severity`. Left out, only critical messages come through.
         """
         before = self._severity
-        self._show()
+        self._ensure_console()
         self.module_severity = severity
         try:
             yield self
@@ -132,7 +132,7 @@ class Logger:
 
     @contextlib.contextmanager
     def indent(self, level: int = 1) -> Iterator[Logger]:
-        """Set messages in by ``level`` steps of four spaces, in this thread or task, for a while."""
+        """Indent messages by ``level`` steps of four spaces, in this thread or task, for a while."""
         token = _indent.set(_indent.get() + level)
         try:
             yield self
@@ -177,7 +177,7 @@ class Logger:
             if text in self._once:
                 return
             self._once.add(text)
-        self._show()
+        self._ensure_console()
         margin = " " * (4 * _indent.get())
         self._logger.log(severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth)
 
@@ -229,7 +229,7 @@ class Logger:
 
     exit = critical
 
-    def _show(self) -> None:
+    def _ensure_console(self) -> None:
         """Write to standard error if nobody else takes the messages."""
         handlers = [h for h in self._logger.handlers if h is not self._file]
         if not handlers and not (self._logger.propagate and logging.getLogger().handlers):
@@ -275,13 +275,13 @@ class _Formatter(logging.Formatter):
         return text
 
 
-def _parts(path: str) -> list[str]:
+def _path_parts(path: str) -> list[str]:
     return [part for part in path.removesuffix(".py").replace(os.sep, "/").split("/") if part]
 
 
 def _python_logger(path: str) -> logging.Logger:
     """Python's logger for a path below the package."""
-    return logging.getLogger(".".join(["trtops", *_parts(path)]))
+    return logging.getLogger(".".join(["trtops", *_path_parts(path)]))
 
 
 G_LOGGER = Logger()

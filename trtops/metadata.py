@@ -1,6 +1,6 @@
 """Data types, shapes and I/O metadata, in terms that every back end shares.
 
-Nothing here imports a back end: each back end converts its own dtypes at its own door.
+Nothing here imports a back end; each back end converts its own data types.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class TensorSpec(Record):
 class TensorMetadata(dict[str, TensorSpec]):
     """Tensors by name, in order: the inputs or the outputs of a model.
 
-    Built by chained :meth:`add` calls. Unlike a plain dict it is shown as the field's tool shows it.
+    Built by chained :meth:`add` calls. Unlike a plain dict it is printed as Polygraphy prints it.
     """
 
     @classmethod
@@ -233,7 +233,7 @@ class FeedCheck:
             inputs: The model's inputs; what is None in a spec is not checked.
         """
         self._inputs = dict(inputs)
-        self._expected = tuple(_prepare(spec) for spec in self._inputs.values())
+        self._expected = tuple(_expected_input(spec) for spec in self._inputs.values())
 
     def __call__(self, feed: Mapping[str, Any]) -> None:
         """Check one feed: arrays by input name; anything with ``shape`` and ``dtype``."""
@@ -255,7 +255,7 @@ class FeedCheck:
 _Expected: TypeAlias = "tuple[str, np.dtype[Any] | None, Shape | None, tuple[tuple[int, int], ...] | None]"
 
 
-def _prepare(spec: TensorSpec) -> _Expected:
+def _expected_input(spec: TensorSpec) -> _Expected:
     """Name, dtype, shape, and the fixed dimensions of a shape that has others too."""
     dtype = None if spec.dtype is None else spec.dtype.numpy()
     if spec.shape is None or not any(map(is_dynamic, spec.shape)):
@@ -303,7 +303,7 @@ def _check_dtype(name: str, spec: TensorSpec, array: Any) -> None:
     if spec.dtype is None:
         return
     found = str(array.dtype).removeprefix("torch.")
-    if found != spec.dtype.value and not _names(found, spec.dtype):
+    if found != spec.dtype.value and not _is_name_of(found, spec.dtype):
         raise errors.InputDtypeError(
             f"Input {name!r} has dtype {found}; expected {spec.dtype.value}. "
             f"Convert it, for example with .astype({spec.dtype.value!r})."
@@ -315,7 +315,7 @@ def _check_dtype(name: str, spec: TensorSpec, array: Any) -> None:
         )
 
 
-def _names(name: str, dtype: DataType) -> bool:
+def _is_name_of(name: str, dtype: DataType) -> bool:
     try:
         return DataType.of(name) is dtype
     except errors.ConfigError:

@@ -109,9 +109,9 @@ class Record:
         import pydantic  # 30 ms, and only needed for reading
 
         try:
-            record: Self = _adapter(cls).validate_python(dict(data))
+            record: Self = _adapter_of(cls).validate_python(dict(data))
         except pydantic.ValidationError as exc:
-            raise errors.FormatError(_describe(cls, exc)) from None
+            raise errors.FormatError(_describe_problems(cls, exc)) from None
         # pydantic would take "64" for 64 and "yes" for true; its strict mode would refuse the lists of JSON.
         changed = _first_change(to_jsonable(data), to_jsonable(record))
         if changed is not None:
@@ -150,21 +150,21 @@ def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[s
         pairs = ((f"{where}.{key}", value, read.get(key)) for key, value in given.items())
     elif isinstance(given, list) and isinstance(read, list):
         pairs = ((f"{where}.{i}", g, r) for i, (g, r) in enumerate(zip(given, read)))
-    elif _kind(given) is _kind(read):
+    elif _value_kind(given) is _value_kind(read):
         return None
     else:
         return where.removeprefix("."), given, read
     return next(filter(None, (_first_change(g, r, place) for place, g, r in pairs)), None)
 
 
-def _kind(value: JSONValue) -> type:
+def _value_kind(value: JSONValue) -> type:
     return float if type(value) is int else type(value)
 
 
 _adapters: dict[type, Any] = {}
 
 
-def _adapter(cls: type) -> Any:
+def _adapter_of(cls: type) -> Any:
     adapter = _adapters.get(cls)
     if adapter is None:
         import pydantic
@@ -173,7 +173,7 @@ def _adapter(cls: type) -> Any:
     return adapter
 
 
-def _describe(cls: type, exc: Any) -> str:
+def _describe_problems(cls: type, exc: Any) -> str:
     """One line per problem: where, what was found, what was expected."""
     fields = [f.name for f in dataclasses.fields(cls)]
     lines = []

@@ -76,8 +76,8 @@ class OnnxRuntimeOptions(Record):
         allow_approximation: Whether choices that are faster but less exact (Gelu approximation) may be picked.
         timing_iterations: Timed inferences per candidate; the median counts.
         intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        tactic_seed: Choose tactics at random, with this seed, and not by their time. What a campaign does to see choices
-            that the clock seldom makes.
+        tactic_seed: Choose tactics at random, with this seed, and not by their time. Campaigns do that to see choices
+            that timing seldom makes.
     """
 
     kind: Literal["onnxruntime"] = "onnxruntime"
@@ -110,10 +110,10 @@ class TensorRTOptions(Record):
         sparse_weights: Whether 2:4 sparse kernels may be used.
         refittable: Whether weights can be exchanged later.
         version_compatible: Whether later releases may load the plan.
-        tactic_seed: Offer the builder half of each layer's tactics only, drawn with this seed; on releases with algorithm
-            selectors. What a campaign does to see choices that the clock seldom makes.
+        tactic_seed: Offer the builder half of each layer's tactics only, drawn at random with this seed; on releases
+            with algorithm selectors. Campaigns do that to see choices that timing seldom makes.
         record_tactics: Watch the choices through an algorithm selector, where the release has one, so that they can be
-            replayed. While it is watched TensorRT 8.6 caches the timings of some layers only, and times the others anew
+            replayed. While it is watched TensorRT 8.6 caches the timings of some layers only, and times the others again
             in every build: leave it out for builds that a timing cache alone is to repeat. The inspector still says
             what each layer got.
         layer_precisions: Data types that layers compute in, by layer name or pattern: ``(("conv1", "float32"),)``; of a
@@ -270,7 +270,7 @@ class Environment(Record):
         os: Operating system and machine architecture.
         python: Python release.
         host: Host name; does not count for :meth:`build_digest`.
-        git_commit: Commit of the working folder, ``-dirty`` behind it if changed; does not count either.
+        git_commit: Commit of the working folder, with ``-dirty`` appended if it was changed; does not count either.
         packages: Releases of the libraries that rewrite models on the way to the engine.
     """
 

@@ -94,7 +94,7 @@ class Worker:
         Args:
             function: Importable by name.
             args: Its arguments.
-            timeout: Seconds after which the child is killed, counted from now; None waits for ever.
+            timeout: Seconds after which the child is killed, counted from now; None waits without limit.
             kwargs: Its keyword arguments.
 
         Returns:
@@ -105,9 +105,9 @@ class Worker:
             ConfigError: If the call cannot be sent to a child, or the calling script's main part is not guarded.
             Exception: Whatever the function raised.
         """
-        with self._packed(function, args, kwargs) as call, self._lock:
+        with self._packed_call(function, args, kwargs) as call, self._lock:
             try:
-                answer = self._answer(call, timeout)
+                answer = self._answer_to(call, timeout)
             except BaseException:  # the child is gone; or, after Ctrl-C, would answer to the wrong call
                 self.kill()
                 raise
@@ -118,18 +118,20 @@ class Worker:
 
     def close(self) -> None:
         """End the child, if there is one, and give it a moment to clean up."""
-        self._end(_PARTING_SECONDS)
+        self._end_child(_PARTING_SECONDS)
 
     def kill(self) -> None:
         """End the child, if there is one, at once."""
-        self._end(0)
+        self._end_child(0)
 
-    def _end(self, seconds: float) -> None:
+    def _end_child(self, seconds: float) -> None:
         child, self._child = self._child, None
         if child is not None:
             child.close(seconds)
 
-    def _packed(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> memoryview:
+    def _packed_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> memoryview:
         """A call as bytes. To be released: of those that an error's traceback holds, Python 3.12 frees the ground first."""
         try:
             return ForkingPickler.dumps((function, args, kwargs))
@@ -141,12 +143,12 @@ class Worker:
                 "importable by name, and runners made from loaders rather than from loaded objects."
             ) from None
 
-    def _answer(self, call: memoryview, timeout: float | None) -> Any:
-        child, begun = self._started()
+    def _answer_to(self, call: memoryview, timeout: float | None) -> Any:
+        child, begun = self._running_child()
         with _killed_after(child.process, timeout) as expired:
             try:
                 if not begun:
-                    self._begin(child)
+                    self._prepare(child)
                 return child.ask(call)
             except (EOFError, ConnectionError):
                 how = (
@@ -155,7 +157,7 @@ class Worker:
         who = f"{self._name}'s child process" if self._name else "The child process"
         raise errors.WorkerError(f"{who} {how}. Its last words:{child.last_words()}")
 
-    def _started(self) -> tuple[_Child, bool]:
+    def _running_child(self) -> tuple[_Child, bool]:
         if self._child is not None and self._child.alive:
             return self._child, True
         self.close()
@@ -168,8 +170,8 @@ class Worker:
         self.starts += 1
         return self._child, False
 
-    def _begin(self, child: _Child) -> None:
-        with self._packed(_begin, (_about_script() if self._script else None,), {}) as call:
+    def _prepare(self, child: _Child) -> None:
+        with self._packed_call(_prepare_child, (_script_preparation() if self._script else None,), {}) as call:
             answer = child.ask(call)
         if isinstance(answer, _Raised):
             if isinstance(answer.error, errors.TrtopsError):
@@ -238,7 +240,7 @@ class _Child:
         return "".join(f"\n  {line}" for line in lines) or " nothing"
 
     def close(self, seconds: float) -> None:
-        """Hang up, whereupon the child ends; kill it if that takes longer than some seconds."""
+        """Hang up, upon which the child ends by itself; kill it if that takes longer than so many seconds."""
         self.pipe.close()
         try:
             self.process.wait(seconds)
@@ -277,7 +279,7 @@ class _Raised:
     error: BaseException
 
 
-def _about_script() -> dict[str, Any]:
+def _script_preparation() -> dict[str, Any]:
     """What a child needs to import the calling script as ``multiprocessing`` would."""
     from multiprocessing import spawn
 
@@ -285,7 +287,7 @@ def _about_script() -> dict[str, Any]:
     return {**about, "authkey": bytes(about["authkey"])}  # which itself refuses to be sent
 
 
-def _begin(script: Mapping[str, Any] | None) -> None:
+def _prepare_child(script: Mapping[str, Any] | None) -> None:
     """A child's first call."""
     if script is None:
         import logging
@@ -317,7 +319,7 @@ def serve(fd: int) -> None:
             answer: Any = function(*args, **kwargs)
         except Exception as exc:  # to be raised in the parent
             answer = _Raised(exc)
-        _flush()
+        _flush_output()
         try:
             pipe.send(answer)
         except ConnectionError:
@@ -326,7 +328,7 @@ def serve(fd: int) -> None:
             pipe.send(_Raised(errors.WorkerError(f"The child's result cannot be sent back: {exc!r} ({answer!r:.200})")))
 
 
-def _flush() -> None:
+def _flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

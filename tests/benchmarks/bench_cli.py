@@ -1,4 +1,4 @@
-"""The command line against the field's tool: help, and a run of a tiny model with ONNX Runtime.
+"""The command line and the first lines of a script against Polygraphy's: help, imports, a run of a tiny model.
 
 Processor time of whole processes, user and system together, medians of several runs that take turns. A tracked run is
 compared with an untracked one and with the import of MLflow alone: that import may be added, nothing more.
@@ -49,9 +49,21 @@ def medians(commands: dict[str, list[str]], folder: str) -> dict[str, float]:
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
+IMPORTS = "import {0}.comparator; import {0}.backend.onnxrt"
+SCRIPT = """from {0}.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from {0}.comparator import Comparator
+Comparator.run([OnnxrtRunner(SessionFromOnnx("tiny.onnx"))])"""
+
+
+def compare_scripts(title: str, script: str, folder: str, target: float) -> bool:
+    """Measure a script with ``{0}`` for the package, as :func:`compare` does."""
+    ours, theirs = ([sys.executable, "-c", script.format(name)] for name in ("trtops", "polygraphy"))
+    return compare(title, ours, theirs, folder, target)
+
+
 def compare(title: str, ours: list[str], theirs: list[str], folder: str, target: float) -> bool:
-    """Measure one pair, print the ratio, and say whether it is small enough."""
-    found = medians({"ours": [*OURS, *ours], "theirs": [*THEIRS, *theirs]}, folder)
+    """Measure one pair of commands, print the ratio, and say whether it is small enough."""
+    found = medians({"ours": ours, "theirs": theirs}, folder)
     ratio = found["ours"] / found["theirs"]
     good = ratio <= target
     print(
@@ -67,11 +79,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(parser.parse_model(text), Path(folder, "tiny.onnx"))
         run = ["run", "tiny.onnx", "--onnxrt"]
+        commands = [(["-h"], 0.5), (["run", "-h"], 0.5), (run, 0.8), (["inspect", "model", "tiny.onnx"], 0.8)]
         good = [
-            compare("-h", ["-h"], ["-h"], folder, 0.5),
-            compare("run -h", ["run", "-h"], ["run", "-h"], folder, 0.5),
-            compare("run --onnxrt", run, run, folder, 0.8),
-            compare("inspect model", ["inspect", "model", "tiny.onnx"], ["inspect", "model", "tiny.onnx"], folder, 0.8),
+            *[compare(" ".join(c), [*OURS, *c], [*THEIRS, *c], folder, target) for c, target in commands],
+            compare_scripts("import", IMPORTS, folder, 1.0),
+            compare_scripts("Comparator.run", SCRIPT, folder, 1.0),
         ]
         tracked = {
             "untracked": [*OURS, *run],

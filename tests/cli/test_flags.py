@@ -30,6 +30,7 @@ from trtops.cli.values import (
     until,
     value_range,
 )
+from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
 from trtops.json import save_json
 
@@ -103,11 +104,7 @@ WITH: dict[str, list[str]] = {
     "--regression-cutoff": ["--int8"],
     "--check-average": ["--check-error-stat", "mean"],
     "--index-tolerance": ["--compare", "indices"],
-    "--l2-threshold": ["--compare", "l2"],
-    "--cosine-similarity-threshold": ["--compare", "cosine_similarity"],
-    "--psnr-threshold": ["--compare", "psnr"],
-    "--snr-threshold": ["--compare", "snr"],
-    "--lpips-threshold": ["--compare", "perceptual_metrics"],
+    **{f"--{m.option.replace('_', '-')}": ["--compare", m.function] for m in METRICS if m.limit is not None},
     "--ckpt": ["--model-type", "ckpt"],
     "--tf-outputs": ["--model-type", "frozen"],
     "--opset": ["--model-type", "keras"],
@@ -212,7 +209,7 @@ DATA_OPTIONS = (
     "--data-loader-backend-module", "--load-inputs", "--data-loader-script", "--data-loader-func-name",
 )  # fmt: skip
 CONVERT_ONLY_INT8 = [*BASE["convert",], "--int8"]
-JUDGED = ("--rtol", "--atol", "--check-error-stat", "--error-quantile", "--l2-threshold", "--cosine-similarity-threshold", "--psnr-threshold", "--snr-threshold")  # fmt: skip
+JUDGED = tuple(flag.names[0] for flag in groups.STATISTICS.flags)
 
 SAMPLES: dict[Any, list[str]] = {
     size: ["2K"],

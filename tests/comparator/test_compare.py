@@ -37,7 +37,7 @@ def run_of(*runners):
 X = np.array([1.0, 2.0, 4.0])
 
 
-def test_defaults_are_the_field_s():
+def test_defaults_are_polygraphys():
     simple = SimpleCompareFunc()
     assert (simple.atol, simple.rtol, simple.check_error_stat, simple.error_quantile) == (1e-5, 1e-5, "elemwise", 0.99)
     assert CompareFunc.l2().l2_threshold == 1e-5
@@ -179,7 +179,7 @@ def test_accuracy_is_asked_by_pair_and_function():
     assert list(found[0]) == [("a", "b"), ("b", "c")]
     assert [bool(result) for result in found] == [False, True]
     assert found.output_names() == ["x"]
-    with pytest.raises(errors.ComparisonError, match="say which"):
+    with pytest.raises(errors.ComparisonError, match="choose one"):
         found.stats()
     crossed = Comparator.compare_accuracy(run, comparisons=[(0, 2)])
     assert list(crossed.keys()) == [("a", "c")] and not crossed

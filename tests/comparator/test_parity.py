@@ -1,4 +1,4 @@
-"""The field's tool beside ours: same files both ways, same inputs bit for bit, same numbers and verdicts."""
+"""Polygraphy beside trtops: same files both ways, same inputs bit for bit, same numbers and verdicts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_shrinking_an_image_keeps_its_largest_error():
     golden = np.zeros((3000, 2000), np.float32)
     actual = golden.copy()
     actual[1234, 567] = 8.0
-    shrunk = plot._shrunk(actual, golden, "absolute")
+    shrunk = plot._shrunk_errors(actual, golden, "absolute")
     assert max(shrunk.shape) <= 512 and shrunk.max() == 8.0
 
 

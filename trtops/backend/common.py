@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.backend.immediate import immediately
 from trtops.files import open_atomically as open_atomically
 from trtops.func import value_of
 from trtops.record import sha256
@@ -44,9 +45,7 @@ class BytesFromPath:
             raise errors.FormatError(f"{self.path} cannot be read: {exc.strerror}. Expected a file.") from exc
 
 
-def bytes_from_path(path: str | Path) -> bytes:
-    """Do at once what :class:`BytesFromPath` does when called."""
-    return BytesFromPath(path)()
+bytes_from_path = immediately(BytesFromPath)
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,7 @@ class SaveBytes:
         return data
 
 
-def save_bytes(obj: ValueOrCallable[bytes], path: str | Path) -> bytes:
-    """Do at once what :class:`SaveBytes` does when called."""
-    return SaveBytes(obj, path)()
+save_bytes = immediately(SaveBytes)
 
 
 @dataclass(frozen=True)

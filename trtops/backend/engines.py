@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from trtops import errors
@@ -56,14 +57,7 @@ def engine_backend(name: str) -> EngineBackend:
     entry = _BACKENDS.get(name)
     if entry is None:
         raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
-    try:
-        module = importlib.import_module(entry.module)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "trtops").startswith("trtops"):
-            raise
-        raise errors.BackendUnavailableError(
-            f"Back end {name!r} needs {exc.name!r}, which is not installed. Install it: {entry.install}"
-        ) from exc
+    module = _import_backend_module(entry.module, f"Back end {name!r} needs", entry.install)
     return cast(EngineBackend, getattr(module, entry.attribute)())
 
 
@@ -82,12 +76,23 @@ def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
     Raises:
         BackendUnavailableError: If ONNX Runtime is not installed.
     """
+    module = _import_backend_module(
+        "trtops.backend.onnxrt.reference", "Golden outputs need", _BACKENDS["onnxruntime"].install
+    )
+    return cast(BaseRunner, module.reference_runner(model, name))
+
+
+def _import_backend_module(name: str, who_needs: str, install: str) -> ModuleType:
+    """A module of a back end, which imports that back end's library.
+
+    Raises:
+        BackendUnavailableError: If the library, or anything else that is not ours, is not installed.
+    """
     try:
-        from trtops.backend.onnxrt.runner import ReferenceRunner
+        return importlib.import_module(name)
     except ModuleNotFoundError as exc:
         if (exc.name or "trtops").startswith("trtops"):
             raise
         raise errors.BackendUnavailableError(
-            f"Golden outputs need {exc.name!r}, which is not installed. Install it: {_BACKENDS['onnxruntime'].install}"
+            f"{who_needs} {exc.name!r}, which is not installed. Install it: {install}"
         ) from exc
-    return ReferenceRunner(model, name)

@@ -48,7 +48,7 @@ class Processor:
 @cache
 def processor() -> Processor:
     """The processor, read once per process from ``/proc/cpuinfo`` or else from what Python knows."""
-    facts = _cpuinfo(_CPUINFO.read_text(errors="replace")) if _CPUINFO.exists() else {}
+    facts = _cpuinfo_facts(_CPUINFO.read_text(errors="replace")) if _CPUINFO.exists() else {}
     machine = platform.machine()
     name = facts.get("model name") or platform.processor() or machine
     flags = facts.get("flags") or facts.get("Features") or ""
@@ -62,7 +62,7 @@ def processor() -> Processor:
     )
 
 
-def _cpuinfo(text: str) -> dict[str, str]:
+def _cpuinfo_facts(text: str) -> dict[str, str]:
     """The first processor's lines of ``/proc/cpuinfo``, by key."""
     facts: dict[str, str] = {}
     for line in text.split("\n\n", 1)[0].splitlines():

@@ -46,11 +46,11 @@ class IsolatedBackend:
 
     def environment(self) -> Environment:
         """Where builds made now are made."""
-        return self.worker.run(_environment, self.backend, timeout=self.timeout)
+        return self.worker.run(_environment_in_child, self.backend, timeout=self.timeout)
 
     def device_state(self) -> Mapping[str, str]:
         """What the device is doing now, as the child sees it."""
-        return self.worker.run(_device_state, self.backend, timeout=self.timeout)
+        return self.worker.run(_device_state_in_child, self.backend, timeout=self.timeout)
 
     def build(
         self,
@@ -66,7 +66,7 @@ class IsolatedBackend:
             WorkerError: If the child crashed, was killed, or did not finish in time.
         """
         feeds = None if calibration_data is None else list(calibration_data)
-        return self.worker.run(_build, self.backend, model, config, caches, feeds, timeout=self.timeout)
+        return self.worker.run(_build_in_child, self.backend, model, config, caches, feeds, timeout=self.timeout)
 
     def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
         """A runner in this process; try the engine with :meth:`first_inference` before."""
@@ -78,22 +78,22 @@ class IsolatedBackend:
         Raises:
             WorkerError: If the child crashed, was killed, or did not finish in time.
         """
-        return self.worker.run(_infer, self.backend, engine, dict(feed), timeout=self.timeout)
+        return self.worker.run(_infer_in_child, self.backend, engine, dict(feed), timeout=self.timeout)
 
 
-def _environment(backend: str) -> Environment:
+def _environment_in_child(backend: str) -> Environment:
     return engine_backend(backend).environment()
 
 
-def _device_state(backend: str) -> Mapping[str, str]:
+def _device_state_in_child(backend: str) -> Mapping[str, str]:
     return engine_backend(backend).device_state()
 
 
-def _build(backend: str, model: Model, config: BuildConfig, caches: Caches, feeds: list[Feed] | None) -> Build:
+def _build_in_child(backend: str, model: Model, config: BuildConfig, caches: Caches, feeds: list[Feed] | None) -> Build:
     return engine_backend(backend).build(model, config, caches=caches, calibration_data=feeds)
 
 
-def _infer(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:
+def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:
     import numpy as np
 
     with engine_backend(backend).runner(engine) as runner:

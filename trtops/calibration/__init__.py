@@ -1,9 +1,8 @@
-"""Calibration: what an INT8 engine has to know of a model's tensors, and how it is found and kept.
+"""Calibration: the ranges of a model's tensors that an INT8 engine needs, and how they are chosen and kept.
 
-Values only: :mod:`~trtops.calibration.cache` is the one model of a calibration cache, in our JSON and in TensorRT's text;
-:mod:`~trtops.calibration.histogram` sums up a tensor in bounded memory and chooses its range. Nothing here knows a back
-end; :mod:`trtops.backend.onnxrt.calibration` does the collecting, :mod:`trtops.backend.onnx.quantize` the writing into
-models.
+Values only: :mod:`~trtops.calibration.cache` is the model of a calibration cache, in our JSON and in TensorRT's text;
+:mod:`~trtops.calibration.histogram` counts a tensor's values in bounded memory and chooses its range. Nothing here knows a
+back end: :mod:`trtops.backend.onnxrt.calibration` collects, :mod:`trtops.backend.onnx.quantize` writes into models.
 """
 
 from trtops.calibration.cache import CalibrationCache as CalibrationCache

@@ -1,11 +1,11 @@
 """The calibration cache: the range of every tensor, where it came from, and TensorRT's own text both ways.
 
-TensorRT's text, as its calibrators hand it out: a header ``TRT-<release>-<calibrator>``, then a line per tensor, its
-name, a colon, a blank and the scale as the eight hexadecimal digits of a big-endian float32. The scale is the largest
-magnitude that INT8 shall represent, divided by 127. A release reads only what has its own number in the header.
+TensorRT's text, as its calibrators write it: a header ``TRT-<release>-<calibrator>``, then a line per tensor with its name, a
+colon, a blank and the scale as the eight hexadecimal digits of a big-endian float32. The scale is the largest magnitude that
+INT8 should represent, divided by 127. A release reads only texts with its own number in the header.
 
 The legacy calibrator writes another header, without a release: ``0``, its regression cutoff and its quantile, both as the
-sixteen hexadecimal digits of a big-endian float64, with blanks between them (seen of TensorRT 8.6.0).
+sixteen hexadecimal digits of a big-endian float64, separated by blanks (as seen in TensorRT 8.6.0).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class TensorRange(Record):
 
     Attributes:
         name: The tensor's name in the ONNX model (or in TensorRT's network, for a cache that TensorRT wrote).
-        amax: The largest magnitude that INT8 shall represent, in the tensor's own unit; what is beyond is clipped. 0 for
+        amax: The largest magnitude that INT8 should represent, in the tensor's own unit; what is beyond is clipped. 0 for
             a tensor that was always zero.
         low: The smallest value seen; None where only the scale is known.
         high: The largest value seen; None likewise.
-        clipped: Share of the values seen that lie beyond ``amax``; None where it is not known.
+        clipped: Share of the values seen that are beyond ``amax``; None where it is not known.
     """
 
     name: str
@@ -73,7 +73,7 @@ class TensorRange(Record):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The values to represent, zero among them: those seen, as far as ``amax`` lets them; symmetric if none is known."""
+        """The values to represent, zero among them: from low to high, clipped to ``amax``; symmetric where these are unknown."""
         if self.low is None or self.high is None:
             return -self.amax, self.amax
         return min(max(self.low, -self.amax), 0.0), max(min(self.high, self.amax), 0.0)
@@ -87,17 +87,17 @@ class CalibrationCache(Record):
 
     Attributes:
         version: Version of this format.
-        algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or what TensorRT's
-            header says.
-        percentile: Which percentile, for the algorithm of that name.
+        algorithm: How the ranges were chosen: one of :data:`trtops.calibration.histogram.ALGORITHMS`, or the calibrator in
+            TensorRT's header.
+        percentile: The percentile, for the algorithm of that name.
         ranges: One per tensor, in the model's order.
-        excluded: Floating-point tensors that have no range, since NaN or infinity occurred in them.
+        excluded: Floating-point tensors without a range, since NaN or infinity occurred in them.
         samples: Samples seen, counted along the first axis of the first input.
-        feeds: Feeds they came in.
-        data_sha256: Digest of the data as it was used (:class:`trtops.calibration.data.FeedDigest`).
+        feeds: Feeds seen.
+        data_sha256: Digest of the data that was used (:class:`trtops.calibration.data.FeedDigest`).
         model_sha256: Digest of the calibrated model.
         tensorrt_header: Header of the text it was read from, if it was TensorRT's.
-        complete: False if the data ended with an error, and these are the ranges up to there.
+        complete: False if the data ended with an error; the ranges are then those of the data before it.
     """
 
     version: int = VERSION
@@ -140,7 +140,7 @@ class CalibrationCache(Record):
         return replace(self, ranges=tuple(entry for entry in self.ranges if entry.name not in dropped))
 
     def deciding(self) -> JSONValue:
-        """What decides an engine: the ranges."""
+        """The ranges: nothing else decides an engine."""
         return [[e.name, e.amax, e.low, e.high] for e in sorted(self.ranges, key=lambda e: e.name)]
 
     def to_bytes(self) -> bytes:
@@ -165,7 +165,7 @@ class CalibrationCache(Record):
         if not isinstance(content, dict) or "ranges" not in content:
             raise errors.FormatError("Not a calibration cache: expected a JSON object with 'ranges'.")
         if isinstance(content.get("version"), int) and content["version"] > VERSION:
-            cls(version=content["version"], algorithm="", ranges=())  # says that it is too new
+            cls(version=content["version"], algorithm="", ranges=())  # raises, saying that it is too new
         return cls.from_dict(content)
 
     @classmethod
@@ -191,22 +191,22 @@ class CalibrationCache(Record):
             raise errors.FormatError(
                 f"The calibration cache has a header, {header!r}, and no tensors. Was it cut short?"
             )
-        ranges = tuple(_entry(number, line.rstrip("\r")) for number, line in enumerate(lines, start=2))
+        ranges = tuple(_parse_entry(number, line.rstrip("\r")) for number, line in enumerate(lines, start=2))
         algorithm = header.split("-", 2)[2] if header.startswith("TRT-") else _LEGACY
         return cls(algorithm=algorithm, ranges=ranges, tensorrt_header=header)
 
     def to_tensorrt(self, header: str | None = None) -> bytes:
         """The cache as TensorRT's text.
 
-        A cache that was read from TensorRT's text gives the same bytes again, unless a scale was zero: TensorRT divides
-        by it, so it is written as 1.
+        A cache that was read from TensorRT's text gives the same bytes again, except that a scale of zero is written as 1:
+        TensorRT divides by it.
 
         Args:
             header: First line, from :func:`tensorrt_header` or :func:`legacy_header`; by default the one it was read
                 with, or that of TensorRT 8.6.0's default calibrator.
 
         Raises:
-            FormatError: If a name or the header cannot stand in such a text.
+            FormatError: If such a text cannot hold a name, or the header is none.
         """
         header = header or self.tensorrt_header or DEFAULT_HEADER
         if not _HEADER.fullmatch(header):
@@ -214,7 +214,9 @@ class CalibrationCache(Record):
         lines = [header]
         for entry in self.ranges:
             if not entry.name or "\n" in entry.name or "\r" in entry.name:
-                raise errors.FormatError(f"Tensor name {entry.name!r} cannot stand in TensorRT's calibration text.")
+                raise errors.FormatError(
+                    f"Tensor name {entry.name!r} cannot be written into TensorRT's calibration text."
+                )
             lines.append(f"{entry.name}: {struct.pack('>f', entry.scale).hex()}")
         return ("\n".join(lines) + "\n").encode()
 
@@ -231,7 +233,7 @@ def read_cache(data: bytes) -> CalibrationCache:
         raise errors.CalibrationError(f"The calibration cache cannot be read: {exc}") from exc
 
 
-def _entry(number: int, line: str) -> TensorRange:
+def _parse_entry(number: int, line: str) -> TensorRange:
     match = _ENTRY.fullmatch(line)
     if match is None:
         raise errors.FormatError(
@@ -251,8 +253,8 @@ def tensorrt_header(release: str, calibrator: str = "EntropyCalibration2") -> st
     The number is ``NV_TENSORRT_VERSION`` of ``NvInferVersion.h``: 8.6.0 is 8600, and 10.3.0 is 100300.
 
     Args:
-        release: Such as ``8.6.0``; what follows the third number does not count.
-        calibrator: Kind of calibrator that will read it; how the ranges were chosen does not matter to TensorRT.
+        release: Such as ``8.6.0``; what follows the third number is ignored.
+        calibrator: Kind of calibrator that will read it; TensorRT does not care how the ranges were chosen.
 
     Raises:
         ConfigError: If the release is not three numbers.
@@ -279,9 +281,9 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
     """Which of a model's tensors a cache lacks.
 
     Args:
-        cache: The cache. What it has beside ``tensors`` does not matter.
-        tensors: The tensors that are to be quantized.
-        policy: ``refuse`` raises if one is missing; ``partial`` lets layers without ranges stay in higher precision.
+        cache: The cache; it may have other tensors as well.
+        tensors: The tensors to quantize.
+        policy: ``refuse`` raises if one is missing; ``partial`` keeps layers without ranges in higher precision.
 
     Returns:
         The missing tensors, in the given order; always empty under ``refuse``.
@@ -301,14 +303,14 @@ def fit(cache: CalibrationCache, tensors: Iterable[str], policy: FitPolicy = "re
         )
         raise errors.CalibrationError(
             f"The calibration cache has {len(known)} tensors and lacks {len(missing)} of the {len(wanted)} to be "
-            f"quantized: {shown}. {_why(missing, cache) or errors.near(missing[0], known)} {advice}",
+            f"quantized: {shown}. {_overflow_text(missing, cache) or errors.near(missing[0], known)} {advice}",
             missing=missing,
         )
     return missing
 
 
-def _why(missing: Iterable[str], cache: CalibrationCache) -> str:
-    """Why tensors of a calibrated model have no range, if it is known."""
+def _overflow_text(missing: Iterable[str], cache: CalibrationCache) -> str:
+    """The tensors whose values overflowed during calibration, as the reason for missing ranges; empty if none did."""
     spoilt = [name for name in missing if name in cache.excluded]
     if not spoilt:
         return ""

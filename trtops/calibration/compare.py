@@ -1,4 +1,4 @@
-"""What changed between two calibration caches."""
+"""Comparing two calibration caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RangeChange(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheDiff(Record):
-    """What differs between two caches.
+    """The difference between two caches.
 
     Attributes:
         ratio: Ranges further apart than this count as changed.
@@ -80,7 +80,7 @@ def diff(before: CalibrationCache, after: CalibrationCache, ratio: float = DEFAU
         raise errors.ConfigError(f"ratio is {ratio}; expected 1 or more.")
     first, second = before.by_name(), after.by_name()
     common = [name for name in first if name in second]
-    changes = (_change(name, first[name].amax, second[name].amax) for name in common)
+    changes = (_range_change(name, first[name].amax, second[name].amax) for name in common)
     return CacheDiff(
         ratio=ratio,
         added=tuple(name for name in second if name not in first),
@@ -90,7 +90,7 @@ def diff(before: CalibrationCache, after: CalibrationCache, ratio: float = DEFAU
     )
 
 
-def _change(name: str, before: float, after: float) -> RangeChange:
+def _range_change(name: str, before: float, after: float) -> RangeChange:
     small, large = sorted((before, after))
     ratio = 1.0 if small == large else math.inf if small == 0 else large / small
     return RangeChange(name=name, before=before, after=after, ratio=ratio)

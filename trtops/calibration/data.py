@@ -1,4 +1,4 @@
-"""Calibration data on its way to a calibrator: digested as it passes, cut to batches, never held all at once."""
+"""Calibration data on its way to a calibrator: hashed, cut into batches, and never all in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FeedDigest:
         self._sha = hashlib.sha256()
 
     def add(self, feed: Mapping[str, Any]) -> None:
-        """Add one feed; the order of its names does not count."""
+        """Add one feed; the order of its names does not matter."""
         for name in sorted(feed):
             array = np.ascontiguousarray(feed[name])
             self._sha.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
@@ -27,7 +27,7 @@ class FeedDigest:
         self._sha.update(b"\0\0")
 
     def hexdigest(self) -> str:
-        """The digest of what was added so far, as 64 hexadecimal digits."""
+        """The digest of all feeds added so far, as 64 hexadecimal digits."""
         return self._sha.hexdigest()
 
 
@@ -40,12 +40,12 @@ def samples_in(feed: Mapping[str, Any]) -> int:
 def batches(
     feeds: Iterable[Mapping[str, Any]], size: int | None = None, samples: int | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Feeds for a calibration: cut to a batch size if one is given, and no more than are needed.
+    """Feeds for a calibration: cut to a batch size if one is given, and no more of them than needed.
 
     Args:
         feeds: Arrays by input name.
         size: Samples per batch; None leaves feeds as they are.
-        samples: How many samples to take; None takes all. Without ``size`` the last feed is taken whole.
+        samples: How many samples to use; None uses all. Without ``size`` the last feed is used whole.
 
     Raises:
         ConfigError: If a number is below 1.
@@ -65,15 +65,15 @@ def batches(
 
 
 def rebatch(feeds: Iterable[Mapping[str, Any]], size: int, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Cut and join feeds along the first axis, so that each has ``size`` samples and only the last may have fewer.
+    """Cut and join feeds along the first axis, so that each has ``size`` samples; only the last may have fewer.
 
     Args:
-        feeds: Arrays by input name, all of a feed with the same size of their first axis.
-        size: Samples per feed that comes out.
-        limit: Samples to take in all; None takes every one.
+        feeds: Arrays by input name; those of a feed have first axes of the same size.
+        size: Samples per resulting feed.
+        limit: Samples to use in all; None uses every one.
 
     Yields:
-        Feeds; their arrays are views of what came in wherever nothing had to be joined.
+        Feeds; arrays that did not have to be joined are views of the given ones.
 
     Raises:
         ConfigError: If ``size`` is below 1.
@@ -95,12 +95,12 @@ def rebatch(feeds: Iterable[Mapping[str, Any]], size: int, *, limit: int | None 
             count += end - start
             start = end
             if count == size:
-                yield _joined(waiting)
+                yield _join_feeds(waiting)
                 waiting, count = [], 0
         if limit == 0:
             break
     if waiting:
-        yield _joined(waiting)
+        yield _join_feeds(waiting)
 
 
 def _first_axis(feed: Mapping[str, Any]) -> int:
@@ -114,7 +114,7 @@ def _first_axis(feed: Mapping[str, Any]) -> int:
     return int(next(iter(sizes.values()))[0])
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _join_feeds(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

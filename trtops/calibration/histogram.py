@@ -1,8 +1,8 @@
-"""One tensor's values in bounded memory, and the range that INT8 should represent of them.
+"""One tensor's values counted in bounded memory, and the range of them that INT8 should represent.
 
-Written anew rather than taken from ``onnxruntime.quantization.calibrate``, whose histogram calibrators keep every
-intermediate tensor of every feed until the data ends, add bins without bound as the range grows, and whose entropy search
-with its default of 128 bins looks at one threshold, the largest.
+Not taken from ``onnxruntime.quantization.calibrate``: its histogram calibrators keep every intermediate tensor of every feed
+until the data ends, and add bins without bound as the range grows; its entropy search, with its default of 128 bins, tries
+one threshold only, the largest.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ DEFAULT_PERCENTILE = 99.99
 # Largest FP8 E4M3 value, divided by the standard deviation of all its finite values.
 _FP8_SPAN = 448 / 100.057724
 
-_BLOCK = 1 << 16  # elements at a time: temporaries stay in the processor's cache
-_QUANTIZED = 128
-_SHRINK = 2
+_BLOCK = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
+_QUANTIZED = 128  # levels of magnitude that INT8 has
+_SHRINK = 2  # bins that are merged for the entropy search
 
 
 class Histogram:
     """Magnitudes of one tensor, in 4,096 bins between zero and a power of two that grows with the data.
 
-    When the range doubles, neighbouring bins are merged, so the counts do not depend on the order of the data or on how it
-    is cut into feeds. Takes 32 KiB.
+    When the range doubles, neighbouring bins are merged, so counts do not depend on the order of the data or on how it is
+    cut into feeds. Takes 32 KiB.
 
     Attributes:
         counts: Values per bin, exact zeros left out; int64.
@@ -68,7 +68,7 @@ class Histogram:
 
         Args:
             array: Of any shape, in float16, float32 or float64.
-            counted: False notes the smallest and largest value only, which is all that ``minmax`` needs, at less than
+            counted: False keeps the smallest and largest value only, which is all that ``minmax`` needs, at less than
                 half the cost.
         """
         values = np.ascontiguousarray(array).reshape(-1)
@@ -111,7 +111,7 @@ class Histogram:
         self.limit = limit
 
     def beyond(self, amax: float) -> float:
-        """Share of the values seen whose magnitude is larger than ``amax``, to the width of a bin."""
+        """Share of the values seen whose magnitude exceeds ``amax``, to the width of a bin."""
         if not self.size or not self.limit or amax >= self.amax:
             return 0.0
         first = math.ceil(amax / self.limit * BINS)
@@ -133,8 +133,8 @@ class Histogram:
 
         Args:
             algorithm: ``minmax``: the largest seen. ``percentile``: the one that ``percentile`` percent of all values do
-                not exceed. ``entropy``: the one whose 128 levels lose least information, in the sense of Kullback and
-                Leibler (Migacz, "8-bit Inference with TensorRT", GTC 2017). ``distribution``: the
+                not exceed. ``entropy``: the one whose 128 levels have the smallest Kullback-Leibler divergence
+                from the values (Migacz, "8-bit Inference with TensorRT", GTC 2017). ``distribution``: the
                 mean's magnitude and 4.48 standard deviations, which for a mean of zero is the range that ONNX Runtime's
                 calibration of that name gives FP8 E4M3 (for INT8 it takes the largest value).
             percentile: Between 0 and 100.
@@ -172,7 +172,7 @@ def check_algorithm(algorithm: str, percentile: float = DEFAULT_PERCENTILE) -> N
 def _entropy_bins(counts: NDArray[np.int64]) -> int:
     """How many of the bins, merged in pairs, to keep so that 128 levels describe the distribution best.
 
-    Candidate ``i`` keeps bins ``0..i-1`` and moves what is beyond into the last of them; that is P. Q spreads each of 128
+    Candidate ``i`` keeps bins ``0..i-1`` and moves what is beyond into the last of them: that is P. Q spreads each of 128
     levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins: the terms
     P log P are running sums, and log Q is constant within a level.
     """
@@ -184,23 +184,23 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
     total = bins.sum()
     running = np.concatenate([[0.0], np.cumsum(bins)])
     filled = np.concatenate([[0], np.cumsum(bins > 0)])
-    entropies = np.concatenate([[0.0], np.cumsum(_xlogx(bins))])
+    entropies = np.concatenate([[0.0], np.cumsum(_x_log_x(bins))])
 
     edges = -(-np.arange(_QUANTIZED + 1) * candidates[:, None] // _QUANTIZED)
     levels = np.diff(running[edges], axis=1)
     spread = np.maximum(np.diff(filled[edges], axis=1), 1)
-    described = (_xlogx(levels) - levels * np.log(spread)).sum(axis=1)
+    described = (_x_log_x(levels) - levels * np.log(spread)).sum(axis=1)
 
     kept = running[candidates]
     beyond = total - kept
     last = bins[candidates - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         last_level = np.log(levels[:, -1] / spread[:, -1])
-        moved = np.where(beyond > 0, _xlogx(last + beyond) - _xlogx(last) - beyond * last_level, 0.0)
+        moved = np.where(beyond > 0, _x_log_x(last + beyond) - _x_log_x(last) - beyond * last_level, 0.0)
         divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(kept)
     divergence[(last == 0) & (beyond > 0)] = np.inf
     return int(candidates[np.argmin(divergence)])
 
 
-def _xlogx(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _x_log_x(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return x * np.log(np.where(x > 0, x, 1.0))

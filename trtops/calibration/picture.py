@@ -1,4 +1,4 @@
-"""Histograms of tensors with the range that was chosen, as PNG pages; drawn without a window."""
+"""Histograms of tensors with the ranges that were chosen, as PNG pages."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def histogram_pages(cache: CalibrationCache, histograms: Mapping[str, Histogram]
     per_page = _COLUMNS * _ROWS
     drawn = drawn[:limit]
     for start in range(0, len(drawn), per_page):
-        yield _page(drawn[start : start + per_page], histograms)
+        yield _draw_page(drawn[start : start + per_page], histograms)
 
 
-def _page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogram]) -> bytes:
+def _draw_page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogram]) -> bytes:
     from matplotlib.figure import Figure
 
     rows = -(-len(entries) // _COLUMNS)
     figure = Figure(figsize=(4.2 * _COLUMNS, 2.4 * rows), layout="constrained")
     axes = figure.subplots(rows, _COLUMNS, squeeze=False).reshape(-1)
     for ax, entry in zip(axes, entries):
-        _draw(ax, entry, histograms[entry.name])
+        _draw_histogram(ax, entry, histograms[entry.name])
     for ax in axes[len(entries) :]:
         ax.set_axis_off()
     file = io.BytesIO()
@@ -53,7 +53,7 @@ def _page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogram]) -
     return file.getvalue()
 
 
-def _draw(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
+def _draw_histogram(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
     """Counts of magnitudes on a logarithmic axis, and a line where clipping begins."""
     counts = histogram.counts.reshape(_BARS, BINS // _BARS).sum(axis=1)
     edges = np.linspace(0, histogram.limit or 1.0, _BARS + 1)

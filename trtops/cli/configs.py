@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.comparator.table import LIMITED
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 
 if TYPE_CHECKING:
@@ -161,11 +162,8 @@ def tolerances(args: Asked) -> Tolerances | None:
     """When outputs are good enough; None if no option says so."""
     from trtops.comparator.report import OutputTolerances, Tolerances
 
-    names = {
-        "atol": "atol", "rtol": "rtol", "check_error_stat": "check_error_stat", "error_quantile": "error_quantile",
-        "max_l2": "l2_threshold", "min_cosine": "cosine_similarity_threshold", "min_psnr": "psnr_threshold",
-        "min_snr": "snr_threshold",
-    }  # fmt: skip
+    names = {name: name for name in ("atol", "rtol", "check_error_stat", "error_quantile")}
+    names |= {str(metric.tolerance): metric.option for metric in LIMITED}
     common: dict[str, Any] = {}
     single: dict[str, dict[str, Any]] = {}
     for name, dest in names.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trtops.cli import values
 from trtops.cli.flags import Flag, Group
 from trtops.cli.logs import LEVELS
+from trtops.comparator.table import COMPARISONS, METRICS
 
 
 def _log_level(text: str) -> tuple[str, str]:
@@ -412,13 +413,10 @@ THRESHOLDS = Group(
         Flag(
             names=("--compare", "--compare-func"),
             takes="many",
-            choices=(
-                "simple", "indices", "l2", "cosine_similarity", "distance_metrics", "psnr", "snr", "quality_metrics",
-                "perceptual_metrics",
-            ),
+            choices=("simple", "indices", *(comparison.name for comparison in COMPARISONS)),
             shown="FUNCTION",
-            help="how to compare: simple (default), indices, l2, cosine_similarity, distance_metrics (both), psnr, snr, "
-            "quality_metrics (both), perceptual_metrics",
+            help="how to compare: simple (default), indices, or one of "
+            + ", ".join(f"{each.name}{' (both)' if len(each.limits) > 1 else ''}" for each in COMPARISONS),
         ),
         Flag(names=("--check-average",), takes="switch", help="judge means over all iterations"),
         Flag(names=("--save-accuracy-results",), shown="FILE", help="where to write all numbers, to be judged again"),
@@ -435,32 +433,16 @@ THRESHOLDS = Group(
             names=("--error-quantile",), takes="many", convert=values.named_number, shown="[OUTPUT:]Q", help="the level for quantile"
         ),
         Flag(names=("--index-tolerance",), takes="many", convert=values.named_whole, shown="[OUTPUT:]N", help="places an index may be away"),
-        Flag(
-            names=("--l2-threshold", "--l2-tolerance"),
-            takes="many",
-            convert=values.named_number,
-            shown="[OUTPUT:]X",
-            help="largest Euclidean distance",
-        ),
-        Flag(
-            names=("--cosine-similarity-threshold",),
-            takes="many",
-            convert=values.named_number,
-            shown="[OUTPUT:]X",
-            help="smallest cosine similarity",
-        ),
-        Flag(
-            names=("--psnr-threshold", "--psnr-tolerance"), takes="many", convert=values.named_number, shown="[OUTPUT:]DB", help="smallest PSNR"
-        ),
-        Flag(
-            names=("--snr-threshold", "--snr-tolerance"), takes="many", convert=values.named_number, shown="[OUTPUT:]DB", help="smallest SNR"
-        ),
-        Flag(
-            names=("--lpips-threshold", "--lpips-tolerance"),
-            takes="many",
-            convert=values.named_number,
-            shown="[OUTPUT:]X",
-            help="largest perceptual distance",
+        *(
+            Flag(
+                names=(f"--{metric.option.replace('_', '-')}", *metric.other_flags),
+                takes="many",
+                convert=values.named_number,
+                shown=f"[OUTPUT:]{metric.unit.upper() or 'X'}",
+                help=f"{metric.extreme} {metric.label}",
+            )
+            for metric in METRICS
+            if metric.limit is not None
         ),
     ),
 )  # fmt: skip
@@ -655,12 +637,14 @@ _OF_SPECS = (
 SPEC = Group("building", tuple(flag for group in TRT_BUILD for flag in group.flags if flag.dest in _OF_SPECS))
 """What a build's spec holds: options of commands whose builds are remembered, or made by ops."""
 
+_NOT_RECORDED = [metric.option for metric in METRICS if not metric.recorded]
+
 STATISTICS = Group(
     THRESHOLDS.title,
     tuple(
         flag
         for flag in THRESHOLDS.flags
-        if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", "lpips_threshold")
+        if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance", *_NOT_RECORDED)
     ),
 )
 """Tolerances for ops that keep all statistics and derive verdicts from them."""

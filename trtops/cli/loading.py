@@ -10,6 +10,7 @@ from typing import Any
 from trtops.cli.flags import Asked, UsageError
 from trtops.cli.script import Call, Function, Name, call
 from trtops.cli.values import per_name
+from trtops.comparator.table import COMPARISONS
 
 log = logging.getLogger(__name__)
 
@@ -387,26 +388,6 @@ def engine_bytes(args: Asked) -> Call:
 
 # --- comparing ------------------------------------------------------------------------------------------------------
 
-_FUNCTIONS = {
-    "indices": ("indices", {"index_tolerance": "index_tolerance"}),
-    "l2": ("l2", {"l2_threshold": "l2_threshold"}),
-    "cosine_similarity": ("cosine_similarity", {"cosine_similarity_threshold": "cosine_similarity_threshold"}),
-    "distance_metrics": (
-        "distance_metrics",
-        {"l2_tolerance": "l2_threshold", "cosine_similarity_threshold": "cosine_similarity_threshold"},
-    ),
-    "psnr": ("psnr", {"psnr_threshold": "psnr_threshold"}),
-    "snr": ("snr", {"snr_threshold": "snr_threshold"}),
-    "quality_metrics": ("quality_metrics", {"psnr_tolerance": "psnr_threshold", "snr_tolerance": "snr_threshold"}),
-    "perceptual_metrics": ("perceptual_metrics", {"lpips_threshold": "lpips_threshold"}),
-}
-_CLASSES = {
-    "simple": "SimpleCompareFunc", "indices": "IndicesCompareFunc", "l2": "L2CompareFunc",
-    "cosine_similarity": "CosineSimilarityCompareFunc", "distance_metrics": "DistanceMetricsCompareFunc",
-    "psnr": "PsnrCompareFunc", "snr": "SnrCompareFunc", "quality_metrics": "QualityMetricsCompareFunc",
-    "perceptual_metrics": "PerceptualMetricsCompareFunc",
-}  # fmt: skip
-
 
 def compare_functions(args: Asked) -> list[Any]:
     """The compare functions; several error statistics make one simple function each."""
@@ -416,7 +397,10 @@ def compare_functions(args: Asked) -> list[Any]:
         return [Function(*args.compare_func_script)]
     made = []
     for name in args.compare or ("simple",):
-        made += _simple_functions(args) if name == "simple" else [_by_number(args, name)]
+        if name == "simple":
+            made += _simple_functions(args)
+        else:
+            made.append(_indices_function(args) if name == "indices" else _metric_function(args, name))
     return made
 
 
@@ -444,10 +428,17 @@ def _simple_functions(args: Asked) -> list[Call]:
     return made
 
 
-def _by_number(args: Asked, name: str) -> Call:
-    thresholds: dict[str, Any] = {option: per_name(getattr(args, dest)) for option, dest in _FUNCTIONS[name][1].items()}
-    made = call(COMPARATOR, _CLASSES[name], fail_fast=args.fail_fast, **thresholds)
-    return made if name == "indices" else _without_shape_check(args, made)
+def _indices_function(args: Asked) -> Call:
+    tolerance = per_name(args.index_tolerance)
+    return call(COMPARATOR, "IndicesCompareFunc", fail_fast=args.fail_fast, index_tolerance=tolerance)
+
+
+def _metric_function(args: Asked, function: str) -> Call:
+    comparison = next(comparison for comparison in COMPARISONS if comparison.name == function)
+    limits: dict[str, Any] = {
+        option: per_name(getattr(args, metric.option)) for option, metric in comparison.limits.items()
+    }
+    return _without_shape_check(args, call(COMPARATOR, comparison.compare_func, fail_fast=args.fail_fast, **limits))
 
 
 def _without_shape_check(args: Asked, made: Call) -> Call:

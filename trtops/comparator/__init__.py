@@ -1,7 +1,7 @@
 """Compares what runners say: running them on the same inputs, judging the outputs, saving both.
 
-Names are those of the field's standard tool. :func:`compare_outputs` is the short way: two runs in, a report out. Names are
-imported on first use.
+Names are Polygraphy's. :func:`compare_outputs` is the short way: two runs in, a report out. Names are imported on first
+use. Thresholds, results and compare functions of single metrics come from :mod:`trtops.comparator.table`.
 """
 
 from __future__ import annotations
@@ -16,34 +16,13 @@ if TYPE_CHECKING:
     from trtops.comparator.comparator import Comparator as Comparator
     from trtops.comparator.compare import BaseCompareFunc as BaseCompareFunc
     from trtops.comparator.compare import CompareFunc as CompareFunc
-    from trtops.comparator.compare import CosineSimilarityCompareFunc as CosineSimilarityCompareFunc
-    from trtops.comparator.compare import DistanceMetricsCompareFunc as DistanceMetricsCompareFunc
     from trtops.comparator.compare import IndicesCompareFunc as IndicesCompareFunc
-    from trtops.comparator.compare import L2CompareFunc as L2CompareFunc
-    from trtops.comparator.compare import PerceptualMetricsCompareFunc as PerceptualMetricsCompareFunc
-    from trtops.comparator.compare import PsnrCompareFunc as PsnrCompareFunc
-    from trtops.comparator.compare import QualityMetricsCompareFunc as QualityMetricsCompareFunc
     from trtops.comparator.compare import SimpleCompareFunc as SimpleCompareFunc
-    from trtops.comparator.compare import SnrCompareFunc as SnrCompareFunc
     from trtops.comparator.data_loader import DataLoader as DataLoader
     from trtops.comparator.data_loader import StreamingDataLoader as StreamingDataLoader
     from trtops.comparator.judgements import CompareResult as CompareResult
-    from trtops.comparator.judgements import CosineSimilarityResult as CosineSimilarityResult
-    from trtops.comparator.judgements import CosineSimilarityThreshold as CosineSimilarityThreshold
-    from trtops.comparator.judgements import DistanceMetricsResult as DistanceMetricsResult
-    from trtops.comparator.judgements import DistanceThreshold as DistanceThreshold
-    from trtops.comparator.judgements import L2Result as L2Result
-    from trtops.comparator.judgements import L2Threshold as L2Threshold
-    from trtops.comparator.judgements import LpipsThreshold as LpipsThreshold
     from trtops.comparator.judgements import OutputCompareResult as OutputCompareResult
-    from trtops.comparator.judgements import PerceptualMetricsResult as PerceptualMetricsResult
-    from trtops.comparator.judgements import PsnrResult as PsnrResult
-    from trtops.comparator.judgements import PsnrThreshold as PsnrThreshold
-    from trtops.comparator.judgements import QualityMetricsResult as QualityMetricsResult
-    from trtops.comparator.judgements import QualityThreshold as QualityThreshold
     from trtops.comparator.judgements import SimpleThreshold as SimpleThreshold
-    from trtops.comparator.judgements import SnrResult as SnrResult
-    from trtops.comparator.judgements import SnrThreshold as SnrThreshold
     from trtops.comparator.judgements import Threshold as Threshold
     from trtops.comparator.metrics import OutputStatistics as OutputStatistics
     from trtops.comparator.metrics import Quantile as Quantile
@@ -61,4 +40,4 @@ if TYPE_CHECKING:
     from trtops.comparator.results import LazyArray as LazyArray
     from trtops.comparator.results import RunResults as RunResults
 
-__getattr__, __dir__ = exports(__name__)
+__getattr__, __dir__ = exports(__name__, table="trtops.comparator.table")

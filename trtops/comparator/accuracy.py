@@ -1,4 +1,4 @@
-"""What comparisons of runs leave: matches by pair of runners, iteration and output; saved in the field's format."""
+"""What comparisons of runs leave: matches by pair of runners, iteration and output; saved in Polygraphy's format."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
     def __repr__(self) -> str:
         return f"AccuracyResult({self.dct!r}, aggregation={self.aggregation!r})"
 
-    def _pair(self, pair: RunnerPair | None) -> RunnerPair:
+    def _pair_or_first(self, pair: RunnerPair | None) -> RunnerPair:
         if pair is None:
             if not self.dct:
                 raise errors.ComparisonError("Nothing was compared: there are no pairs of runners.")
@@ -91,7 +91,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         Args:
             runner_pair: The runners' names; the first pair if not given.
         """
-        iterations = self[self._pair(runner_pair)]
+        iterations = self[self._pair_or_first(runner_pair)]
         matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
         return matched, len(iterations) - matched, len(iterations)
 
@@ -128,7 +128,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         Raises:
             ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
         """
-        iterations = self[self._pair(runner_pair)]
+        iterations = self[self._pair_or_first(runner_pair)]
         averages = {}
         for name in dict.fromkeys(name for matches in iterations for name in matches):
             found = [matches[name] for matches in iterations if name in matches]
@@ -229,37 +229,37 @@ class AccuracyResults:
     @overload
     def __getitem__(self, key: RunnerPair) -> list[dict[str, Match]]: ...
     def __getitem__(self, key: int | RunnerPair) -> Any:
-        return self.lst[key] if isinstance(key, int) else self._only()[key]
+        return self.lst[key] if isinstance(key, int) else self._only_result()[key]
 
     def __repr__(self) -> str:
         return f"AccuracyResults({self.lst!r})"
 
-    def _only(self) -> AccuracyResult:
+    def _only_result(self) -> AccuracyResult:
         if len(self.lst) != 1:
             raise errors.ComparisonError(
-                f"There are {len(self.lst)} compare functions' results; say which, such as results[0]."
+                f"There are {len(self.lst)} compare functions' results; choose one, such as results[0]."
             )
         return self.lst[0]
 
     def keys(self) -> KeysView[RunnerPair]:
         """The pairs of runners, if there is one result."""
-        return self._only().keys()
+        return self._only_result().keys()
 
     def values(self) -> ValuesView[list[dict[str, Match]]]:
         """The matches, if there is one result."""
-        return self._only().values()
+        return self._only_result().values()
 
     def items(self) -> ItemsView[RunnerPair, list[dict[str, Match]]]:
         """The pairs of runners and their matches, if there is one result."""
-        return self._only().items()
+        return self._only_result().items()
 
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
         """As :meth:`AccuracyResult.stats`, if there is one result."""
-        return self._only().stats(runner_pair)
+        return self._only_result().stats(runner_pair)
 
     def percentage(self, runner_pair: RunnerPair | None = None) -> float:
         """As :meth:`AccuracyResult.percentage`, if there is one result."""
-        return self._only().percentage(runner_pair)
+        return self._only_result().percentage(runner_pair)
 
     def output_names(self) -> list[str]:
         """The outputs that any function compared, in order of appearance."""
@@ -299,7 +299,7 @@ class AccuracyResults:
         return self
 
     def to_json(self) -> str:
-        """The results as JSON text in the field's format."""
+        """The results as JSON text in Polygraphy's format."""
         return json.to_json(self)
 
     @staticmethod
@@ -317,7 +317,7 @@ class AccuracyResults:
 
     @staticmethod
     def load(src: PathLike | IO[str] | IO[bytes]) -> AccuracyResults:
-        """Load what :meth:`save` wrote, here or in the field's tool.
+        """Load what :meth:`save` wrote, here or in Polygraphy.
 
         Raises:
             FormatError: If the file is damaged, or holds something else.

@@ -1,4 +1,4 @@
-"""Arrays at the comparator's door: whatever holds numbers becomes a numpy array in host memory, or is refused."""
+"""Arrays as the comparator takes them: whatever holds numbers becomes a numpy array in host memory, or is refused."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Comparator:
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name. A :class:`DataLoader` is told the first
-                runner's inputs first. Random inputs if not given.
+            data_loader: The inputs of each iteration: arrays by input name; random inputs if not given. A
+                :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
             use_subprocess: Run each runner in a child process of its own, which has the GPU for itself and cannot take
                 this process down. Runners and data loader must be picklable, and the script's main part guarded by
@@ -92,7 +92,7 @@ class Comparator:
             subprocess_polling_interval: Accepted for scripts that pass it; a child process that dies is noticed at once.
             save_inputs_path: Where to save the inputs: a file, or without an ending a directory with one file per
                 iteration.
-            save_outputs_path: Where to save the results, likewise.
+            save_outputs_path: Where to save the results, in the same way.
             save_input_blob_path: A directory to save each iteration's inputs in as raw bytes,
                 ``<iteration>/<input>.bin``.
             streaming: Return an iterator of results with one iteration each. Use each before taking the next: its
@@ -156,7 +156,7 @@ class Comparator:
             return run_results
         if isinstance(run_results, (list, tuple)):
             return [Comparator.postprocess(run, postprocess_func) for run in run_results]
-        return _closing(run_results, lambda run: Comparator.postprocess(run, postprocess_func))
+        return _map_stream(run_results, lambda run: Comparator.postprocess(run, postprocess_func))
 
     @staticmethod
     def default_comparisons(run_results: RunResults) -> list[tuple[int, int]]:
@@ -197,7 +197,7 @@ class Comparator:
             _check_averageable(functions, fail_fast)
         results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
         pairs: list[RunnerPair] = []
-        with contextlib.closing(_together(run_results)) as iterations:
+        with contextlib.closing(_zip_iterations(run_results)) as iterations:
             for index, run in enumerate(iterations):
                 places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
                 pairs = pairs or _name_pairs(run, places)
@@ -211,7 +211,7 @@ class Comparator:
                     _log.error("FAILED | Iteration %d does not match; stopped there", index)
                     break
         accuracy = AccuracyResults(results)
-        _summarize(accuracy, pairs)
+        _log_summary(accuracy, pairs)
         return accuracy
 
     @overload
@@ -250,7 +250,7 @@ class Comparator:
         """
         nan, inf = check_nan is None or check_nan, bool(check_inf)
         if isinstance(run_results, RunResults):
-            faults = _faults(run_results, nan, inf)
+            faults = _find_faults(run_results, nan, inf)
             if fail_fast:
                 faults = itertools.islice(faults, 1)
             valid = True
@@ -258,11 +258,11 @@ class Comparator:
                 _log.error("FAILED | %s", fault)
                 valid = False
             return valid
-        return _closing(run_results, lambda run: _raise_faults(run, nan, inf))
+        return _map_stream(run_results, lambda run: _raise_first_fault(run, nan, inf))
 
 
 @contextlib.contextmanager
-def _closed(stream: Iterable[RunResults]) -> Iterator[None]:
+def _closed_after_use(stream: Iterable[RunResults]) -> Iterator[None]:
     """Close an iterator when its user is done, so that what it saves is written then."""
     try:
         yield
@@ -272,22 +272,22 @@ def _closed(stream: Iterable[RunResults]) -> Iterator[None]:
             close()
 
 
-def _closing(stream: Iterable[RunResults], change: Any) -> Iterator[RunResults]:
-    with _closed(stream):
+def _map_stream(stream: Iterable[RunResults], change: Any) -> Iterator[RunResults]:
+    with _closed_after_use(stream):
         for run in stream:
             yield change(run)
 
 
-def _together(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, None]:
+def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, None]:
     """The runs side by side, one iteration at a time: results with one iteration of every runner."""
     sources = cast("list[Runs]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
     streams: list[Iterable[RunResults]] = []
     for source in sources:
-        streams += _by_runner(source) if isinstance(source, RunResults) else [source]
+        streams += _streams_by_runner(source) if isinstance(source, RunResults) else [source]
     end = object()
     with contextlib.ExitStack() as stack:
         for stream in streams:
-            stack.enter_context(_closed(stream))
+            stack.enter_context(_closed_after_use(stream))
         for index, group in enumerate(itertools.zip_longest(*streams, fillvalue=end)):
             if any(run is end for run in group):
                 short = [place for place, run in enumerate(group) if run is end]
@@ -298,7 +298,7 @@ def _together(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, None]:
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
 
-def _by_runner(run: RunResults) -> list[Iterator[RunResults]]:
+def _streams_by_runner(run: RunResults) -> list[Iterator[RunResults]]:
     def one(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
         return (RunResults([(name, [iteration])]) for iteration in iterations)
 
@@ -346,7 +346,7 @@ def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) ->
             )
 
 
-def _summarize(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
+def _log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
     for result in accuracy:
         for pair in pairs:
             matched, _, total = result.stats(pair)
@@ -354,7 +354,7 @@ def _summarize(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
             _log.log(level, "Accuracy | %s vs. %s | %d of %d iterations match", *pair, matched, total)
 
 
-def _faults(run: RunResults, nan: bool, inf: bool) -> Iterator[str]:
+def _find_faults(run: RunResults, nan: bool, inf: bool) -> Iterator[str]:
     for name, iterations in run:
         for index, iteration in enumerate(iterations):
             for output, value in iteration.items():
@@ -372,7 +372,7 @@ def _faults(run: RunResults, nan: bool, inf: bool) -> Iterator[str]:
                     yield f"{where} has {infs} infinities"
 
 
-def _raise_faults(run: RunResults, nan: bool, inf: bool) -> RunResults:
-    for fault in _faults(run, nan, inf):
+def _raise_first_fault(run: RunResults, nan: bool, inf: bool) -> RunResults:
+    for fault in _find_faults(run, nan, inf):
         raise errors.ComparisonError(f"{fault}.")
     return run

@@ -8,49 +8,24 @@ used together the statistics are computed once. In every one of them a per-outpu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from trtops import errors
-from trtops.comparator import perceptual
-from trtops.comparator.arrays import Array
-from trtops.comparator.judgements import (
-    CompareResult,
-    CosineSimilarityResult,
-    CosineSimilarityThreshold,
-    DistanceMetricsResult,
-    DistanceThreshold,
-    L2Result,
-    L2Threshold,
-    LpipsThreshold,
-    OutputCompareResult,
-    PerceptualMetricsResult,
-    PsnrResult,
-    PsnrThreshold,
-    QualityMetricsResult,
-    QualityThreshold,
-    SimpleThreshold,
-    SnrResult,
-    SnrThreshold,
-    Threshold,
-)
-from trtops.comparator.metrics import OutputStatistics
+from trtops.comparator import judgements
+from trtops.comparator.arrays import Array, dtype_name, holds_strings
+from trtops.comparator.judgements import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
 from trtops.comparator.pairing import BaseCompareFunc, FindOutput, PerOutput, StatisticsCache, WithDefaults, of_output
+from trtops.comparator.table import COMPARISONS, Comparison
 
 __all__ = [
     "BaseCompareFunc",
     "CompareFunc",
-    "CosineSimilarityCompareFunc",
-    "DistanceMetricsCompareFunc",
     "IndicesCompareFunc",
-    "L2CompareFunc",
-    "PerceptualMetricsCompareFunc",
-    "PsnrCompareFunc",
-    "QualityMetricsCompareFunc",
     "SimpleCompareFunc",
-    "SnrCompareFunc",
+    *(comparison.compare_func for comparison in COMPARISONS),
 ]
 
 
@@ -153,238 +128,92 @@ def _found_near(wanted: Array, among: Array, tolerance: int) -> bool:
     return True
 
 
-class _MetricFunc(WithDefaults):
-    """Compare functions that take numbers from the statistics as they are."""
+class MetricCompareFunc(WithDefaults):
+    """Holds numbers of the table of metrics against limits.
+
+    A class for each of the table's comparisons is derived from this one: ``L2CompareFunc`` and so on.
+    """
+
+    COMPARISON: ClassVar[Comparison]
+    THRESHOLD: ClassVar[type[MetricThreshold]]
+    RESULT: ClassVar[type[CompareResult]]
+
+    def thresholds_for(self, output_name: str) -> MetricThreshold:
+        """The limits for an output."""
+        limits = self.COMPARISON.limits.items()
+        return self.THRESHOLD(*(of_output(getattr(self, option), output_name, m.limit) for option, m in limits))
 
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> CompareResult:
-        found = cache.any(names, a, b)
-        if found.cosine is None:
-            raise errors.ComparisonError(f"Output {names[0]!r} holds strings; {self.label} needs numbers.")
-        return self.result(found, self.thresholds_for(names[0]))
+        """The numbers, held against the limits.
 
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> CompareResult:
-        """The result for an output's statistics."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class L2CompareFunc(_MetricFunc):
-    """Holds the Euclidean distance against a limit.
-
-    Attributes:
-        l2_threshold: The largest allowed distance.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
-
-    label: ClassVar[str] = "L2 norm"
-
-    l2_threshold: PerOutput[float] = 1e-5
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> L2Threshold:
-        """The limit for an output."""
-        return L2Threshold(of_output(self.l2_threshold, output_name, 1e-5))
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> L2Result:
-        """The distance."""
-        return L2Result(statistics.l2, thresholds=threshold)
+        Raises:
+            MetricUnavailableError: If the output has no such number, or it cannot be computed here.
+        """
+        values: list[float] = []
+        for metric in self.COMPARISON.limits.values():
+            value = getattr(cache.any(names, a, b), metric.name) if metric.recorded else metric.measure(None, [(a, b)])
+            if value is None or holds_strings(a):
+                found = "strings" if holds_strings(a) else f"{dtype_name(a)} of shape {a.shape}"
+                raise errors.MetricUnavailableError(
+                    f"Output {names[0]!r} holds {found}; {self.label} needs {metric.applies_to}."
+                )
+            values.append(value)
+        return self.RESULT(*values, thresholds=self.thresholds_for(names[0]))
 
 
-@dataclass(frozen=True)
-class CosineSimilarityCompareFunc(_MetricFunc):
-    """Holds the cosine similarity against a limit.
+def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
+    limits = comparison.limits
+    meanings = "".join(
+        f"        {option}: The {metric.extreme} allowed {metric.described}.\n" for option, metric in limits.items()
+    )
+    return make_dataclass(
+        comparison.compare_func,
+        [
+            *((option, "PerOutput[float]", metric.limit) for option, metric in limits.items()),
+            ("check_shapes", "bool", True),
+            ("fail_fast", "bool", False),
+            ("find_output_func", "FindOutput | None", None),
+        ],
+        bases=(MetricCompareFunc,),
+        frozen=True,
+        namespace={
+            "__doc__": _COMPARE_FUNC_DOC.format(label=comparison.label, meanings=meanings),
+            "__module__": __name__,
+            "label": comparison.label,
+            "COMPARISON": comparison,
+            "THRESHOLD": getattr(judgements, comparison.threshold),
+            "RESULT": getattr(judgements, comparison.result),
+        },
+    )
 
-    Attributes:
-        cosine_similarity_threshold: The smallest allowed similarity, between -1 and 1.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
 
-    label: ClassVar[str] = "Cosine similarity"
-
-    cosine_similarity_threshold: PerOutput[float] = 0.997
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> CosineSimilarityThreshold:
-        """The limit for an output."""
-        return CosineSimilarityThreshold(of_output(self.cosine_similarity_threshold, output_name, 0.997))
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> CosineSimilarityResult:
-        """The similarity."""
-        return CosineSimilarityResult(cast("float", statistics.cosine), thresholds=threshold)
-
-
-@dataclass(frozen=True)
-class PsnrCompareFunc(_MetricFunc):
-    """Holds the peak signal-to-noise ratio against a limit.
+_COMPARE_FUNC_DOC = """Holds the {label} of outputs against a limit for each number.
 
     Attributes:
-        psnr_threshold: The smallest allowed ratio, in dB.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
+{meanings}        check_shapes: As in :class:`SimpleCompareFunc`.
+        fail_fast: As in :class:`SimpleCompareFunc`.
+        find_output_func: As in :class:`SimpleCompareFunc`.
     """
 
-    label: ClassVar[str] = "PSNR"
-
-    psnr_threshold: PerOutput[float] = 30.0
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> PsnrThreshold:
-        """The limit for an output."""
-        return PsnrThreshold(of_output(self.psnr_threshold, output_name, 30.0))
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> PsnrResult:
-        """The ratio."""
-        return PsnrResult(cast("float", statistics.psnr), thresholds=threshold)
+_DERIVED = {comparison.name: _compare_func_class(comparison) for comparison in COMPARISONS}
+globals().update({kind.__name__: kind for kind in _DERIVED.values()})
 
 
-@dataclass(frozen=True)
-class SnrCompareFunc(_MetricFunc):
-    """Holds the signal-to-noise ratio against a limit.
+class _FunctionsByName(type):
+    """Lets a class have the table's compare functions as attributes."""
 
-    Attributes:
-        snr_threshold: The smallest allowed ratio, in dB.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
+    def __getattr__(cls, name: str) -> type[BaseCompareFunc]:
+        if name not in _DERIVED:
+            known = ["simple", "indices", *_DERIVED]
+            raise AttributeError(f"There is no compare function {name!r}. {errors.near(name, known)}")
+        return _DERIVED[name]
 
-    label: ClassVar[str] = "SNR"
-
-    snr_threshold: PerOutput[float] = 20.0
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> SnrThreshold:
-        """The limit for an output."""
-        return SnrThreshold(of_output(self.snr_threshold, output_name, 20.0))
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> SnrResult:
-        """The ratio."""
-        return SnrResult(cast("float", statistics.snr), thresholds=threshold)
+    def __dir__(cls) -> list[str]:
+        return sorted({*super().__dir__(), *_DERIVED})
 
 
-@dataclass(frozen=True)
-class DistanceMetricsCompareFunc(_MetricFunc):
-    """Holds distance and similarity against limits, in one.
-
-    Attributes:
-        l2_tolerance: The largest allowed Euclidean distance.
-        cosine_similarity_threshold: The smallest allowed cosine similarity.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
-
-    label: ClassVar[str] = "distance"
-
-    l2_tolerance: PerOutput[float] = 1e-5
-    cosine_similarity_threshold: PerOutput[float] = 0.997
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> DistanceThreshold:
-        """The limits for an output."""
-        return DistanceThreshold(
-            of_output(self.l2_tolerance, output_name, 1e-5),
-            of_output(self.cosine_similarity_threshold, output_name, 0.997),
-        )
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> DistanceMetricsResult:
-        """Both numbers."""
-        return DistanceMetricsResult(statistics.l2, cast("float", statistics.cosine), thresholds=threshold)
-
-
-@dataclass(frozen=True)
-class QualityMetricsCompareFunc(_MetricFunc):
-    """Holds both signal-to-noise ratios against limits, in one.
-
-    Attributes:
-        psnr_tolerance: The smallest allowed PSNR in dB.
-        snr_tolerance: The smallest allowed SNR in dB.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
-
-    label: ClassVar[str] = "quality"
-
-    psnr_tolerance: PerOutput[float] = 30.0
-    snr_tolerance: PerOutput[float] = 20.0
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-
-    def thresholds_for(self, output_name: str) -> QualityThreshold:
-        """The limits for an output."""
-        return QualityThreshold(
-            of_output(self.psnr_tolerance, output_name, 30.0), of_output(self.snr_tolerance, output_name, 20.0)
-        )
-
-    def result(self, statistics: OutputStatistics, threshold: Threshold) -> QualityMetricsResult:
-        """Both numbers."""
-        return QualityMetricsResult(cast("float", statistics.psnr), cast("float", statistics.snr), thresholds=threshold)
-
-
-@dataclass(frozen=True)
-class PerceptualMetricsCompareFunc(WithDefaults):
-    """Holds the perceptual distance of images (LPIPS with AlexNet, on the CPU) against a limit.
-
-    Needs torch and lpips. What cannot be computed is an error, never a match.
-
-    Attributes:
-        lpips_threshold: The largest allowed distance; alike images are below 0.1.
-        check_shapes: As in :class:`SimpleCompareFunc`.
-        fail_fast: As there.
-        find_output_func: As there.
-    """
-
-    label: ClassVar[str] = "LPIPS"
-
-    lpips_threshold: PerOutput[float] = 0.1
-    check_shapes: bool = True
-    fail_fast: bool = False
-    find_output_func: FindOutput | None = None
-    _model: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def thresholds_for(self, output_name: str) -> LpipsThreshold:
-        """The limit for an output."""
-        return LpipsThreshold(of_output(self.lpips_threshold, output_name, 0.1))
-
-    def match(self, names: tuple[str, str], a: Array, b: Array, cache: StatisticsCache) -> PerceptualMetricsResult:
-        """The distance."""
-        if not self._model:
-            self._model.append(perceptual.load_model())
-        import torch
-
-        scale = 255.0 if max(float(a.max(initial=0)), float(b.max(initial=0))) > 1 else 1.0
-        images = [torch.from_numpy(perceptual.as_images(names[0], array, scale)) for array in (a, b)]
-        with torch.no_grad():
-            distance = float(self._model[0](*images).mean())
-        return PerceptualMetricsResult(distance, thresholds=self.thresholds_for(names[0]))
-
-
-class CompareFunc:
-    """The compare functions by the names that scripts use: ``CompareFunc.simple(atol=1e-3)`` and so on."""
+class CompareFunc(metaclass=_FunctionsByName):
+    """The compare functions by the names that scripts use: ``CompareFunc.simple(atol=1e-3)``, ``CompareFunc.l2()``."""
 
     simple = SimpleCompareFunc
     indices = IndicesCompareFunc
-    l2 = L2CompareFunc
-    cosine_similarity = CosineSimilarityCompareFunc
-    psnr = PsnrCompareFunc
-    snr = SnrCompareFunc
-    distance_metrics = DistanceMetricsCompareFunc
-    quality_metrics = QualityMetricsCompareFunc
-    perceptual_metrics = PerceptualMetricsCompareFunc

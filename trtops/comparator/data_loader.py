@@ -30,7 +30,6 @@ Range: TypeAlias = "tuple[float | None, float | None]"
 
 _log = logging.getLogger(__name__)
 
-
 DEFAULT_SEED = 1
 """Seed of synthetic inputs, as Polygraphy has it."""
 
@@ -38,7 +37,7 @@ DEFAULT_SEED = 1
 class DataLoader:
     """Makes random inputs for a model.
 
-    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of the field's tool: iteration *i*
+    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy: iteration *i*
     draws from ``numpy.random.RandomState(seed + i)``, input by input in the model's order. It is a sequence: indexing
     it twice gives the same arrays twice.
 
@@ -113,9 +112,9 @@ class DataLoader:
             _log.warning("The data loader knows of no inputs, and makes none")
         draw = _Torch(self.seed + index) if self.module == "torch" else _Numpy(self.seed + index)
         self._warn_of_unused(wanted)
-        return {name: self._make(name, spec, draw) for name, spec in wanted.items()}
+        return {name: self._make_input(name, spec, draw) for name, spec in wanted.items()}
 
-    def _make(self, name: str, spec: TensorSpec, draw: _Numpy | _Torch) -> Any:
+    def _make_input(self, name: str, spec: TensorSpec, draw: _Numpy | _Torch) -> Any:
         dtype, shape = spec.dtype, spec.shape
         if shape is None:
             raise errors.ConfigError(f"The shape of input {name!r} is not known. Give one in input_metadata.")
@@ -125,13 +124,13 @@ class DataLoader:
             if user.shape is not None:
                 if _is_shape_tensor(spec, user.shape, dtype):
                     return draw.constant(user.shape, dtype)
-                shape = _overridden(name, shape, user.shape)
-        fixed = _fixed(name, shape)
+                shape = _shape_to_make(name, shape, user.shape)
+        fixed = _static_shape(name, shape)
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
-            low, high = self._range(name, self.int_range)
+            low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
             return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
-        low, high = self._range(name, self.float_range)
+        low, high = self._value_range(name, self.float_range)
         return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
 
     def _user_spec(self, name: str) -> TensorSpec | None:
@@ -142,7 +141,7 @@ class DataLoader:
                 found = spec
         return found
 
-    def _range(self, name: str, special: tuple[float, float] | None) -> tuple[float, float]:
+    def _value_range(self, name: str, special: tuple[float, float] | None) -> tuple[float, float]:
         chosen: Any = special if special is not None else self.val_range
         if isinstance(chosen, Mapping):
             chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
@@ -163,7 +162,7 @@ class DataLoader:
 
 
 class _Numpy:
-    """Draws numpy arrays from the generator that the field's tool uses."""
+    """Draws numpy arrays from the generator that Polygraphy uses."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.RandomState(seed)
@@ -180,6 +179,7 @@ class _Numpy:
     def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Array:
         if dtype is DataType.STRING:
             raise errors.ConfigError("Random strings are not made. Supply string inputs yourself.")
+        # Polygraphy's rules, so that the arrays are the same: an infinite bound stands for the scale.
         scale, shift = high - low, low
         if math.isinf(low):
             scale, shift = low, 0.0
@@ -225,7 +225,7 @@ def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None
     return len(shape) == 1 and shape[0] == len(user_shape) and not any(map(is_dynamic, user_shape))
 
 
-def _overridden(name: str, shape: Shape, user_shape: Shape) -> Shape:
+def _shape_to_make(name: str, shape: Shape, user_shape: Shape) -> Shape:
     if any(map(is_dynamic, user_shape)):
         _log.warning("Input %r: the shape asked for, %s, is dynamic; it is not used", name, tuple(user_shape))
         return shape
@@ -237,7 +237,7 @@ def _overridden(name: str, shape: Shape, user_shape: Shape) -> Shape:
     return user_shape
 
 
-def _fixed(name: str, shape: Shape) -> tuple[int, ...]:
+def _static_shape(name: str, shape: Shape) -> tuple[int, ...]:
     """A shape without dynamic dimensions: the smallest, else the largest, else with 1 in their places."""
     if not any(map(is_dynamic, shape)):
         return tuple(int(d) for d in shape if isinstance(d, int))
@@ -253,7 +253,7 @@ class StreamingDataLoader:
     """Reads saved inputs one iteration at a time, as a data loader.
 
     Attributes:
-        paths: A file, a directory of files with one iteration each, or several of these, one behind the other. A file
+        paths: A file, a directory of files with one iteration each, or several of these, one after the other. A file
             holds one iteration, or a list of them, which is loaded whole.
         allow_dirs: Whether directories are taken.
     """
@@ -312,9 +312,9 @@ class DataLoaderCache:
         feed = self.cache[iteration]
         if self.input_metadata is None:
             return dict(feed)
-        return fit_feed(feed, self.input_metadata, lambda name: self._made_anew(iteration, name))
+        return fit_feed(feed, self.input_metadata, lambda name: self._make_input_again(iteration, name))
 
-    def _made_anew(self, iteration: int, name: str) -> Any:
+    def _make_input_again(self, iteration: int, name: str) -> Any:
         if not isinstance(self.data_loader, DataLoader):
             return None
         return self.data_loader[iteration].get(name)
@@ -351,20 +351,20 @@ def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: An
     """
     fitted = {}
     for index, (name, spec) in enumerate(inputs.items()):
-        if name in feed and _fits(feed[name], spec):
+        if name in feed and _fits_spec(feed[name], spec):
             fitted[name] = feed[name]
             continue
         try:
-            fitted[name] = _fitted(feed[_matching_name(name, index, feed)], name, spec)
+            fitted[name] = _fit_array(feed[_matching_name(name, index, feed)], name, spec)
         except errors.InputError:
             made = None if make is None else make(name)
-            if made is None or not _fits(made, spec):
+            if made is None or not _fits_spec(made, spec):
                 raise
             fitted[name] = made
     return fitted
 
 
-def _fits(array: Any, spec: TensorSpec) -> bool:
+def _fits_spec(array: Any, spec: TensorSpec) -> bool:
     dtype = getattr(array, "dtype", None)
     if dtype is None:
         return False
@@ -385,18 +385,18 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     return found
 
 
-def _fitted(array: Any, name: str, spec: TensorSpec) -> Any:
+def _fit_array(array: Any, name: str, spec: TensorSpec) -> Any:
     if is_torch(array):
         array = array.cpu()
     array = to_numpy(array, f"Input {name!r}")
     if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
-        array = _cast(array, name, spec.dtype)
+        array = _cast_array(array, name, spec.dtype)
     if spec.shape is not None and not shape_accepts(spec.shape, array.shape):
-        array = _reshape(array, name, spec.shape)
+        array = _reshape_array(array, name, spec.shape)
     return array
 
 
-def _cast(array: Array, name: str, dtype: DataType) -> Array:
+def _cast_array(array: Array, name: str, dtype: DataType) -> Array:
     _log.warning("Input %r is cast from %s to %s", name, array.dtype, dtype.value)
     if dtype.is_integral and array.size and array.dtype.kind in "fiub":
         limits = np.iinfo(dtype.numpy()) if dtype.numpy().isbuiltin == 1 else None
@@ -410,7 +410,7 @@ def _cast(array: Array, name: str, dtype: DataType) -> Array:
         ) from None
 
 
-def _reshape(array: Array, name: str, shape: Shape) -> Array:
+def _reshape_array(array: Array, name: str, shape: Shape) -> Array:
     known = [d for d in shape if isinstance(d, int) and d >= 0]
     if len(shape) == array.ndim and sorted(known) == sorted(array.shape):
         left = list(range(array.ndim))
@@ -420,12 +420,12 @@ def _reshape(array: Array, name: str, shape: Shape) -> Array:
             left.remove(axes[-1])
         moved = np.ascontiguousarray(array.transpose(axes))
     else:
-        moved = _same_elements(array, name, shape, known)
+        moved = _reshape_in_order(array, name, shape, known)
     _log.warning("Input %r is reshaped from %s to %s", name, array.shape, moved.shape)
     return moved
 
 
-def _same_elements(array: Array, name: str, shape: Shape, known: Sequence[int]) -> Array:
+def _reshape_in_order(array: Array, name: str, shape: Shape, known: Sequence[int]) -> Array:
     rest = math.prod(known)
     missing = len(shape) - len(known)
     if missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):

@@ -1,41 +1,32 @@
 """What a compare function says of one output: its numbers, and the threshold they were held against.
 
 The verdict is never stored where it can be derived: a result is true if its threshold passes its numbers, and can be
-held against another threshold at any time. Names and saved form are the field's.
+held against another threshold at any time. Names and saved form are Polygraphy's.
+
+Thresholds and results of single metrics (``L2Threshold``, ``L2Result`` and so on) are made at the end of this module, of
+the table in :mod:`trtops.comparator.table`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from trtops import errors
 from trtops.comparator.metrics import OutputStatistics
+from trtops.comparator.table import COMPARISONS, ERRORS, Comparison, Metric
 from trtops.json import Decoder, Encoder
 
 __all__ = [
     "CompareResult",
-    "CosineSimilarityResult",
-    "CosineSimilarityThreshold",
-    "DistanceMetricsResult",
-    "DistanceThreshold",
-    "L2Result",
-    "L2Threshold",
-    "LpipsThreshold",
     "OutputCompareResult",
-    "PerceptualMetricsResult",
-    "PsnrResult",
-    "PsnrThreshold",
-    "QualityMetricsResult",
-    "QualityThreshold",
     "SimpleThreshold",
-    "SnrResult",
-    "SnrThreshold",
     "Threshold",
+    *(name for each in COMPARISONS for name in (each.threshold, each.result)),
 ]
 
 ErrorStat = Literal["elemwise", "max", "mean", "median", "quantile"]
@@ -51,7 +42,7 @@ class Threshold:
 
     @classmethod
     def metric_fields(cls) -> list[str]:
-        """The names of the numbers; they also say which results the threshold is for."""
+        """The names of the numbers; a threshold fits the results that have these."""
         return list(cls.METRIC_FIELDS)
 
     def passed(self, metric_values: Numbers) -> bool:
@@ -75,12 +66,7 @@ class SimpleThreshold(Threshold):
     """
 
     METRIC_FIELDS: ClassVar[tuple[str, ...]] = (
-        "max_absdiff",
-        "max_reldiff",
-        "mean_absdiff",
-        "mean_reldiff",
-        "median_absdiff",
-        "median_reldiff",
+        *(error.polygraphy for error in ERRORS),
         "quantile_absdiff",
         "quantile_reldiff",
     )
@@ -112,120 +98,47 @@ class SimpleThreshold(Threshold):
         return absolute <= self.atol or relative <= self.rtol
 
 
-@dataclass(frozen=True)
-class _OneNumber(Threshold):
-    """A limit for one number."""
+class MetricThreshold(Threshold):
+    """Limits for numbers of the table of metrics, all of which must hold.
 
-    LABEL: ClassVar[str] = ""
-    UNIT: ClassVar[str] = ""
-    HIGHER_IS_BETTER: ClassVar[bool] = False
+    A class for each of the table's comparisons is derived from this one: ``L2Threshold`` and so on. One limit is in the
+    field ``threshold``; several are in fields named as the options of the compare function.
+    """
 
-    threshold: float
+    COMPARISON: ClassVar[Comparison]
+
+    def limits(self) -> list[tuple[Metric, float]]:
+        """The metrics and the limit of each."""
+        return list(zip(self.COMPARISON.limits.values(), vars(self).values()))
 
     def passed(self, metric_values: Numbers) -> bool:
-        value = metric_values.get(self.METRIC_FIELDS[0])
-        if value is None:
-            return False
-        return value >= self.threshold if self.HIGHER_IS_BETTER else value <= self.threshold
+        """Whether all limits hold. A number that is not known, or NaN, fails."""
+        return all(metric.passes(metric_values.get(metric.polygraphy), limit) for metric, limit in self.limits())
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
-        value = metric_values.get(self.METRIC_FIELDS[0])
+        """One line of words and the verdict, if there is one limit and the number is known."""
+        if len(self.COMPARISON.limits) > 1:
+            return None
+        [(metric, limit)] = self.limits()
+        value = metric_values.get(metric.polygraphy)
         if value is None:
             return None
         passed = self.passed(metric_values)
-        limit = "at least" if self.HIGHER_IS_BETTER else "at most"
-        shown, bound = _distinct(value, self.threshold)
+        relation = "at most" if metric.better == "lower" else "at least"
+        shown, bound = _distinct_numbers(value, limit)
         return (
-            f"{self.LABEL}: {shown}{self.UNIT} ({limit} {bound}{self.UNIT}) | {'PASSED' if passed else 'FAILED'}",
+            f"{metric.title}: {shown}{metric.suffix} ({relation} {bound}{metric.suffix}) | {'PASSED' if passed else 'FAILED'}",
             passed,
         )
 
 
-def _distinct(value: float, limit: float) -> tuple[str, str]:
+def _distinct_numbers(value: float, limit: float) -> tuple[str, str]:
     """Both with five digits, or as many as it takes to see that they differ."""
     for digits in range(5, 17):
         shown, bound = f"{value:.{digits}g}", f"{limit:.{digits}g}"
         if shown != bound or value == limit:
             return shown, bound
     return repr(value), repr(limit)
-
-
-class L2Threshold(_OneNumber):
-    """The largest allowed Euclidean distance."""
-
-    METRIC_FIELDS = ("l2_norm",)
-    LABEL = "L2 norm"
-
-
-class CosineSimilarityThreshold(_OneNumber):
-    """The smallest allowed cosine similarity, between -1 and 1."""
-
-    METRIC_FIELDS = ("cosine_similarity",)
-    LABEL = "Cosine similarity"
-    HIGHER_IS_BETTER = True
-
-
-class PsnrThreshold(_OneNumber):
-    """The smallest allowed peak signal-to-noise ratio, in dB."""
-
-    METRIC_FIELDS = ("psnr",)
-    LABEL, UNIT = "PSNR", " dB"
-    HIGHER_IS_BETTER = True
-
-
-class SnrThreshold(_OneNumber):
-    """The smallest allowed signal-to-noise ratio, in dB."""
-
-    METRIC_FIELDS = ("snr",)
-    LABEL, UNIT = "SNR", " dB"
-    HIGHER_IS_BETTER = True
-
-
-class LpipsThreshold(_OneNumber):
-    """The largest allowed perceptual distance (LPIPS). What could not be computed fails."""
-
-    METRIC_FIELDS = ("lpips",)
-    LABEL = "LPIPS"
-
-
-@dataclass(frozen=True)
-class DistanceThreshold(Threshold):
-    """Limits for distance and similarity, both of which must hold.
-
-    Attributes:
-        l2_tolerance: The largest Euclidean distance.
-        cosine_similarity_threshold: The smallest cosine similarity.
-    """
-
-    METRIC_FIELDS: ClassVar[tuple[str, ...]] = ("l2_norm", "cosine_similarity")
-
-    l2_tolerance: float
-    cosine_similarity_threshold: float
-
-    def passed(self, metric_values: Numbers) -> bool:
-        """Whether both limits hold."""
-        limits = L2Threshold(self.l2_tolerance), CosineSimilarityThreshold(self.cosine_similarity_threshold)
-        return all(limit.passed(metric_values) for limit in limits)
-
-
-@dataclass(frozen=True)
-class QualityThreshold(Threshold):
-    """Limits for both signal-to-noise ratios, which must both hold.
-
-    Attributes:
-        psnr_tolerance: The smallest PSNR in dB.
-        snr_tolerance: The smallest SNR in dB.
-    """
-
-    METRIC_FIELDS: ClassVar[tuple[str, ...]] = ("psnr", "snr")
-
-    psnr_tolerance: float
-    snr_tolerance: float
-
-    def passed(self, metric_values: Numbers) -> bool:
-        """Whether both limits hold."""
-        limits = PsnrThreshold(self.psnr_tolerance), SnrThreshold(self.snr_tolerance)
-        return all(limit.passed(metric_values) for limit in limits)
 
 
 @dataclass(eq=False)
@@ -245,9 +158,9 @@ class CompareResult:
     output1_name: str | None = field(default=None, init=False)
 
     def __bool__(self) -> bool:
-        return bool(self._threshold().passed(self.metric_values()))
+        return bool(self._given_threshold().passed(self.metric_values()))
 
-    def _threshold(self) -> Threshold:
+    def _given_threshold(self) -> Threshold:
         if not isinstance(self.thresholds, Threshold) and not hasattr(self.thresholds, "passed"):
             raise errors.ComparisonError(f"A {type(self).__name__} without thresholds has no verdict. Give it some.")
         return cast("Threshold", self.thresholds)
@@ -272,12 +185,14 @@ class CompareResult:
 
     def describe(self) -> tuple[str, bool] | None:
         """One line of words and the verdict; None where one line does not say it."""
-        return self._threshold().describe(self.metric_values())
+        return self._given_threshold().describe(self.metric_values())
 
-    def told(self) -> str:
-        """The numbers and what they were held against, as words without the verdict."""
-        line = self.describe()
-        return line[0].rpartition(" | ")[0] if line else _listed({**self.metric_values(), **vars(self._threshold())})
+    def summary(self) -> str:
+        """The numbers and what they were held against, in one line without the verdict."""
+        if line := self.describe():
+            return line[0].rpartition(" | ")[0]
+        numbers = {**self.metric_values(), **vars(self._given_threshold())}
+        return ", ".join(f"{name} {_number_text(value)}" for name, value in numbers.items())
 
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
@@ -302,7 +217,7 @@ class OutputCompareResult(CompareResult):
         median_reldiff: Median relative error.
         quantile_absdiff: Quantile of the absolute error, at the threshold's level.
         quantile_reldiff: Quantile of the relative error.
-        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` of the field's tool.
+        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` in Polygraphy's files.
         statistics: All statistics, from which ``elemwise`` can be judged again.
     """
 
@@ -324,14 +239,9 @@ class OutputCompareResult(CompareResult):
         """The result for statistics that have the threshold's quantile level."""
         quantile = statistics.quantile(thresholds.error_quantile)
         return cls(
-            statistics.max_abs,
-            statistics.max_rel,
-            statistics.mean_abs,
-            statistics.mean_rel,
-            statistics.median_abs,
-            statistics.median_rel,
-            quantile.abs,
-            quantile.rel,
+            **{error.polygraphy: getattr(statistics, error.name) for error in ERRORS},
+            quantile_absdiff=quantile.abs,
+            quantile_reldiff=quantile.rel,
             statistics=statistics,
             thresholds=thresholds,
         )
@@ -348,7 +258,7 @@ class OutputCompareResult(CompareResult):
         if self.stored is not None:
             return self.stored
         raise errors.ComparisonError(
-            "Whether every element is within the tolerances cannot be told from these results, which hold statistics "
+            "Whether every element is within the tolerances does not follow from these results, which hold statistics "
             "only. Judge by max, mean or median, or compare the outputs again."
         )
 
@@ -366,12 +276,14 @@ class OutputCompareResult(CompareResult):
     def __str__(self) -> str:
         return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Both errors with the place of the largest, and the tolerances that one of them has to be within."""
-        limits, found = cast("SimpleThreshold", self._threshold()), self.statistics
+        limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
         absolute, relative = self._named_errors("absdiff"), self._named_errors("reldiff")
         if found is not None and found.worst_index is not None:
-            absolute[0] += f" at {_place(found.worst_index, found.shape)}"
+            # The index counts on through the iterations.
+            place = np.unravel_index(found.worst_index % math.prod(found.shape), found.shape)
+            absolute[0] += f" at {tuple(map(int, place))}"
         counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
         return (
             f"error: {', '.join(absolute)}; relative: {', '.join(relative)} | "
@@ -379,148 +291,45 @@ class OutputCompareResult(CompareResult):
         )
 
     def _named_errors(self, kind: str) -> list[str]:
-        judged = cast("SimpleThreshold", self._threshold()).check_error_stat
+        judged = cast("SimpleThreshold", self._given_threshold()).check_error_stat
         names = dict.fromkeys(("max", "mean", *([] if judged == "elemwise" else [judged])))
-        return [f"{name} {_short(getattr(self, f'{name}_{kind}'))}" for name in names]
+        return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'))}" for name in names]
 
 
-def _short(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
 
 
-def _place(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """An index into flattened iterations as one into the output."""
-    return tuple(map(int, np.unravel_index(index % math.prod(shape), shape)))
-
-
-def _listed(numbers: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
-
-
-@dataclass(eq=False)
-class L2Result(CompareResult):
-    """The Euclidean distance of one output.
-
-    Attributes:
-        l2_norm: The distance.
-    """
-
-    THRESHOLD = L2Threshold
-
-    l2_norm: float
-
-
-@dataclass(eq=False)
-class CosineSimilarityResult(CompareResult):
-    """The cosine similarity of one output.
-
-    Attributes:
-        cosine_similarity: Between -1 and 1.
-    """
-
-    THRESHOLD = CosineSimilarityThreshold
-
-    cosine_similarity: float
-
-
-@dataclass(eq=False)
-class PsnrResult(CompareResult):
-    """The peak signal-to-noise ratio of one output.
-
-    Attributes:
-        psnr: In dB; infinite if the output equals the reference.
-    """
-
-    THRESHOLD = PsnrThreshold
-
-    psnr: float
-
-
-@dataclass(eq=False)
-class SnrResult(CompareResult):
-    """The signal-to-noise ratio of one output.
-
-    Attributes:
-        snr: In dB; infinite if the output equals the reference.
-    """
-
-    THRESHOLD = SnrThreshold
-
-    snr: float
-
-
-@dataclass(eq=False)
-class PerceptualMetricsResult(CompareResult):
-    """The perceptual distance of one output.
-
-    Attributes:
-        lpips: The distance; None, in results of the field's tool, if it could not be computed, which fails here.
-    """
-
-    THRESHOLD = LpipsThreshold
-
-    lpips: float | None = None
-
-
-@dataclass(eq=False)
-class DistanceMetricsResult(CompareResult):
-    """Distance and similarity of one output.
-
-    Attributes:
-        l2_norm: The Euclidean distance.
-        cosine_similarity: Between -1 and 1.
-    """
-
-    THRESHOLD = DistanceThreshold
-
-    l2_norm: float
-    cosine_similarity: float
-
-
-@dataclass(eq=False)
-class QualityMetricsResult(CompareResult):
-    """Both signal-to-noise ratios of one output.
-
-    Attributes:
-        psnr: In dB; infinite if the output equals the reference.
-        snr: In dB; infinite if the output equals the reference.
-    """
-
-    THRESHOLD = QualityThreshold
-
-    psnr: float
-    snr: float
-
-
-def _number(members: Mapping[str, Any], name: str) -> float | None:
+def _read_number(members: Mapping[str, Any], name: str) -> float | None:
     value = members[name]
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise errors.FormatError(f"{name} is {value!r:.80}; expected a number")
     return None if value is None else float(value)
 
 
-def _known(members: Mapping[str, Any], name: str) -> float:
-    value = _number(members, name)
+def _read_known_number(members: Mapping[str, Any], name: str) -> float:
+    value = _read_number(members, name)
     if value is None:
         raise errors.FormatError(f"{name} is missing")
     return value
 
 
-def _save_threshold(kind: type[Any], *names: str) -> None:
+def _register_threshold(kind: type[Any]) -> None:
+    names = [option.name for option in fields(kind)]
     Encoder.register(kind)(lambda threshold: {name: getattr(threshold, name) for name in names})
-    Decoder.register(kind)(lambda members: kind(*(_known(members, name) for name in names)))
+    Decoder.register(kind)(lambda members: kind(*(_read_known_number(members, name) for name in names)))
 
 
-def _save_result(kind: type[Any]) -> None:
+def _register_result(kind: type[Any]) -> None:
     Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
     Decoder.register(kind)(
         lambda members: kind(
-            *(_number(members, name) for name in kind.metric_fields()), thresholds=_threshold_of(members, kind)
+            *(_read_number(members, name) for name in kind.metric_fields()), thresholds=_read_threshold(members, kind)
         )
     )
 
 
-def _threshold_of(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
+def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     threshold = members["thresholds"]
     if not isinstance(threshold, kind.THRESHOLD):
         raise errors.FormatError(
@@ -529,25 +338,47 @@ def _threshold_of(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     return cast("Threshold", threshold)
 
 
-for _kind in (L2Threshold, CosineSimilarityThreshold, PsnrThreshold, SnrThreshold, LpipsThreshold):
-    _save_threshold(_kind, "threshold")
-_save_threshold(DistanceThreshold, "l2_tolerance", "cosine_similarity_threshold")
-_save_threshold(QualityThreshold, "psnr_tolerance", "snr_tolerance")
-for _result in (
-    L2Result,
-    CosineSimilarityResult,
-    PsnrResult,
-    SnrResult,
-    PerceptualMetricsResult,
-    DistanceMetricsResult,
-    QualityMetricsResult,
-):
-    _save_result(_result)
+def _threshold_class(comparison: Comparison) -> type[MetricThreshold]:
+    limits = comparison.limits
+    options = ["threshold"] if len(limits) == 1 else list(limits)
+    allowed = " and the ".join(f"{m.extreme} allowed {m.described}" for m in limits.values())
+    return make_dataclass(
+        comparison.threshold,
+        [(option, "float") for option in options],
+        bases=(MetricThreshold,),
+        frozen=True,
+        namespace={
+            "__doc__": f"The {allowed}.",
+            "__module__": __name__,
+            "COMPARISON": comparison,
+            "METRIC_FIELDS": tuple(metric.polygraphy for metric in limits.values()),
+        },
+    )
+
+
+def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[CompareResult]:
+    metrics = comparison.limits.values()
+    labels = " and ".join(m.described for m in metrics)
+    return make_dataclass(
+        comparison.result,
+        # Polygraphy saves None for what it could not compute, and computes all that is recorded.
+        [(m.polygraphy, "float") if m.recorded else (m.polygraphy, "float | None", None) for m in metrics],
+        bases=(CompareResult,),
+        eq=False,
+        namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "THRESHOLD": threshold},
+    )
+
+
+for _comparison in COMPARISONS:
+    _threshold = globals()[_comparison.threshold] = _threshold_class(_comparison)
+    _result = globals()[_comparison.result] = _result_class(_comparison, _threshold)
+    _register_threshold(_threshold)
+    _register_result(_result)
 
 
 @Encoder.register(SimpleThreshold)
 def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
-    # The field's tool ignores the level, and would lose it.
+    # Polygraphy neither reads nor writes the level.
     return {
         "check_error_stat": threshold.check_error_stat,
         "atol": threshold.atol,
@@ -558,8 +389,13 @@ def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
 
 @Decoder.register(SimpleThreshold)
 def _decode_simple(members: dict[str, Any]) -> SimpleThreshold:
-    level = _known({"error_quantile": 0.99, **members}, "error_quantile")
-    return SimpleThreshold(str(members["check_error_stat"]), _known(members, "atol"), _known(members, "rtol"), level)
+    level = _read_known_number({"error_quantile": 0.99, **members}, "error_quantile")
+    return SimpleThreshold(
+        str(members["check_error_stat"]),
+        _read_known_number(members, "atol"),
+        _read_known_number(members, "rtol"),
+        level,
+    )
 
 
 @Encoder.register(OutputCompareResult)
@@ -569,14 +405,14 @@ def _encode_output(result: OutputCompareResult) -> dict[str, Any]:
         **result.metric_values(),
         "thresholds": result.thresholds,
         "passed": bool(result) if elemwise else None,
-        # The field's tool ignores these, which let `elemwise` be judged again.
+        # Not in Polygraphy's files, and ignored there: `elemwise` can be judged again by these.
         "statistics": None if result.statistics is None else result.statistics.to_dict(),
     }
 
 
 @Decoder.register(OutputCompareResult)
 def _decode_output(members: dict[str, Any]) -> OutputCompareResult:
-    numbers: dict[str, Any] = {name: _number(members, name) for name in SimpleThreshold.METRIC_FIELDS}
+    numbers: dict[str, Any] = {name: _read_number(members, name) for name in SimpleThreshold.METRIC_FIELDS}
     stored, statistics = members["passed"], members.get("statistics")
     if stored is not None and not isinstance(stored, bool):
         raise errors.FormatError(f"passed is {stored!r:.80}; expected true, false or null")
@@ -584,5 +420,5 @@ def _decode_output(members: dict[str, Any]) -> OutputCompareResult:
         **numbers,
         stored=stored,
         statistics=None if statistics is None else OutputStatistics.from_dict(statistics),
-        thresholds=_threshold_of(members, OutputCompareResult),
+        thresholds=_read_threshold(members, OutputCompareResult),
     )

@@ -31,7 +31,7 @@ class StatisticsCache:
 
     def any(self, names: tuple[str, str], a: Array, b: Array) -> OutputStatistics:
         """Statistics whatever the tolerances and levels."""
-        return self._kept.get((names, False)) or self._measure(names, a, b, (), 1e-5, 1e-5, False)
+        return self._kept.get((names, False)) or self._measure_anew(names, a, b, (), 1e-5, 1e-5, False)
 
     def of(
         self, names: tuple[str, str], a: Array, b: Array, threshold: SimpleThreshold, infinities_equal: bool
@@ -42,9 +42,9 @@ class StatisticsCache:
         counted = kept is not None and (kept.atol, kept.rtol) == (threshold.atol, threshold.rtol)
         if kept and counted and (level == 0.5 or level in [q.level for q in kept.quantiles]):
             return kept
-        return self._measure(names, a, b, (level,), threshold.atol, threshold.rtol, infinities_equal)
+        return self._measure_anew(names, a, b, (level,), threshold.atol, threshold.rtol, infinities_equal)
 
-    def _measure(
+    def _measure_anew(
         self, names: tuple[str, str], a: Array, b: Array, levels: Sequence[float], atol: float, rtol: float, inf: bool
     ) -> OutputStatistics:
         quantiles = tuple(sorted({*metrics.QUANTILES, *levels}))
@@ -85,7 +85,7 @@ class BaseCompareFunc:
         """As calling it, with statistics shared with other compare functions on the same two iterations."""
         self._warn_of_unknown_outputs({*iter_result0, *iter_result1, ""})
         matches: Matches = {}
-        for name0, name1 in _counterparts(iter_result0, iter_result1, self.find_output_func):
+        for name0, name1 in _counterpart_names(iter_result0, iter_result1, self.find_output_func):
             found = self._match_pair(name0, iter_result0[name0], name1, iter_result1[name1], cache)
             if matches.get(name0, True):  # of several counterparts the first that differs counts
                 matches[name0] = found
@@ -117,7 +117,7 @@ class BaseCompareFunc:
     def _match_pair(self, name0: str, out0: Any, name1: str, out1: Any, cache: StatisticsCache) -> CompareResult | bool:
         a, b = to_numpy(out0, f"Output {name0!r}"), to_numpy(out1, f"Output {name1!r}")
         if a.shape != b.shape:
-            aligned = None if self.check_shapes else _reshaped(b, a.shape)
+            aligned = None if self.check_shapes else _align_shape(b, a.shape)
             if aligned is None:
                 _log.error("FAILED | Output %r has shape %s, its counterpart %r %s", name0, a.shape, name1, b.shape)
                 return False
@@ -125,14 +125,14 @@ class BaseCompareFunc:
         found = self.match((name0, name1), a, b, cache)
         if not isinstance(found, bool):
             found.output0_name, found.output1_name = name0, name1
-        self._report(name0, a, found)
+        self._log_match(name0, a, found)
         return found
 
-    def _report(self, name: str, a: Array, found: CompareResult | bool) -> None:
+    def _log_match(self, name: str, a: Array, found: CompareResult | bool) -> None:
         passed = bool(found)
         level = logging.INFO if passed else logging.ERROR
         if _log.isEnabledFor(level):
-            text = self.label if isinstance(found, bool) else found.told()
+            text = self.label if isinstance(found, bool) else found.summary()
             verdict = "PASSED" if passed else "FAILED"
             _log.log(level, "%s | Output %r (%s, shape %s) | %s", verdict, name, dtype_name(a), a.shape, text)
 
@@ -163,11 +163,11 @@ def of_output(value: PerOutput[T], output: str, default: T) -> T:
     return value
 
 
-def _counterparts(
+def _counterpart_names(
     result0: IterationResult, result1: IterationResult, find: FindOutput | None
 ) -> Iterator[tuple[str, str]]:
     for index, name0 in enumerate(result0):
-        names = _find_output(name0, index, result1, result0) if find is None else find(name0, index, result1)
+        names = _guess_counterpart(name0, index, result1, result0) if find is None else find(name0, index, result1)
         for name1 in names or []:
             if name1 in result1:
                 yield name0, name1
@@ -175,7 +175,7 @@ def _counterparts(
                 _log.warning("Output %r is skipped: its counterpart %r is not in %s", name0, name1, result1.runner_name)
 
 
-def _find_output(name: str, index: int, where: IterationResult, base: IterationResult) -> list[str]:
+def _guess_counterpart(name: str, index: int, where: IterationResult, base: IterationResult) -> list[str]:
     """The counterpart by name, or failing that by a name inside the other, or by place; never one that is taken."""
     if name in where:
         return [name]
@@ -188,7 +188,7 @@ def _find_output(name: str, index: int, where: IterationResult, base: IterationR
     return [found]
 
 
-def _reshaped(array: Array, shape: tuple[int, ...]) -> Array | None:
+def _align_shape(array: Array, shape: tuple[int, ...]) -> Array | None:
     """The array in another shape: its axes permuted if that does it, else its elements in a row; None if it has others."""
     if sorted(array.shape) == sorted(shape):
         left = list(range(array.ndim))

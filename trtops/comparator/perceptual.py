@@ -1,7 +1,9 @@
-"""What the perceptual metric needs: its model, and images as the model takes them."""
+"""The perceptual distance of images (LPIPS)."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,43 @@ from trtops import errors
 from trtops.comparator.arrays import Array
 
 
-def load_model() -> Any:
-    """LPIPS with AlexNet on the CPU; MetricUnavailableError if it cannot be had."""
+def lpips_distance(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """The mean perceptual distance of pairs of images: LPIPS with AlexNet, in float32 on the CPU.
+
+    Values up to 1 are taken to be scaled to 1, larger ones to 255.
+
+    Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018, by the
+    package ``lpips``.
+
+    Args:
+        pairs: Images of any numeric dtype, ``(N, C, H, W)``, ``(N, H, W, C)`` or ``(C, H, W)`` with 1 or 3 channels.
+
+    Returns:
+        The distance, 0 for equal images; None if the arrays are no such images.
+
+    Raises:
+        MetricUnavailableError: If torch, lpips or its model cannot be had.
+    """
+    distances = []
+    for a, b in pairs:
+        scale = 255.0 if max(float(a.max(initial=0)), float(b.max(initial=0))) > 1 else 1.0
+        images = [_as_images(array, scale) for array in (a, b)]
+        if images[0] is None or images[1] is None:
+            return None
+        distances.append(_run_model(images))
+    return sum(distances) / len(distances)
+
+
+def _run_model(images: Sequence[Any]) -> float:
+    model = _load_model()
+    import torch  # installed, since the model was loaded
+
+    with torch.no_grad():
+        return float(model(*map(torch.from_numpy, images)).mean())
+
+
+@functools.cache
+def _load_model() -> Any:
     try:
         import lpips
         import torch
@@ -25,15 +62,13 @@ def load_model() -> Any:
         raise errors.MetricUnavailableError(f"The perceptual metric's model could not be loaded: {exc}") from exc
 
 
-def as_images(name: str, array: Array, scale: float) -> Array:
-    """An array as RGB images ``(N, 3, H, W)`` between -1 and 1, from values in ``[0, scale]``."""
+def _as_images(array: Array, scale: float) -> Array | None:
+    """RGB images ``(N, 3, H, W)`` between -1 and 1, from values in ``[0, scale]``; None if the shape is not an image's."""
     images = array[None] if array.ndim == 3 else array
     if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.size:
-        raise errors.MetricUnavailableError(
-            f"Output {name!r} has shape {array.shape}; the perceptual metric needs images with 1 or 3 channels."
-        )
+        return None
     scaled = images.astype(np.float32) / np.float32(scale)
     if scaled.min() >= 0:
         scaled = scaled * 2 - 1

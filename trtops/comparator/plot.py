@@ -42,7 +42,7 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
 
     Args:
         actual: The run under test, as :func:`trtops.comparator.report.compare_outputs` takes it.
-        golden: The golden run, likewise.
+        golden: The golden run, as :func:`trtops.comparator.report.compare_outputs` takes it.
 
     Yields:
         A file name and a PNG file's bytes, three per output; outputs that cannot be compared are left out.
@@ -55,9 +55,9 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
         if a.shape != b.shape or not a.size or holds_strings(a) or holds_strings(b):
             continue
         stem = file_stem(name)
-        yield f"{stem}.absolute.png", _png(heatmap(a, b, name, "absolute"))
-        yield f"{stem}.relative.png", _png(heatmap(a, b, name, "relative"))
-        yield f"{stem}.errors.png", _png(error_plot(a, b, name))
+        yield f"{stem}.absolute.png", _png_bytes(heatmap(a, b, name, "absolute"))
+        yield f"{stem}.relative.png", _png_bytes(heatmap(a, b, name, "relative"))
+        yield f"{stem}.errors.png", _png_bytes(error_plot(a, b, name))
 
 
 def draw_heatmaps(a: Array, b: Array, name: str, directory: str | None, show: bool = False) -> None:
@@ -72,13 +72,13 @@ def draw_heatmaps(a: Array, b: Array, name: str, directory: str | None, show: bo
     """
     for kind in ("absolute", "relative"):
         if a.size:
-            _finish(heatmap(a, b, name, kind), directory, f"{file_stem(name)}.{kind}.png", show)
+            _save_and_show(heatmap(a, b, name, kind), directory, f"{file_stem(name)}.{kind}.png", show)
 
 
 def draw_error_metrics(a: Array, b: Array, name: str, directory: str | None, show: bool = False) -> None:
     """Draw both errors of one output over the magnitude of the reference; arguments as for :func:`draw_heatmaps`."""
     if a.size:
-        _finish(error_plot(a, b, name), directory, f"{file_stem(name)}.errors.png", show)
+        _save_and_show(error_plot(a, b, name), directory, f"{file_stem(name)}.errors.png", show)
 
 
 def file_stem(name: str) -> str:
@@ -101,9 +101,9 @@ def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    images_a, images_b = _images(a), _images(b)
+    images_a, images_b = _as_images(a), _as_images(b)
     chosen, total = _worst_images(images_a, images_b, kind), images_a.shape[0]
-    panels = [_shrunk(images_a[index], images_b[index], kind) for index in chosen]
+    panels = [_shrunk_errors(images_a[index], images_b[index], kind) for index in chosen]
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     width, height = max(5.5, 2.8 * columns + 1.4), max(3.8, 2.6 * rows + 0.9)
@@ -112,7 +112,7 @@ def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
     figure.subplots_adjust(0.5 / width, 0.35 / height, 1 - 1.3 / width, 1 - 0.6 / height, wspace=0.22, hspace=0.28)
     grid = figure.subplots(rows, columns, squeeze=False)
     bar = figure.add_axes((1 - 1.1 / width, 0.35 / height, 0.2 / width, 1 - 0.95 / height))
-    norm = _norm(panels)
+    norm = _color_norm(panels)
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, index, panel in zip(grid.flat, chosen, panels):
@@ -122,7 +122,7 @@ def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
     figure.colorbar(drawn, cax=bar, label=f"{kind} error")
     some = f", the {len(panels)} of {total} slices with the largest errors" if len(panels) < total else ""
     rows_of = f", in rows of {images_a.shape[2]}" if a.ndim == 1 else ""
-    figure.suptitle(f"{_title(name)} {list(a.shape)}: {kind} error{some}{rows_of}", fontsize=10)
+    figure.suptitle(f"{_short_title(name)} {list(a.shape)}: {kind} error{some}{rows_of}", fontsize=10)
     return figure
 
 
@@ -147,15 +147,15 @@ def error_plot(a: Array, b: Array, name: str) -> Figure:
     _scale_axis(lower, "x", magnitude)
     lower.set_xlabel("magnitude of the reference")
     count = "all" if drawn == a.size else f"{drawn} of"
-    figure.suptitle(f"{_title(name)} {list(a.shape)}: errors of {count} {a.size} elements", fontsize=10)
+    figure.suptitle(f"{_short_title(name)} {list(a.shape)}: errors of {count} {a.size} elements", fontsize=10)
     return figure
 
 
-def _title(name: str) -> str:
+def _short_title(name: str) -> str:
     return name if len(name) <= 60 else f"{name[:28]}…{name[-28:]}"
 
 
-def _images(array: Array) -> Array:
+def _as_images(array: Array) -> Array:
     """The array as ``(images, height, width)``; a vector in rows, the last one filled up with zeros."""
     if array.ndim >= 2:
         return array.reshape(-1, *array.shape[-2:])
@@ -169,12 +169,12 @@ def _worst_images(a: Array, b: Array, kind: Kind) -> Array:
     """The places of the images with the largest errors, in order of place."""
     if a.shape[0] <= _PANELS:
         return np.arange(a.shape[0])
-    worst = np.array([np.nanmax(_shrunk(x, y, kind), initial=0) for x, y in zip(a, b)])
+    worst = np.array([np.nanmax(_shrunk_errors(x, y, kind), initial=0) for x, y in zip(a, b)])
     places: Array = np.sort(np.argsort(-worst, kind="stable")[:_PANELS])
     return places
 
 
-def _shrunk(a: Array, b: Array, kind: Kind) -> Array:
+def _shrunk_errors(a: Array, b: Array, kind: Kind) -> Array:
     """The largest error under each pixel, without computing all of them at once."""
     high, wide = (max(1, math.ceil(n / _PIXELS)) for n in a.shape)
     rows = []
@@ -185,7 +185,7 @@ def _shrunk(a: Array, b: Array, kind: Kind) -> Array:
     return np.stack(rows)
 
 
-def _norm(panels: list[Array]) -> Any:
+def _color_norm(panels: list[Array]) -> Any:
     """One colour scale for all: logarithmic if the errors span more than a factor of 1000."""
     from matplotlib.colors import LogNorm, Normalize
 
@@ -262,7 +262,7 @@ def _scale_axis(axes: Axes, which: Literal["x", "y"], values: Array) -> None:
         set_scale("symlog", linthresh=float(np.quantile(positive, 0.01)))
 
 
-def _png(figure: Figure) -> bytes:
+def _png_bytes(figure: Figure) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # names in scripts that the font lacks
@@ -273,8 +273,8 @@ def _png(figure: Figure) -> bytes:
 _WITHOUT_SCREEN = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")  # back ends of Matplotlib that draw to files
 
 
-def _finish(figure: Figure, directory: str | None, file_name: str, show: bool) -> None:
-    data = _png(figure)
+def _save_and_show(figure: Figure, directory: str | None, file_name: str, show: bool) -> None:
+    data = _png_bytes(figure)
     if directory is not None:
         Path(directory).mkdir(parents=True, exist_ok=True)
         path = Path(directory) / file_name

@@ -7,7 +7,6 @@ as it is kept.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,47 +16,55 @@ from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
 from trtops.comparator.judgements import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
-from trtops.record import Record
+from trtops.comparator.table import LIMITED, with_fields
+from trtops.record import JSONValue, Record
 
 if TYPE_CHECKING:
     from trtops.comparator.results import RunResults
 
 Verdict = Literal["good", "bad"]
 
+_LATER_LIMITS = {metric.tolerance for metric in LIMITED} - {
+    "max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement",
+}  # fmt: skip
+"""Limits that the first tolerances did not have. Digests of those are in files, and cover the others even if not given."""
+
 Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResults"
 """What a run left: arrays by name, a sequence of these (one per iteration), or the results of one runner."""
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_fields({str(metric.tolerance): "As in :class:`Tolerances`." for metric in LIMITED})
 class OutputTolerances(Record):
     """What differs for one output; None keeps what :class:`Tolerances` says for all.
 
     Attributes:
-        atol: As in :class:`Tolerances`, and so on.
-        rtol: See there.
-        check_error_stat: See there.
-        error_quantile: See there.
-        max_l2: See there.
-        min_cosine: See there.
-        min_psnr: See there.
-        min_snr: See there.
-        min_top1_agreement: See there.
+        atol: As in :class:`Tolerances`.
+        rtol: As in :class:`Tolerances`.
+        check_error_stat: As in :class:`Tolerances`.
+        error_quantile: As in :class:`Tolerances`.
     """
 
     atol: float | None = None
     rtol: float | None = None
     check_error_stat: ErrorStat | None = None
     error_quantile: float | None = None
-    max_l2: float | None = None
-    min_cosine: float | None = None
-    min_psnr: float | None = None
-    min_snr: float | None = None
-    min_top1_agreement: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_fields(
+    {
+        str(
+            metric.tolerance
+        ): f"The {metric.extreme} allowed {metric.described}; None does not judge it. Outputs other "
+        f"than {metric.applies_to} are not judged by it."
+        for metric in LIMITED
+    }
+)
 class Tolerances(Record):
     """When an output counts as good.
+
+    Limits for single numbers are fields that the table of metrics adds (:mod:`trtops.comparator.table`).
 
     Attributes:
         atol: Absolute tolerance, in the output's own unit.
@@ -65,12 +72,6 @@ class Tolerances(Record):
         check_error_stat: Which error is held against both: every element's (``elemwise``), or the ``max``, ``mean``,
             ``median`` or ``quantile`` of all. It is too large if it exceeds ``atol`` and ``rtol`` both.
         error_quantile: The level, between 0 and 1, for ``quantile``.
-        max_l2: Largest Euclidean distance; None does not judge it.
-        min_cosine: Smallest cosine similarity; None does not judge it.
-        min_psnr: Smallest peak signal-to-noise ratio in dB; None does not judge it.
-        min_snr: Smallest signal-to-noise ratio in dB; None does not judge it.
-        min_top1_agreement: Smallest share of rows with the same largest element; None does not judge it. Outputs
-            that are no score vectors are not judged by it.
         infinities_equal: Whether infinities of equal sign count as equal.
         nans_equal: Whether NaNs at the same place count as equal. NaN anywhere else is always bad.
         check_dtypes: Whether another dtype than the golden one's is bad. INT32 for INT64 is not: TensorRT before 10 has no
@@ -83,16 +84,28 @@ class Tolerances(Record):
     rtol: float = 1e-5
     check_error_stat: ErrorStat = "elemwise"
     error_quantile: float = 0.99
-    max_l2: float | None = None
-    min_cosine: float | None = None
-    min_psnr: float | None = None
-    min_snr: float | None = None
-    min_top1_agreement: float | None = None
     infinities_equal: bool = False
     nans_equal: bool = False
     check_dtypes: bool = True
     allow_extra_outputs: bool = False
     per_output: Mapping[str, OutputTolerances] = field(default_factory=dict)
+
+    if TYPE_CHECKING:  # type checkers cannot know what the table adds
+
+        def __init__(
+            self,
+            *,
+            atol: float = ...,
+            rtol: float = ...,
+            check_error_stat: ErrorStat = ...,
+            error_quantile: float = ...,
+            infinities_equal: bool = ...,
+            nans_equal: bool = ...,
+            check_dtypes: bool = ...,
+            allow_extra_outputs: bool = ...,
+            per_output: Mapping[str, OutputTolerances] = ...,
+            **limits: float | None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for name, value in [("atol", self.atol), ("rtol", self.rtol)]:
@@ -100,6 +113,10 @@ class Tolerances(Record):
                 raise errors.ConfigError(f"{name} is {value}; a tolerance must be 0 or more.")
         if not 0 <= self.error_quantile <= 1:
             raise errors.ConfigError(f"error_quantile is {self.error_quantile}; it must be between 0 and 1.")
+
+    def deciding(self) -> JSONValue:
+        """All but later limits that are not given, so that digests stay the same when the table of metrics grows."""
+        return _without_later_limits(self.to_dict())
 
     def of(self, output: str) -> Tolerances:
         """The tolerances that hold for one output, with its own put in."""
@@ -202,7 +219,7 @@ class ComparisonReport(Record):
                 treatment of infinities or NaNs where there are any.
         """
         outputs = tuple(_judge_output(output, tolerances) for output in self.outputs)
-        return dataclasses.replace(self, verdict=_overall(outputs), outputs=outputs, tolerances=tolerances)
+        return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
 
 
 def compare_outputs(
@@ -237,14 +254,14 @@ def compare_outputs(
     names = list(dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration))
     outputs = []
     for name in names:
-        measured = _measure(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
+        measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
         outputs.append(_judge_output(measured, tolerances))
     return ComparisonReport(
-        verdict=_overall(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
+        verdict=_overall_verdict(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
     )
 
 
-def _overall(outputs: Iterable[OutputComparison]) -> Verdict:
+def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
     return "bad" if any(output.verdict == "bad" for output in outputs) else "good"
 
 
@@ -268,7 +285,7 @@ def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
     return list(outputs)
 
 
-def _measure(
+def _measure_output(
     name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
 ) -> OutputComparison:
     """Everything about one output that needs its arrays; what stands in the way of statistics becomes a reason."""
@@ -282,9 +299,9 @@ def _measure(
             problem = problem or str(exc)
             continue
         if problem is None and (a is None or b is None or a.shape != b.shape):
-            problem = _mismatch(index, len(ours), a, b)
-            mine, golden = _info(a) or mine, _info(b) or golden
-        mine, golden = mine or _info(a), golden or _info(b)
+            problem = _mismatch_reason(index, len(ours), a, b)
+            mine, golden = _array_info(a) or mine, _array_info(b) or golden
+        mine, golden = mine or _array_info(a), golden or _array_info(b)
         if a is not None and b is not None:
             pairs.append((a, b))
     found = None
@@ -305,16 +322,16 @@ def _measure(
     return OutputComparison(name=name, verdict="bad", reasons=reasons, statistics=found, actual=mine, golden=golden)
 
 
-def _info(array: Array | None) -> ArrayInfo | None:
+def _array_info(array: Array | None) -> ArrayInfo | None:
     return None if array is None else ArrayInfo(dtype=dtype_name(array), shape=array.shape)
 
 
-def _mismatch(index: int, count: int, a: Array | None, b: Array | None) -> str:
+def _mismatch_reason(index: int, count: int, a: Array | None, b: Array | None) -> str:
     where = "" if count == 1 else f" in iteration {index}"
     if b is None:
         return f"extra output{where}: the golden run does not have it"
     if a is None:
-        return f"missing output{where}: the golden run has it as {_info(b)}"
+        return f"missing output{where}: the golden run has it as {_array_info(b)}"
     return f"shape is {a.shape}{where}, the golden one {b.shape}"
 
 
@@ -323,11 +340,11 @@ def _judge_output(output: OutputComparison, tolerances: Tolerances) -> OutputCom
     if stats is None:
         forgiven = output.golden is None and tolerances.allow_extra_outputs
         return dataclasses.replace(output, verdict="good" if forgiven else "bad")
-    reasons = tuple(_objections(output, stats, tolerances.of(output.name)))
+    reasons = tuple(_output_objections(output, stats, tolerances.of(output.name)))
     return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)
 
 
-def _objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+def _output_objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
     _check_treatment(output.name, stats, own)
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
     if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
@@ -341,7 +358,7 @@ def _objections(output: OutputComparison, stats: OutputStatistics, own: Toleranc
         return
     if objection := _error_objection(stats, own):
         yield objection
-    yield from _ratio_objections(stats, own)
+    yield from _limit_objections(stats, own)
 
 
 def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> None:
@@ -374,15 +391,16 @@ def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
     return f"{label} error is {absolute:.3g} absolute, {relative:.3g} relative; exceeds {limits}"
 
 
-def _ratio_objections(stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
-    if own.max_l2 is not None and not stats.l2 <= own.max_l2:
-        yield f"L2 distance is {stats.l2:.5g}, at most {own.max_l2:g} is allowed"
-    limits = [
-        ("cosine similarity", stats.cosine, own.min_cosine, ""),
-        ("PSNR", stats.psnr, own.min_psnr, " dB"),
-        ("SNR", stats.snr, own.min_snr, " dB"),
-        ("top-1 agreement", stats.top1_agreement, own.min_top1_agreement, ""),
-    ]
-    for label, value, least, unit in limits:
-        if least is not None and value is not None and (math.isnan(value) or value < least):
-            yield f"{label} is {value:.5g}{unit}, at least {least:g}{unit} is required"
+def _limit_objections(stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+    for metric in LIMITED:
+        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
+        if limit is not None and value is not None and not metric.passes(value, limit):
+            bound = f"{limit:g}{metric.suffix}"
+            rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
+            yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
+
+
+def _without_later_limits(value: JSONValue) -> JSONValue:
+    if not isinstance(value, dict):
+        return value
+    return {k: _without_later_limits(v) for k, v in value.items() if v is not None or k not in _LATER_LIMITS}

@@ -1,4 +1,4 @@
-"""What runs leave: outputs by runner, iteration and name; saved in the field's format."""
+"""What runs leave: outputs by runner, iteration and name; saved in Polygraphy's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class LazyArray:
-    """An array that may wait in a temporary file: one larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``.
+    """An array that is kept in a temporary file if it is larger than ``trtops.config.ARRAY_SWAP_THRESHOLD_MB``.
 
     Attributes:
         arr: The array, or None while it is in a file.
@@ -30,7 +30,7 @@ class LazyArray:
     __slots__ = ("__weakref__", "_path", "arr")
 
     def __init__(self, arr: Any) -> None:
-        """Hold a numpy array or torch tensor; large ones go to a file, which goes away with this object."""
+        """Hold a numpy array or torch tensor; large ones are moved to a file, deleted with this object."""
         self.arr = arr
         self._path: Path | None = None
         limit = config.ARRAY_SWAP_THRESHOLD_MB
@@ -45,7 +45,7 @@ class LazyArray:
             self.arr = None
 
     def load(self) -> Any:
-        """The array; read anew each time if it waits in a file."""
+        """The array; read from its file each time if it is in one."""
         return self.arr if self._path is None else json.load_json(self._path)
 
     def __deepcopy__(self, memo: object) -> LazyArray:
@@ -198,11 +198,11 @@ class RunResults:
         self["custom_runner" if runner_name is None else runner_name] = iterations
 
     def append(self, pair: tuple[str, list[IterationResult]]) -> None:
-        """Put a runner behind the others, even if there is one of its name."""
+        """Add a runner at the end, even if there is one of its name."""
         self.lst.append(pair)
 
     def extend(self, pairs: Iterable[tuple[str, list[IterationResult]]]) -> None:
-        """Put runners behind the others."""
+        """Add runners at the end."""
         self.lst.extend(pairs)
 
     @overload
@@ -255,7 +255,7 @@ class RunResults:
 
     @staticmethod
     def concat(runs: Iterable[RunResults]) -> RunResults:
-        """Join what :meth:`split` took apart: the iterations of runners of the same name, one behind the other.
+        """Join what :meth:`split` took apart: the iterations of runners of the same name, one after the other.
 
         Runners that share a name within one run stay apart, matched by their order.
         """
@@ -268,7 +268,7 @@ class RunResults:
         return RunResults((name, iterations) for (name, _), iterations in joined.items())
 
     def to_json(self) -> str:
-        """The results as JSON text in the field's format."""
+        """The results as JSON text in Polygraphy's format."""
         return json.to_json(self)
 
     @staticmethod
@@ -283,7 +283,7 @@ class RunResults:
     def save(self, dest: PathLike | IO[str] | IO[bytes]) -> None:
         """Save to a path, or as JSON to an open file.
 
-        A path that ends in ``.npz`` gets trtops's fast format, any other the field's JSON; see :mod:`trtops.json`.
+        A path that ends in ``.npz`` gets trtops's fast format, any other Polygraphy's JSON; see :mod:`trtops.json`.
         """
         json.save_json(self, dest, "inference results")
 
@@ -300,7 +300,7 @@ class RunResults:
 
     @staticmethod
     def load(src: PathLike | IO[str] | IO[bytes]) -> RunResults:
-        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in the field's tool.
+        """Load what :meth:`save` or :meth:`save_iterations` wrote, here or in Polygraphy.
 
         Raises:
             FormatError: If the file is damaged, or holds something else.
@@ -315,7 +315,7 @@ class RunResults:
 
         Args:
             path: A directory of iterations, of which one is in memory at a time; or a file, which is loaded whole; or
-                several of these, one behind the other.
+                several of these, one after the other.
             allow_dirs: Whether directories are taken.
 
         Yields:

@@ -39,21 +39,17 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
         for index in range(count):
             # The feed was made to fit just now. The arrays are the runner's, which may write to them again.
             outputs = runner.infer(cache[index], check_inputs=False)
-            kept = outputs if count == 1 else {name: _copy(array) for name, array in outputs.items()}
+            kept = outputs if count == 1 else {n: a.clone() if is_torch(a) else np.array(a) for n, a in outputs.items()}
             results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
         if results and _log.isEnabledFor(logging.INFO):
-            _log.info("%s | %s -> %s", runner.name, _shown(cache[0]), _shown(results[0]))
+            _log.info("%s | %s -> %s", runner.name, _arrays_text(cache[0]), _arrays_text(results[0]))
         seconds = sum(result.runtime or 0.0 for result in results)
         _log.debug("%s | %d iterations in %.4g ms", runner.name, count, seconds * 1e3)
         return results
 
 
-def _shown(arrays: Mapping[str, Any]) -> str:
+def _arrays_text(arrays: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{n} [dtype={a.dtype}, shape={tuple(a.shape)}]" for n, a in arrays.items()) + "}"
-
-
-def _copy(array: Any) -> Any:
-    return array.clone() if is_torch(array) else np.array(array)
 
 
 def run_in_child(

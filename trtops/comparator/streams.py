@@ -1,7 +1,7 @@
 """Iterations on disk: one file for all, or a directory with one file each, so that only one need be in memory.
 
-A path with an ending is a file; one without is a directory of ``0000000000.json``, ``0000000001.json`` … Both are the
-field's formats.
+A path with an ending is a file; one without is a directory of ``0000000000.json``, ``0000000001.json`` … Both are
+Polygraphy's formats.
 """
 
 from __future__ import annotations

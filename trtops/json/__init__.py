@@ -1,4 +1,4 @@
-"""Saved formats: the field's JSON, both ways, and a fast one beside it.
+"""Saved formats: Polygraphy's JSON, both ways, and a fast one beside it.
 
 **JSON.** Objects of known types are JSON objects with a member ``polygraphy_class`` that names the type; arrays are the
 base64 text of a ``.npy`` file. This is Polygraphy's format: its files are read, also those of old releases (a member
@@ -89,7 +89,7 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
     from trtops.json.archive import ArchiveWriter
     from trtops.json.text import TextWriter
 
-    _log(f"Saving {description or 'an object'} to {os.fspath(dest)}")
+    _log_debug(f"Saving {description or 'an object'} to {os.fspath(dest)}")
     with open_atomically(dest) as file:
         if Path(dest).suffix == ".npz":
             ArchiveWriter(file).write(obj)
@@ -98,7 +98,7 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
 
 
 def load_json(src: Source, description: str | None = None) -> Any:
-    """Load what :func:`save_json`, or the field's tool, saved.
+    """Load what :func:`save_json`, or Polygraphy, saved.
 
     Args:
         src: A path, or an open file at its beginning. Which of the two formats it is shows in its first bytes.
@@ -114,12 +114,12 @@ def load_json(src: Source, description: str | None = None) -> Any:
     """
     if isinstance(src, (str, os.PathLike)):
         name = f"{description + ' ' if description else ''}{os.fspath(src)}"
-        _log(f"Loading {name}")
+        _log_debug(f"Loading {name}")
         with open(src, "rb") as file:
-            return _load(file, name)
+            return _load_file(file, name)
     if isinstance(src, io.TextIOBase):
         return from_json(src.read())
-    return _load(io.BytesIO(src.read()), description or "the file")  # type: ignore[arg-type]
+    return _load_file(io.BytesIO(src.read()), description or "the file")  # type: ignore[arg-type]
 
 
 def add_json_methods(description: str | None = None) -> Callable[[type[T]], type[T]]:
@@ -132,7 +132,7 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
     def decorate(cls: type[T]) -> type[T]:
         def from_text(src: str) -> T:
             """Read what ``to_json`` wrote; FormatError if it is something else."""
-            return _expect(cls, from_json(src), "the text")
+            return _expect_kind(cls, from_json(src), "the text")
 
         def save(self: T, dest: Source) -> None:
             """Save to a path (``.npz``: the fast format) or an open file."""
@@ -140,7 +140,7 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
 
         def load(src: Source) -> T:
             """Load what ``save`` wrote; FormatError if it is something else."""
-            return _expect(cls, load_json(src, description), str(src))
+            return _expect_kind(cls, load_json(src, description), str(src))
 
         for name, function in [
             ("to_json", to_json),
@@ -154,13 +154,13 @@ def add_json_methods(description: str | None = None) -> Callable[[type[T]], type
     return decorate
 
 
-def _expect(kind: type[T], obj: object, name: str) -> T:
+def _expect_kind(kind: type[T], obj: object, name: str) -> T:
     if not isinstance(obj, kind):
         raise errors.FormatError(f"{name} holds a {type(obj).__name__}; expected {kind.__name__}.")
     return obj
 
 
-def _log(message: str) -> None:
+def _log_debug(message: str) -> None:
     import logging
 
     logging.getLogger(__name__).debug(message)
@@ -175,7 +175,7 @@ def _write_open_file(obj: object, file: Any) -> None:
         TextWriter(file).write(obj)
 
 
-def _load(file: IO[bytes], name: str) -> Any:
+def _load_file(file: IO[bytes], name: str) -> Any:
     from trtops.json.archive import load_archive
     from trtops.json.text import load_text
 

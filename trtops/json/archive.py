@@ -60,7 +60,7 @@ def load_archive(file: IO[bytes], name: str) -> Any:
         with zipfile.ZipFile(file) as archive:
             index = _Index(archive, size)
             hook = Hook(lambda text: text, index.array)
-            return json.loads(index.text(), object_pairs_hook=functools.partial(_envelope, hook))["content"]
+            return json.loads(index.text(), object_pairs_hook=functools.partial(_keep_envelope, hook))["content"]
     except errors.FormatError as exc:
         raise errors.FormatError(f"{name}: {exc}") from None
     except (
@@ -72,10 +72,10 @@ def load_archive(file: IO[bytes], name: str) -> Any:
         NotImplementedError,
         RuntimeError,
     ) as exc:
-        raise errors.FormatError(f"{name} is damaged, cut short, or no archive of ours: {exc}.") from None
+        raise errors.FormatError(f"{name} is damaged, cut short, or not an archive that trtops wrote: {exc}.") from None
 
 
-def _envelope(hook: Hook, pairs: list[tuple[str, Any]]) -> Any:
+def _keep_envelope(hook: Hook, pairs: list[tuple[str, Any]]) -> Any:
     """The hook of an archive's index: leaves its outermost object as it is."""
     if pairs and pairs[0] == ("format", ARCHIVE_FORMAT):
         return dict(pairs)
@@ -98,11 +98,11 @@ class _Index:
     def text(self) -> bytes:
         """The index, after a look at its first words."""
         if "index.json" not in self.members:
-            raise errors.FormatError("it has no index.json: it is an archive, but none that trtops wrote")
-        text = self.archive.read(self._take("index.json"))
+            raise errors.FormatError("it has no index.json: it is an archive, but not one that trtops wrote")
+        text = self.archive.read(self._take_member("index.json"))
         head, _, version = text[:100].decode("utf-8", "replace").partition(', "version": ')
         if head != f'{{"format": "{ARCHIVE_FORMAT}"':
-            raise errors.FormatError("its index.json is none that trtops wrote")
+            raise errors.FormatError("its index.json was not written by trtops")
         if (version := version.split(",")[0]) != str(ARCHIVE_VERSION):
             raise errors.FormatError(
                 f"it has version {version[:20]}; this release reads version {ARCHIVE_VERSION}. Update trtops"
@@ -111,11 +111,11 @@ class _Index:
 
     def array(self, name: object) -> Array:
         """Read the array that the index names."""
-        info = self._take(name)
+        info = self._take_member(name)
         with self.archive.open(info) as member:
             return read_npy(_ZipReader(member), info.file_size)
 
-    def _take(self, name: object) -> zipfile.ZipInfo:
+    def _take_member(self, name: object) -> zipfile.ZipInfo:
         info = self.members.pop(name, None) if isinstance(name, str) else None
         if info is None:
             raise errors.FormatError(f"its index names the array {name!r:.80}, which is not in it, or was used before")

@@ -28,29 +28,14 @@ HOMES: dict[str, str] = {
         "trtops.comparator.results",
     ),
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
-    **dict.fromkeys(
-        (
-            "OutputCompareResult",
-            "L2Result",
-            "CosineSimilarityResult",
-            "PsnrResult",
-            "SnrResult",
-            "PerceptualMetricsResult",
-            "DistanceMetricsResult",
-            "QualityMetricsResult",
-            "SimpleThreshold",
-            "DistanceThreshold",
-            "QualityThreshold",
-            "L2Threshold",
-            "CosineSimilarityThreshold",
-            "PsnrThreshold",
-            "SnrThreshold",
-            "LpipsThreshold",
-        ),
-        "trtops.comparator.judgements",
-    ),
     "FormattedArray": "trtops.common",
 }
+_HOME_OF_ENDINGS = {ending: "trtops.comparator.judgements" for ending in ("Result", "Threshold")}
+"""The same for types whose names end so: those of the table of metrics, which need not be listed here again."""
+
+
+def _home_of(kind: str) -> str | None:
+    return HOMES.get(kind) or next((home for ending, home in _HOME_OF_ENDINGS.items() if kind.endswith(ending)), None)
 
 
 class Encoder:
@@ -64,7 +49,7 @@ class Encoder:
 
         Args:
             kind: The type; its ``__name__`` marks the object in the file.
-            alias: Accepted, and ignored, so that both decorators of a type can read alike.
+            alias: Ignored; accepted so that both decorators of a type can be written alike.
         """
 
         def decorate(function: Callable[[T], dict[str, Any]]) -> Callable[[T], dict[str, Any]]:
@@ -106,32 +91,34 @@ class Hook:
     def __call__(self, pairs: list[tuple[str, Any]]) -> Any:
         """What an object's members stand for."""
         content = {self.resolve(key): value for key, value in pairs}
-        kind = self._kind(content)
+        kind = self._named_kind(content)
         if kind == "ndarray":
-            return self._checked(kind, lambda: self.read_array(content["array"]))
+            return self._decoded(kind, lambda: self.read_array(content["array"]))
         content = {key: self.finish(value) for key, value in content.items()}
         if kind is None:
             return content
         if kind == "ExtendedArray":
-            return self._checked(kind, lambda: _extended(content["bits"], content["dtype"]))
+            return self._decoded(kind, lambda: _read_extended_array(content["bits"], content["dtype"]))
         if kind == "Tensor":
-            return self._checked(kind, lambda: _read_tensor(content["tensor"]))
+            return self._decoded(kind, lambda: _read_tensor(content["tensor"]))
         decode = Decoder.registered.get(kind)
-        if decode is None and kind in HOMES:
-            importlib.import_module(HOMES[kind])
+        if decode is None and (home := _home_of(kind)) is not None:
+            importlib.import_module(home)
             decode = Decoder.registered.get(kind)
         if decode is None:
             hint = errors.near(str(kind), {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
             raise errors.FormatError(f"it holds an object of the unknown type {str(kind)[:80]!r}. {hint}")
-        return self._checked(kind, lambda: decode(content))
+        return self._decoded(kind, lambda: decode(content))
 
     def finish(self, value: Any) -> Any:
         """Put long strings back in their places, also inside lists."""
         if isinstance(value, list):
-            return [self.finish(item) for item in value] if any(map(_may_hide_string, value)) else value
+            return (
+                [self.finish(item) for item in value] if any(isinstance(item, (str, list)) for item in value) else value
+            )
         return self.resolve(value) if isinstance(value, str) else value
 
-    def _kind(self, content: dict[str, Any]) -> str | None:
+    def _named_kind(self, content: dict[str, Any]) -> str | None:
         for key, value in content.items():
             if isinstance(value, str) and value == LEGACY_VALUE and key.startswith(LEGACY_MARKER):
                 del content[key]
@@ -142,7 +129,7 @@ class Hook:
         return kind
 
     @staticmethod
-    def _checked(kind: str, make: Callable[[], Any]) -> Any:
+    def _decoded(kind: str, make: Callable[[], Any]) -> Any:
         try:
             return make()
         except errors.FormatError:
@@ -153,11 +140,7 @@ class Hook:
             raise errors.FormatError(f"a {kind} in it is damaged: {exc}") from None
 
 
-def _may_hide_string(value: object) -> bool:
-    return isinstance(value, (str, list))
-
-
-def _extended(bits: Any, dtype: object) -> Array:
+def _read_extended_array(bits: Any, dtype: object) -> Array:
     import ml_dtypes
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The field's JSON: arrays are base64 text in it, which neither writing nor reading holds as a whole."""
+"""Polygraphy's JSON: arrays are base64 text in it, which neither writing nor reading holds as a whole."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class TextWriter:
     def write(self, obj: Any, indent: str = "\n") -> None:
         """Write one value; ``indent`` is the line break and margin it stands at."""
         if isinstance(obj, dict):
-            self._items("{", "}", ((_key(key), value) for key, value in obj.items()), indent)
+            self._write_items("{", "}", ((_key_text(key), value) for key, value in obj.items()), indent)
         elif isinstance(obj, (list, tuple)):
-            self._items("[", "]", (("", value) for value in obj), indent)
+            self._write_items("[", "]", (("", value) for value in obj), indent)
         elif obj is None or (isinstance(obj, (str, int, float)) and type(obj).__module__ == "builtins"):
             self.out(json.dumps(obj).encode("ascii"))
         elif (known := Encoder.registered.get(type(obj))) is not None:
             name, encode = known
             self.write({**encode(obj), MARKER: name}, indent)
         else:
-            self._foreign(obj, indent)
+            self._write_other(obj, indent)
 
-    def _items(self, opening: str, closing: str, items: Iterable[tuple[str, Any]], indent: str) -> None:
+    def _write_items(self, opening: str, closing: str, items: Iterable[tuple[str, Any]], indent: str) -> None:
         inner = indent + "    "
         if len(inner) > 1000:
             raise errors.FormatError("The object is nested more than 250 deep, or contains itself; it cannot be saved.")
@@ -54,22 +54,22 @@ class TextWriter:
             mark = ","
         self.out((indent + closing if mark == "," else opening + closing).encode("ascii"))
 
-    def _foreign(self, obj: Any, indent: str) -> None:
+    def _write_other(self, obj: Any, indent: str) -> None:
         import numpy as np
 
         if isinstance(obj, np.ndarray):
-            self._array(obj, indent)
+            self._write_array(obj, indent)
         elif isinstance(obj, np.generic):
             self.write(obj.item() if obj.dtype.kind in "biufU" else np.asarray(obj), indent)
         elif _is_torch(obj):
-            self._tensor(obj, indent)
+            self._write_tensor(obj, indent)
         else:
             raise errors.FormatError(
                 f"A {type(obj).__name__} cannot be saved. Save numbers, strings, lists, dicts and numpy arrays, "
                 "or register the type with trtops.json.Encoder."
             )
 
-    def _array(self, array: Array, indent: str) -> None:
+    def _write_array(self, array: Array, indent: str) -> None:
         import numpy as np
 
         if array.dtype.isbuiltin == 2:  # bfloat16 and its like, which .npy files know nothing of
@@ -88,7 +88,7 @@ class TextWriter:
             self.out(binascii.b2a_base64(block, newline=False))
         self.out(f'",{inner}"{MARKER}": "ndarray"{indent}}}'.encode("ascii"))
 
-    def _tensor(self, tensor: Any, indent: str) -> None:
+    def _write_tensor(self, tensor: Any, indent: str) -> None:
         import torch
 
         data = io.BytesIO()
@@ -97,14 +97,12 @@ class TextWriter:
         self.write({"tensor": text, MARKER: "Tensor"}, indent)
 
 
-def _key(key: object) -> str:
+def _key_text(key: object) -> str:
+    if key is None or isinstance(key, (bool, int, float)):
+        key = json.dumps(key)  # as Python's own encoder does
     if not isinstance(key, str):
-        key = json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else _refuse_key(key)
+        raise errors.FormatError(f"{key!r} is a key, but keys of saved dicts must be strings.")
     return json.dumps(key) + ": "
-
-
-def _refuse_key(key: object) -> str:
-    raise errors.FormatError(f"{key!r} is a key, but keys of saved dicts must be strings.")
 
 
 def _is_torch(obj: object) -> bool:
@@ -138,9 +136,9 @@ class _LongStrings:
         self.places: list[tuple[int, int, bool]] = []
 
     def skeleton(self) -> str:
-        return b"".join(self._pieces()).decode("utf-8", "surrogatepass")
+        return b"".join(self._skeleton_pieces()).decode("utf-8", "surrogatepass")
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _skeleton_pieces(self) -> Iterator[bytes]:
         offset = 0
         begin = -1  # where the current string's text begins in the file; -1 outside of strings
         held: list[bytes] = []  # the current string's text, as long as it is short
@@ -169,13 +167,13 @@ class _LongStrings:
                     if offset + at - begin <= _LONG_STRING:
                         held.append(b'"')
                     continue
-                yield self._string(begin, offset + end, held, escaped) + b'"'
+                yield self._short_form(begin, offset + end, held, escaped) + b'"'
                 begin = -1
             offset += len(chunk)
         if begin >= 0:
             raise errors.FormatError("the text ends inside a string; the file is cut short")
 
-    def _string(self, begin: int, end: int, held: list[bytes], escaped: bool) -> bytes:
+    def _short_form(self, begin: int, end: int, held: list[bytes], escaped: bool) -> bytes:
         if end - begin <= _LONG_STRING:
             return b"".join(held)
         self.places.append((begin, end, escaped))
@@ -263,7 +261,7 @@ class _Base64Reader:
     def read(self, count: int) -> bytes:
         parts = []
         while count > 0:
-            if not self.ready and not self._fill():
+            if not self.ready and not self._decode_more():
                 break
             parts.append(bytes(self.ready[:count]))
             self.ready = self.ready[count:]
@@ -272,14 +270,14 @@ class _Base64Reader:
 
     def readinto(self, target: memoryview) -> int:
         done = 0
-        while done < len(target) and (self.ready or self._fill()):
+        while done < len(target) and (self.ready or self._decode_more()):
             count = min(len(self.ready), len(target) - done)
             target[done : done + count] = self.ready[:count]
             self.ready = self.ready[count:]
             done += count
         return done
 
-    def _fill(self) -> bool:
+    def _decode_more(self) -> bool:
         text = self.file.read(min(self.left, BLOCK // 3 * 4))
         self.left -= len(text)
         try:

@@ -14,15 +14,15 @@ from trtops.tactics.record import TacticChoice
 class DeniedTactic(Record):
     """Choices that were convicted together, on one kind of device and one release.
 
-    A choice is known by its layer's name and its tactic, into whose text TensorRT's tensor formats go as well; so it is
-    denied in every model that has such a layer, a model exported anew among them, and in no other.
+    A choice is identified by its layer's name and its tactic, whose text includes TensorRT's tensor formats. So it is denied
+    in every model with such a layer, for instance after exporting the model again, and in no other.
 
     Attributes:
         backend_version: Release of the back end that chose them.
         device_sha256: Kind of device that they ran on.
         choices: The layers and what they got.
-        settings: Choices for the whole engine, where no layer shows them; denied if all of them come together.
-        evidence: Id of the run that proved it.
+        settings: Choices for the whole engine, where no layer shows them; denied if a build has all of them.
+        evidence: Id of the run that proved them guilty.
     """
 
     backend_version: str
@@ -32,7 +32,7 @@ class DeniedTactic(Record):
     evidence: str = ""
 
     def deciding(self) -> JSONValue:
-        """What is denied, not why."""
+        """What is denied, without the evidence."""
         return replace(self, evidence="").to_dict()
 
 
@@ -52,23 +52,18 @@ class DenyList(Record):
         return DenyList(entries=tuple(e for e in self.entries if (e.backend_version, e.device_sha256) == place))
 
     def deciding(self) -> JSONValue:
-        """The entries, as the set they are."""
+        """The entries, as a set."""
         return sorted({entry.digest for entry in self.entries})  # type: ignore[return-value]
 
     def why(self, choices: Iterable[TacticChoice], settings: Iterable[tuple[str, str]] = ()) -> str | None:
-        """What in a build's choices is denied, and by which run, in words; None if nothing is."""
-        chosen = {chosen_by(choice) for choice in choices}
+        """In words, what of a build's choices is denied and by which run; None if nothing is."""
+        chosen = {choice.identity for choice in choices}
         given = set(settings)
         for entry in self.entries:
             for choice in entry.choices:
-                if chosen_by(choice) in chosen:
+                if choice.identity in chosen:
                     return f"it gives {choice.layer} the tactic {choice.tactic}, which run {entry.evidence} convicted"
             if not entry.choices and entry.settings and given.issuperset(entry.settings):
                 named = ", ".join(f"{name}={value}" for name, value in entry.settings)
                 return f"it sets {named}, which run {entry.evidence} convicted"
         return None
-
-
-def chosen_by(choice: TacticChoice) -> tuple[object, ...]:
-    """What two choices of one layer have in common if they are the same."""
-    return (choice.layer, choice.tactic, choice.implementation, choice.tactic_id)

@@ -1,9 +1,9 @@
 """Which tactic is guilty: statistics over the good and the bad builds of a campaign.
 
-Everything follows from the table; the methods, with their sources, are in :mod:`trtops.tactics.evidence`. A conviction
-rests on evidence that stays valid however often one looks, so a campaign may diff after every build and stop when
+Everything follows from the table; the methods and their sources are in :mod:`trtops.tactics.evidence`. A conviction rests
+on evidence that stays valid however often one looks, so a campaign may diff after every build and stop when
 :func:`decided` says so: at a confidence of 95 %, at most 5 of 100 campaigns without a culprit ever accuse one. Builds
-without an order of arrival, as from loose files, weigh the same in any order; there the 5 of 100 hold for one look at a
+without an order of arrival, as from loose files, count the same in any order. There the 5 of 100 hold for one look at a
 number of builds fixed beforehand, and nothing is ever decided.
 """
 
@@ -32,14 +32,14 @@ from trtops.tactics.spelling import SPELLINGS, spell
 from trtops.tactics.table import ABSENT, CampaignTable
 from trtops.verdict import VERDICTS
 
-_WORTH_NAMING = 0.01  # guilt below which what decides a suspect is not looked for
-_WRONG_VERDICTS = 0.05  # share of verdicts that may be wrong
+_WORTH_NAMING = 0.01  # guilt below which the joint settings that decide a suspect are not searched for
+_WRONG_VERDICTS = 0.05  # share of the bad verdicts that may be wrong where a culprit is ruled out
 
 
 def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -> TacticDiff:
     """Find what the bad builds have in common and the good ones lack.
 
-    Each ``by`` is a question of its own: whoever asks several should ask each at a higher confidence.
+    Each ``by`` is another test: whoever makes several should make each at a higher confidence.
 
     Args:
         table: The campaign.
@@ -47,7 +47,7 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
         by: What to compare: the layers' tactics, tensor formats, precisions, or tactics with their formats.
 
     Raises:
-        ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is something else.
+        ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is none of these.
     """
     if not 0.5 <= confidence < 1:
         raise errors.ConfigError(f"confidence is {confidence}; expected at least 0.5 and less than 1, such as 0.95.")
@@ -57,8 +57,8 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
     found = (
         evidence.weigh(case.groups, case.bad) if case.groups.members and case.bad.any() and not case.bad.all() else None
     )
-    ranking = _ranking(case, found)
-    conclusion = _conclude(case, found, confidence)
+    ranking = _rank_groups(case, found)
+    conclusion = _reach_conclusion(case, found, confidence)
     result = TacticDiff(
         by=by,
         ordered=table.ordered,
@@ -70,13 +70,13 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
         errors=table.named("error"),
         layers=len(table.layers),
         varying_layers=tuple(table.layers[i] for i in sorted({c for c in case.features.column.tolist() if c >= 0})),
-        suspects=_suspects(case, found, ranking, confidence),
-        explanation=_explanation(case, found, ranking) if found else None,
+        suspects=_describe_suspects(case, found, ranking, confidence),
+        explanation=_describe_explanation(case, found, ranking) if found else None,
         p_value=found.p_value if found else 1.0,
         e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
         p_innocent=found.innocent if found else 0.5,
         thorough=found is not None and _would_have_shown(case, 2, confidence),
-        contradicting=_contradicting(case),
+        contradicting=_count_contradicting(case),
         set_difference=set_difference(table),
     )
     return replace(result, summary=report.summary(result))
@@ -91,9 +91,9 @@ def decided(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic"
 
 
 def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") -> tuple[str, ...]:
-    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, as the table has them.
+    """Names of the builds that have all of a suspect's choices and settings, whatever their verdict, in the table's order.
 
-    What a proof starts from: a bad build that has the suspect, to swap it out of, and a good one that has not.
+    A proof starts from them: it swaps the suspect out of a bad build that has it, and into a good one that does not.
 
     Args:
         table: The campaign that the suspect was found in.
@@ -101,7 +101,7 @@ def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") ->
         by: As in the diff.
     """
     texts, translate = spell(table.choices, by)
-    having = (table.codes != ABSENT).any(axis=1)  # a build that left no record has nothing
+    having = (table.codes != ABSENT).any(axis=1)  # a build without a record has nothing
     for choice in suspect.choices:
         code = ABSENT if choice.choice is None else texts.index(choice.choice)
         having &= translate[table.codes[:, table.layers.index(choice.layer)]] == code
@@ -111,12 +111,14 @@ def builds_with(table: CampaignTable, suspect: Suspect, *, by: By = "tactic") ->
 
 
 def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
-    """The difference the field's tool prints: per layer, what was seen in a bad build and never in a good one."""
+    """The difference that Polygraphy prints: per layer, what was seen in a bad build and in no good one."""
     seen = {}
     for verdict in ("good", "bad"):
         codes = table.codes[table.verdicts == VERDICTS.index(verdict)]
         mask = np.zeros((codes.shape[1], len(table.choices) + 1), np.bool_)
-        mask[np.arange(codes.shape[1]), codes] = True  # absent is the last column
+        mask[np.arange(codes.shape[1]), codes] = (
+            True  # the code -1 of an absent layer marks the last column, dropped below
+        )
         seen[verdict] = mask[:, :-1]
     only_bad = seen["bad"] & ~seen["good"]
     choices = table.choices
@@ -130,7 +132,7 @@ def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
 class _Case:
     """The judged builds of a table, as features and verdicts.
 
-    Settings are features too; they have the columns -1, -2, and so on.
+    Settings are features too, with the columns -1, -2, and so on.
     """
 
     def __init__(self, table: CampaignTable, by: By) -> None:
@@ -151,23 +153,25 @@ class _Case:
         self.groups: Groups = evidence.groups_of(self.features, ordered=table.ordered)
 
     def choices(self, group: int) -> tuple[LayerChoice, ...]:
-        """A group's layers; absences, which follow from the other choices, only if there is nothing else."""
+        """A group's layers and choices. Absent layers only if there is nothing else: they follow from the other choices."""
         members = [f for f in self.groups.members[group] if self.features.column[f] >= 0]
         present = [f for f in members if self.features.code[f] != ABSENT]
         is_setting = len(members) < len(self.groups.members[group])
         return tuple(self._choice(f) for f in (present or ([] if is_setting else members)))
 
     def settings(self, group: int) -> tuple[tuple[str, str], ...]:
-        """Settings that come with the group in the very same builds, if any do."""
+        """Settings that are in the group, and so come in the same builds."""
         members = self.groups.members[group]
         return tuple(
             self._setting(f) for f in members if self.features.column[f] < 0 and self.features.code[f] != ABSENT
         )
 
     def joint_settings(self, group: int) -> tuple[tuple[str, str], ...]:
-        """The fewest settings that, taken together, come in the very builds that have the group; empty if none do."""
+        """A minimal set of settings that come together in exactly the builds that have the group; empty if there is none."""
         present = self.groups.present[:, group]
         settings = np.flatnonzero((self.features.column < 0) & (self.features.code != ABSENT)).tolist()
+        # Only settings that every build of the group has can be in the set. If all of these together do not single the group
+        # out, no subset does; if they do, each one that the others do without is dropped.
         needed = [f for f in settings if not (present & ~self.features.present[:, f]).any()]
         if not np.array_equal(self.features.present[:, needed].all(axis=1), present):
             return ()
@@ -187,15 +191,15 @@ class _Case:
         return name, self.table.values[self.features.code[feature]]
 
 
-def _ranking(case: _Case, found: Evidence | None) -> Ints:
-    """Groups by guilt; the explanation's own first among equals."""
+def _rank_groups(case: _Case, found: Evidence | None) -> Ints:
+    """Groups by guilt; of equally guilty ones, those in more bad builds first."""
     groups = len(case.groups.members)
     guilt = found.guilt if found else np.zeros(groups)
     hits = case.groups.present[case.bad].sum(axis=0)
     return np.lexsort((np.arange(groups), -hits, -guilt))
 
 
-def _suspects(case: _Case, found: Evidence | None, ranking: Ints, confidence: float) -> tuple[Suspect, ...]:
+def _describe_suspects(case: _Case, found: Evidence | None, ranking: Ints, confidence: float) -> tuple[Suspect, ...]:
     builds, bad = len(case.bad), int(case.bad.sum())
     size, hits = case.groups.present.sum(axis=0), case.groups.present[case.bad].sum(axis=0)
     test = evidence.FisherTest(builds, bad)
@@ -226,7 +230,7 @@ def _suspects(case: _Case, found: Evidence | None, ranking: Ints, confidence: fl
     return tuple(suspects)
 
 
-def _explanation(case: _Case, found: Evidence, ranking: Ints) -> Explanation:
+def _describe_explanation(case: _Case, found: Evidence, ranking: Ints) -> Explanation:
     place = {int(group): position for position, group in enumerate(ranking)}
     explained = int(case.bad[found.expected_bad].sum())
     return Explanation(
@@ -238,7 +242,7 @@ def _explanation(case: _Case, found: Evidence, ranking: Ints) -> Explanation:
     )
 
 
-def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclusion:
+def _reach_conclusion(case: _Case, found: Evidence | None, confidence: float) -> Conclusion:
     if not len(case.bad):
         return "no builds"
     if not case.bad.any():
@@ -249,30 +253,31 @@ def _conclude(case: _Case, found: Evidence | None, confidence: float) -> Conclus
         return "no single tactic explains this"
     if found.log_e_value >= -math.log(1 - confidence):
         return "convicted" if found.guilt.max() >= confidence else "narrowed down"
-    if _acquits(case, found, confidence):
+    if _is_acquitted(case, found, confidence):
         return "no single tactic explains this"
     return "not enough runs"
 
 
-def _acquits(case: _Case, found: Evidence, confidence: float) -> bool:
-    """Whether a culprit would have been convicted by now: a single one, or, if innocence is less clear, even a pair."""
+def _is_acquitted(case: _Case, found: Evidence, confidence: float) -> bool:
+    """Whether a culprit would have been convicted by now: a single one, or where innocence is less certain, even a pair."""
     if found.innocent > ACQUITTED:
         return _would_have_shown(case, 1, confidence)
     return found.innocent > 0.5 and _would_have_shown(case, 2, confidence)
 
 
 def _would_have_shown(case: _Case, culprits: Literal[1, 2], confidence: float) -> bool:
-    """Whether one or two culprits of average prior that come with the bad builds, but for wrong verdicts, would show."""
+    """Whether one or two culprits of average prior, present in all bad builds but those misjudged, would be convicted."""
     prior = evidence.average_prior(len(case.groups.members), culprits)
     builds, bad = len(case.bad), int(case.bad.sum())
     likelihood = evidence.Likelihood(builds, bad)
+    # As many builds have the culprit as are bad. A few of those are good, and as many bad builds do not have it.
     hits = bad - int(_WRONG_VERDICTS * bad)
     log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
     return log_e_value >= -math.log(1 - confidence)
 
 
 def _more_builds(case: _Case, found: Evidence | None, conclusion: Conclusion, confidence: float) -> int | None:
-    """Builds until the best explanation is expected to be convicted, or to be told from the next best."""
+    """Builds until the best explanation is expected to be convicted, or to be told apart from the next best."""
     if found is None or conclusion not in ("not enough runs", "narrowed down"):
         return None
     builds, bad, expected = len(case.bad), int(case.bad.sum()), found.expected_bad
@@ -281,12 +286,13 @@ def _more_builds(case: _Case, found: Evidence | None, conclusion: Conclusion, co
         enough = trend.builds_until(-math.log(1 - confidence), found.best_prior, builds)
         return None if enough is None else max(1, enough - builds)
     guilt = float(found.guilt.max())
+    # How much the logarithm of the odds of the most suspicious group must still grow.
     missing = math.log(confidence / (1 - confidence)) - math.log(guilt / (1 - guilt))
     return trend.builds_to_tell_apart(expected, found.rival_expected_bad, missing)
 
 
-def _contradicting(case: _Case) -> int:
-    """Judged builds that made the very choices of one with the other verdict."""
+def _count_contradicting(case: _Case) -> int:
+    """Judged builds that made the same choices as one with the other verdict."""
     rows = np.ascontiguousarray(np.hstack((case.codes, case.setting_codes)))
     verdicts: dict[bytes, list[int]] = {}
     for row, bad in zip(rows, case.bad.tolist()):

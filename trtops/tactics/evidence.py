@@ -1,28 +1,28 @@
-"""What verdicts say about choices: exact tests, and the probability of every set of culprits that is worth a thought.
+"""What verdicts say about choices: exact tests, and the probability of every plausible set of culprits.
 
-Plain numbers in, plain numbers out; :mod:`trtops.tactics.diff` puts names to them.
+Numbers in, numbers out; :mod:`trtops.tactics.diff` puts names to them.
 
 A *feature* is "this layer got this tactic" or "this setting had this value", true or false for each build. Features
-that are true of the very same builds cannot be told apart by any number of verdicts: they form one *group*. A
-*hypothesis* is a set of groups that makes builds bad: one group; two that fail only together; either of two; and, grown
-from the best of these, either of several.
+that are true of the same builds cannot be told apart by verdicts on these: they form one *group*. A *hypothesis* is a set
+of groups that makes builds bad: one group; two that fail only together; either of two; and, grown from the best of these,
+any of several.
 
 Each hypothesis splits the builds into those that it expects to be bad and the others. It is weighed by the probability
-of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): a culprit
-mostly fails, the rest mostly passes, and neither has to always. That is what makes the search robust to wrong verdicts.
-The prior of a hypothesis pays for the search: one half for "no tactic is guilty", the other half shared by all single
-groups (1/2) and all pairs of both kinds (1/4 each). What share of it a group gets follows from the choices, and from no
-verdict (:func:`groups_of`).
+of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): builds with a
+culprit mostly fail, the others mostly pass, and neither always, so a few wrong verdicts do no harm. The prior pays for
+searching among many hypotheses: one half is for "no tactic is guilty", the other half is shared by all single groups (1/2)
+and all pairs of both kinds (1/4 each). A group's share of it depends on the choices and on no verdict
+(:func:`groups_of`).
 
 Two guards against accusing chance, both valid if verdicts have nothing to do with choices, whatever the rate of bad
 builds and however the choices depend on each other:
 
 * :attr:`Evidence.p_value`: exact hypergeometric (Fisher) tail of the best hypothesis, Bonferroni-corrected for all that
-  were tried. For a number of builds fixed beforehand.
+  were tried. Valid for a number of builds fixed beforehand.
 * :attr:`Evidence.log_e_value`: a test martingale over its supremum under the null ("universal inference", Wasserman,
   Ramdas and Balakrishnan, PNAS 2020). Of builds in their order of arrival it exceeds ``1 / alpha`` at any time, however
   often one looks, with a probability of at most ``alpha`` (Ville's inequality). Of builds without an order it does so
-  for a number of builds fixed beforehand (Markov's inequality): each look at more of them runs that risk anew.
+  for a number of builds fixed beforehand (Markov's inequality): each look at more of them runs that risk again.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Clauses: TypeAlias = tuple[tuple[int, ...], ...]
 """Groups that make a build bad: any of the clauses, in each of which all groups must come together."""
 
 GUILTY_PRIOR = (3.0, 0.5)
-"""Beta prior of the rate of bad builds among those with the culprit; reversed, among those without."""
+"""Beta prior of the rate of bad builds among those with the culprit; reversed, of the rate among those without."""
 
 _ONE, _PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
-_MAX_PAIRED = 1024  # groups that pairs are made of, the most suspicious ones: 1024 x 1024 doubles are 8 MiB
-_MAX_CLAUSES = 6
+_MAX_PAIRED = 1024  # groups, the most suspicious, of which pairs are made: 1024 x 1024 doubles are 8 MiB
+_MAX_CLAUSES = 6  # alternatives in a grown hypothesis
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Features:
         present: Of shape ``(builds, features)``.
         column: The layer's (or setting's) position, of shape ``(features,)``.
         code: What it got; -1 for features that say "the build has no such layer".
-        birth: The build with which the column began to vary or the code was first seen, whichever is later. It means
-            something only if builds come in their order of arrival.
+        birth: The build (from 0) with which the column began to vary or the code was first seen, whichever is later. It
+            has a meaning only if builds are in their order of arrival.
     """
 
     present: Bools
@@ -74,6 +74,8 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
     Args:
         codes: Of shape ``(builds, columns)``, -1 for absent.
     """
+    # No loop over columns: a campaign has thousands. A feature's key is its column times the number of codes, plus its code,
+    # moved up by one so that absent (-1) becomes 0; of all possible keys those that occur become features.
     differs = codes != codes[:1]
     columns = np.flatnonzero(differs.any(axis=0))
     varying = np.asarray(codes[:, columns], np.int64) + 1
@@ -86,6 +88,7 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
     present = np.zeros((len(codes), len(used)), np.bool_)
     present[np.arange(len(codes))[:, None], position[keys]] = True
     owner = used // limit
+    # A column can vary from the second build on, so no birth is 0.
     first_change = differs[:, columns].argmax(axis=0) if len(columns) else np.empty(0, np.int64)
     birth = np.maximum(first_change[owner], present.argmax(axis=0) if len(used) else 0)
     return Features(present=present, column=columns[owner], code=used % limit - 1, birth=birth)
@@ -93,7 +96,7 @@ def features_of(codes: npt.NDArray[np.integer]) -> Features:
 
 @dataclass(frozen=True)
 class Groups:
-    """Features that no verdict can tell apart, as one.
+    """Features, those that no verdict can tell apart taken as one.
 
     Attributes:
         present: Of shape ``(builds, groups)``.
@@ -107,20 +110,18 @@ class Groups:
 
 
 def groups_of(features: Features, *, ordered: bool = True) -> Groups:
-    """Group the features that are true of the very same builds, and share the prior out.
+    """Group the features that are true of the same builds, and divide the prior among the groups.
 
     Args:
         features: The features.
-        ordered: Whether builds come in their order of arrival. Then a group's share must not depend on later builds:
-            features that begin to vary with build ``i`` share ``1 / (i (i + 1))``, which sums to one for ever. If not,
-            every group has the same share.
+        ordered: Whether builds are in their order of arrival. If not, every group has the same share.
     """
     packed = np.ascontiguousarray(np.packbits(features.present, axis=0).T)
     found: dict[bytes, list[int]] = {}
     for feature, row in enumerate(packed):
         found.setdefault(row.tobytes(), []).append(feature)
     members = tuple(map(tuple, found.values()))
-    shares = _by_birth(features, members) if ordered else np.ones(len(members)) / len(members)
+    shares = _shares_by_birth(features, members) if ordered else np.ones(len(members)) / len(members)
     return Groups(
         present=features.present[:, [group[0] for group in members]],
         members=members,
@@ -128,8 +129,13 @@ def groups_of(features: Features, *, ordered: bool = True) -> Groups:
     )
 
 
-def _by_birth(features: Features, members: tuple[tuple[int, ...], ...]) -> Floats:
-    """Each group's share of the prior, where builds come in their order of arrival."""
+def _shares_by_birth(features: Features, members: tuple[tuple[int, ...], ...]) -> Floats:
+    """Each group's share of the prior, where builds are in their order of arrival.
+
+    The evidence is valid at any time only if hypotheses keep their prior as builds come, so a feature's share must not depend
+    on later ones. The features born with build ``i`` divide ``1 / (i (i + 1))``, which over all ``i`` sums to one. A group's
+    share is the sum of its features', so that nothing changes when later builds split the group.
+    """
     births, counts = np.unique(features.birth, return_counts=True)
     share = dict(zip(births.tolist(), (1.0 / (births * (births + 1.0) * counts)).tolist()))
     return np.array([math.fsum(share[int(features.birth[f])] for f in group) for group in members], np.float64)
@@ -168,7 +174,16 @@ def average_prior(groups: int, culprits: Literal[1, 2]) -> float:
 
 
 class Likelihood:
-    """Logarithms of the probability of ``bad`` bad verdicts among ``builds``, split in two by a hypothesis."""
+    """Logarithms of the probability of verdicts, ``bad`` of ``builds`` being bad, under hypotheses that split the builds.
+
+    The probability is that of the sequence of verdicts, with the rates of both parts integrated over their Beta priors: a
+    quotient of Beta functions for each part. Gamma functions are tabulated, since every one needed is of an integer plus a
+    constant.
+
+    Attributes:
+        innocent: The same where no choice is guilty: one rate for all builds, integrated over Jeffreys' prior (1/2, 1/2).
+        supremum: The same at the one rate that makes the verdicts most probable: the null that the e-value is against.
+    """
 
     def __init__(self, builds: int, bad: int) -> None:
         self.builds, self.bad = builds, bad
@@ -181,7 +196,7 @@ class Likelihood:
         self.innocent = float(half[bad] + half[builds - bad] - 2 * half[0] - math.lgamma(builds + 1))
 
     def __call__(self, size: Ints | np.int64, hits: Ints | np.int64) -> Floats:
-        """For hypotheses that expect ``size`` builds to be bad, of which ``hits`` are; any shape, elementwise."""
+        """For hypotheses that expect ``size`` builds to be bad, of which ``hits`` are; arrays of any shape, elementwise."""
         outside, misses = self.builds - size, self.bad - hits
         inside = self._fails[hits] + self._passes[size - hits] - self._both[size]
         rest = self._passes[misses] + self._fails[outside - misses] - self._both[outside]
@@ -191,9 +206,9 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Trend:
-    """Rates that a campaign is expected to keep: how often the culprit comes, and how often builds with and without fail.
+    """Rates that a campaign is expected to keep: of builds with the culprit, and of bad ones among those with and without it.
 
-    Posterior means, so that a culprit seen once is not taken for one that always fails.
+    Posterior means rather than shares seen, which after one bad build with the culprit would say that it always fails.
     """
 
     seen: float
@@ -202,7 +217,7 @@ class Trend:
 
     @classmethod
     def of(cls, builds: int, bad: int, size: int, hits: int) -> Trend:
-        """From the builds so far, of which ``size`` have the culprit."""
+        """From the builds so far: ``size`` have the culprit, ``hits`` of these are bad."""
         fails, passes = GUILTY_PRIOR
         return cls(
             seen=(size + 0.5) / (builds + 1),
@@ -211,14 +226,14 @@ class Trend:
         )
 
     def log_e_value(self, builds: int, prior: float) -> float:
-        """What a hypothesis with the logarithm of its prior will have reached after so many builds."""
+        """The evidence expected after so many builds for a hypothesis, given the logarithm of its prior."""
         size = round(builds * self.seen)
         hits, misses = round(size * self.fails), round((builds - size) * self.fails_without)
         likelihood = Likelihood(builds, hits + misses)
         return prior + float(likelihood(np.int64(size), np.int64(hits))) - likelihood.supremum
 
     def builds_until(self, log_e_value: float, prior: float, start: int, limit: int = 1 << 17) -> int | None:
-        """Builds in all until the evidence is expected to suffice; None if ``limit`` would not do."""
+        """Builds in all until the evidence is expected to suffice; None if ``limit`` builds would not."""
         enough = start
         while self.log_e_value(enough, prior) < log_e_value:
             enough *= 2
@@ -227,7 +242,10 @@ class Trend:
         return start + bisect.bisect_left(range(start, enough), log_e_value, key=lambda n: self.log_e_value(n, prior))
 
     def builds_to_tell_apart(self, best: Bools, rival: Bools, missing: float) -> int | None:
-        """Builds until the verdicts favour one of two hypotheses enough, at the rate at which they have differed.
+        """Builds until verdicts favour one of two hypotheses enough, if they differ as often as they have so far.
+
+        Each build on which they differ is expected to add the Kullback-Leibler divergence of the two rates to the logarithm of
+        the odds.
 
         Args:
             best: The builds that the better one expects to be bad.
@@ -235,12 +253,14 @@ class Trend:
             missing: How much the logarithm of the odds must grow.
         """
         p, q = self.fails, self.fails_without
-        gain = float((best & ~rival).mean()) * _divergence(p, q) + float((rival & ~best).mean()) * _divergence(q, p)
+        gain = float((best & ~rival).mean()) * _kl_divergence(p, q) + float((rival & ~best).mean()) * _kl_divergence(
+            q, p
+        )
         return max(1, math.ceil(missing / gain)) if gain > 0 else None
 
 
-def _divergence(p: float, q: float) -> float:
-    """Kullback-Leibler divergence between a coin that falls with probability ``p`` and one with ``q``, in nats."""
+def _kl_divergence(p: float, q: float) -> float:
+    """Kullback-Leibler divergence of a coin of probability ``q`` from one of ``p``, in nats."""
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
@@ -250,7 +270,7 @@ def _log_gammas(start: float, count: int) -> Floats:
 
 
 class FisherTest:
-    """Fisher's exact test, one-sided, for one campaign: are builds with a choice bad more often than chance makes them?"""
+    """Fisher's exact test, one-sided, for one campaign: are builds with a choice bad more often than by chance?"""
 
     def __init__(self, builds: int, bad: int) -> None:
         self.builds, self.bad = builds, bad
@@ -273,7 +293,7 @@ class FisherTest:
 
 
 def holm(p_values: Floats) -> Floats:
-    """Holm's step-down correction, in the order given (Scandinavian Journal of Statistics, 1979)."""
+    """Holm's step-down correction (Scandinavian Journal of Statistics, 1979); in the order given."""
     order = np.argsort(p_values)
     stepped = p_values[order] * (len(p_values) - np.arange(len(p_values)))
     corrected = np.empty(len(p_values))
@@ -304,9 +324,12 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
     search = _Search(groups, bad)
     small = search.enumerated()
     grown = search.grown(small[0])
+    # Scores are logarithms far below zero; taken relative to the largest, their exponentials do not all vanish.
     peak = max(search.likelihood.innocent, small[0].score, *(step.best.score for step in grown))
     innocent = math.exp(search.likelihood.innocent - peak)
     guilt, found = search.summed(peak)
+    # Before the grown hypotheses are added: the verdicts chose them, and no share of the prior was set aside for them, so the
+    # e-value, a guard against chance, must not count them. They do count as explanations.
     log_found = peak + math.log(found)
     for step in grown:
         mass = np.exp(step.scores - peak)
@@ -340,7 +363,7 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Step:
-    """Every way of adding one more group to the alternatives of ``base``; ``scores`` has one entry per group."""
+    """Every way of adding one group to the alternatives of ``base``; ``scores`` has one entry per group."""
 
     base: _Guess
     scores: Floats
@@ -348,7 +371,7 @@ class _Step:
 
 
 class _Search:
-    """All single groups and pairs at once, as arrays."""
+    """Scores of all single groups and pairs, as arrays: logarithms of prior times probability of the verdicts."""
 
     def __init__(self, groups: Groups, bad: Bools) -> None:
         self.groups, self.bad = groups, bad
@@ -362,7 +385,7 @@ class _Search:
     def _pairs(self) -> Floats:
         """Scores of shape ``(paired, paired)``: above the diagonal for "only together", below it for "either"."""
         weight, size, hits = (of[self.paired] for of in (self.groups.log_weight, self.size, self.hits))
-        # Counts up to 2**24 are exact in float32, and its matrix product is the fastest there is.
+        # In float32, whose matrix product is the fastest, and which counts exactly up to 2**24.
         present = self.groups.present[:, self.paired].astype(np.float32)
         common = (present.T @ present).astype(np.int64)
         common_hits = (present[self.bad].T @ present[self.bad]).astype(np.int64)
@@ -370,15 +393,16 @@ class _Search:
         sizes = np.where(together, common, size[:, None] + size - common)
         all_hits = np.where(together, common_hits, hits[:, None] + hits - common_hits)
         scores = _PAIR + weight[:, None] + weight + self.likelihood(sizes, all_hits)
-        nested = common == np.minimum(size[:, None], size)  # the pair says what one of them says alone
+        nested = common == np.minimum(size[:, None], size)  # the pair expects what one of the two alone does
+        # Pairs that are left out, here or for not being among the most suspicious, only make the evidence smaller.
         scores[nested | (sizes == 0) | np.eye(len(scores), dtype=np.bool_)] = -np.inf
         return scores
 
     def enumerated(self, without: int | None = None) -> list[_Guess]:
-        """The best of each kind: one group, two that fail only together, either of two; the most probable first.
+        """The best hypothesis of each kind (one group, two that fail only together, either of two), the most probable first.
 
         Args:
-            without: A group that must not be in them.
+            without: A group to leave out.
         """
         single, pair = self.single.copy(), self.pair.copy()
         if without is not None and len(single) > 1:
@@ -398,7 +422,7 @@ class _Search:
         return sorted(guesses, key=lambda guess: -guess.score)
 
     def grown(self, base: _Guess) -> list[_Step]:
-        """Steps that add alternatives to a pair, as long as each makes the verdicts more probable than it costs."""
+        """Steps that add alternatives to a pair, as long as each makes the verdicts more probable by more than its prior costs."""
         steps: list[_Step] = []
         while sum(map(len, base.clauses)) > 1 and len(base.clauses) < _MAX_CLAUSES:
             rest = ~base.expected
@@ -415,14 +439,17 @@ class _Search:
         return steps
 
     def summed(self, peak: float) -> tuple[Floats, float]:
-        """Posterior mass per group and in all, in units of ``exp(peak)``."""
+        """Sums of prior times probability of the verdicts, per group and in all, in units of ``exp(peak)``."""
         single, pair = np.exp(self.single - peak), np.exp(self.pair - peak)
         guilt = single.copy()
         guilt[self.paired] += pair.sum(axis=0) + pair.sum(axis=1)
         return guilt, float(single.sum() + pair.sum())
 
     def p_value(self, guesses: list[_Guess]) -> float:
-        """Bonferroni over all hypotheses, one half of the level for single groups and a quarter for each kind of pair."""
+        """The smallest p-value of the given hypotheses, corrected for all: single groups share half the level, pairs the rest.
+
+        Each kind of pair has a quarter of it for ``groups (groups - 1) / 2`` pairs, also those that were not scored.
+        """
         test = FisherTest(len(self.bad), int(self.bad.sum()))
         groups = len(self.groups.members)
         corrected = [1.0]

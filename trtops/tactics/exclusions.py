@@ -1,4 +1,4 @@
-"""Tactics to keep out of a build, from a file: a deny list, one entry of it, or a record whose every choice is bad."""
+"""Tactics to keep out of a build, read from a file: a deny list, an entry of one, or a record whose every choice is bad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_exclusions(path: str | Path) -> DenyList:
 
     Args:
         path: A saved :class:`~trtops.tactics.denied.DenyList` or :class:`~trtops.tactics.denied.DeniedTactic`, or a tactic
-            record, ours or the field's replay file, of which every choice is kept out.
+            record, ours or Polygraphy's replay file, of which every choice is kept out.
 
     Raises:
         FormatError: If the file cannot be read, or holds none of these.

@@ -1,4 +1,4 @@
-"""What a diff finds, as records: saved with the campaign, read by people, by the proof and by later builds."""
+"""What a diff finds, as records: saved with the campaign, and read by people, by proofs and by later builds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from trtops.record import Record
 from trtops.tactics.table import Choice
 
 By: TypeAlias = Literal["tactic", "format", "precision", "algorithm"]
-"""What makes two choices differ: their tactics, tensor formats, precisions; or tactic and formats together, as in the
-field's tool, for a tactic that fails in one format only."""
+"""What makes two choices differ: their tactics, tensor formats or precisions; or tactic and formats together, as in
+Polygraphy, for a tactic that fails in one format only."""
 
 Conclusion: TypeAlias = Literal[
     "convicted",
@@ -24,16 +24,16 @@ Conclusion: TypeAlias = Literal[
 
 
 ACQUITTED = 0.7
-"""Posterior probability of innocence at which a campaign may stop looking for a culprit."""
+"""Posterior probability of innocence above which a campaign may stop looking for a culprit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChoice(Record):
-    """A layer and what it got.
+    """A layer and its choice.
 
     Attributes:
         layer: The layer's name.
-        choice: Its tactic, formats or precision in words; None if the suspicion is that the build has no such layer.
+        choice: Its tactic, formats or precision in words; None where a build is suspected for lacking the layer.
     """
 
     layer: str
@@ -42,12 +42,12 @@ class LayerChoice(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect(Record):
-    """Choices that came in the very same builds, so that no verdict can tell them apart.
+    """Choices that occur in the same builds, so that no verdict can tell them apart.
 
     Attributes:
-        choices: The layers and what they got; empty if it is a setting that shows in no layer.
-        settings: What decides them: in all builds, they came if and only if these settings had these values. Empty if
-            no setting does.
+        choices: The layers and their choices; empty for a setting that shows in no layer.
+        settings: Settings that decide them: in all builds, the choices occur if and only if the settings have these
+            values. Empty if no settings do.
         good: Good builds that have them.
         bad: Bad builds that have them.
         good_without: Good builds that do not.
@@ -74,7 +74,7 @@ class Suspect(Record):
     guilt: float
 
     def describe(self) -> str:
-        """The suspect in a few words."""
+        """The suspect in words, with at most four layers."""
         layers = [f"{c.layer}: {c.choice or 'layer absent'}" for c in self.choices]
         shown = "; ".join(layers[:4]) + (f" and {len(layers) - 4} more layers" if len(layers) > 4 else "")
         if not self.settings:
@@ -89,7 +89,7 @@ class Explanation(Record):
 
     Attributes:
         clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
-            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either.
+            clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
         probability: Its posterior probability.
         bad_explained: Bad builds that it expects to be bad.
         bad_unexplained: Bad builds that it does not.
@@ -105,7 +105,7 @@ class Explanation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SetDifference(Record):
-    """The field's plain difference for one layer: choices seen in a bad build and in no good one.
+    """Polygraphy's plain difference for one layer: choices seen in a bad build and in no good one.
 
     Attributes:
         layer: The layer's name.
@@ -118,7 +118,7 @@ class SetDifference(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TacticDiff(Record):
-    """What good and bad builds tell about their choices.
+    """What good and bad builds say about their choices.
 
     Attributes:
         by: What was compared.
@@ -127,22 +127,22 @@ class TacticDiff(Record):
         confidence: What a conviction needs.
         conclusion: The outcome in a few fixed words.
         summary: The outcome in sentences.
-        more_builds: About how many more builds it takes, where more builds help and it can be told.
+        more_builds: About how many more builds it takes; None where more builds do not help or no number can be predicted.
         good: Number of good builds.
         bad: Number of bad builds.
-        errors: Names of the builds that crashed or hung; they are evidence for nothing.
+        errors: Names of the builds that crashed or hung; they are no evidence.
         layers: Number of layers.
-        varying_layers: Names of the layers that did not get the same in every build.
+        varying_layers: Names of the layers whose choices differ between builds.
         suspects: Everything that varies, the most suspicious first; every varying layer and choice is in one of them.
-        explanation: The most probable set of culprits; None where nothing varies or all verdicts agree.
+        explanation: The most probable set of culprits; None if nothing varies or all verdicts agree.
         p_value: Exact test of the best explanation, corrected for every set that was tried; valid if the number of
             builds was fixed beforehand.
-        e_value_log10: Logarithm of the evidence, which of ordered builds holds however often one looked; a conviction
-            needs ``-log10(1 - confidence)``.
+        e_value_log10: Decimal logarithm of the evidence; a conviction needs ``-log10(1 - confidence)``. For ordered
+            builds it is valid however often one has looked.
         p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
-        thorough: Whether there are verdicts enough that even two choices that fail only together would be convicted.
+        thorough: Whether there are enough verdicts to convict even two choices that fail only together.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
-        set_difference: The plain set difference, layer by layer; always by tactic and formats, as the field's tool.
+        set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     """
 
     by: By
@@ -181,9 +181,9 @@ class TacticDiff(Record):
     def decided(self) -> bool:
         """Whether a campaign that asks after every build can stop.
 
-        A conviction holds at any time. That no tactic explains the verdicts needs more than at a single look: an early
-        lull in the evidence must not end the search. Builds without an order cannot be asked about again and again, so
-        they never decide.
+        A conviction holds at any time. That no tactic explains the verdicts needs more than it does for a single look,
+        since an early lull in the evidence must not end the search. Builds without an order never decide: their evidence
+        holds for one look only.
         """
         acquitted = self.conclusion == "no single tactic explains this" and self.p_innocent > ACQUITTED
         return self.ordered and (self.conclusion == "convicted" or (acquitted and self.thorough))

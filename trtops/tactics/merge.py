@@ -1,4 +1,4 @@
-"""Parts of campaigns put together into one table."""
+"""Merging campaign tables, or parts of them, into one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trtops.verdict import VERDICTS
 
 
 def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> CampaignTable:
-    """One table of several tables' builds.
+    """Merge several tables' builds into one table.
 
     Args:
         parts: Tables, each with the names of the builds to take from it, in order; None takes all. A build that an
             earlier part has already is not taken again.
 
     Returns:
-        The builds, part by part: in their order of arrival, unless one of the tables that they were taken from has none.
+        The builds, part by part: in their order of arrival, unless one of the tables that builds were taken from has none.
     """
     names: list[str] = []
     verdicts: list[np.ndarray] = []
@@ -51,7 +51,7 @@ def merge(parts: Iterable[tuple[CampaignTable, Sequence[str] | None]]) -> Campai
 
 
 class _Union:
-    """Matrices of codes with columns and values of their own, translated into common ones."""
+    """Matrices of codes, each with its own columns and values, translated into common ones."""
 
     def __init__(self) -> None:
         self.columns: dict[str, int] = {}
@@ -61,7 +61,7 @@ class _Union:
     def add(self, columns: Sequence[str], values: Sequence[object], codes: np.ndarray) -> None:
         places = [self.columns.setdefault(name, len(self.columns)) for name in columns]
         used = np.unique(codes[codes != ABSENT])
-        translate = np.full(len(values) + 1, ABSENT, np.int32)  # the last entry is the absent one's
+        translate = np.full(len(values) + 1, ABSENT, np.int32)  # the code -1 of an absent layer picks the last entry
         for code in used.tolist():
             translate[code] = self.values.setdefault(values[code], len(self.values))
         self._blocks.append((places, translate[codes]))

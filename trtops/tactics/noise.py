@@ -1,8 +1,7 @@
 """Where an error comes from: the inference, the build, or the precision that all builds share.
 
-Run one engine several times and build several engines: what varies between runs of one engine is the inference's own
-(atomics, races), what varies between engines beyond that comes with the tactics, and what never varies is the
-precision's.
+Build several engines and run each several times. What varies between runs of one engine comes from the inference (atomics,
+races), what varies between engines beyond that comes from the tactics, and what never varies comes from the precision.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ class NoiseSplit(Record):
     summary: str
 
     def limit(self, deviations: float = 3.0) -> float:
-        """What the error of one more run of one more build is expected to stay below, in the error's own unit.
+        """The limit that the error of another run of another build is expected to stay below, in the error's own unit.
 
-        A tolerance for this model that its noise does not exceed, nor much more than its noise keeps.
+        A tolerance for this model: as tight as its noise allows.
 
         Args:
             deviations: How many standard deviations, of builds and runs together, above the mean.
@@ -74,8 +73,8 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
 
     Args:
         run_to_run: Errors in any unit, such as an output's largest absolute error: one row per build, one number per
-            run of its engine. Rows may differ in length. For the precision's part to mean something, the errors must
-            be against a golden result.
+            run of its engine. Rows may differ in length. The precision's part has a meaning only if the errors are
+            against a golden result.
         confidence: Of the F-test.
 
     Raises:
@@ -85,13 +84,13 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
     sizes = np.array([row.size for row in rows])
     if len(rows) < 2 or (sizes < 1).any() or sizes.max() < 2:
         raise errors.ConfigError(
-            f"Noise of {len(rows)} builds with {sizes.tolist()} runs: expected at least two builds, each run once or "
-            "more and one of them twice. Build again, or run the engines more often."
+            f"Noise of {len(rows)} builds with {sizes.tolist()} runs: expected at least two builds, each run at least "
+            "once and one of them twice. Add builds, or runs of their engines."
         )
     values = np.concatenate(rows)
     if not np.isfinite(values).all():
         raise errors.ConfigError(
-            "Noise: an error is NaN or infinite; such a build is bad, whatever its noise. Leave it out."
+            "Noise: an error is NaN or infinite. Such a build is bad, whatever its noise: leave it out."
         )
     means, mean = np.array([row.mean() for row in rows]), float(values.mean())
     between = float((sizes * (means - mean) ** 2).sum()) / (len(rows) - 1)
@@ -104,7 +103,7 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
     parts = {"precision": mean * mean, "tactic": build_variance, "inference": within}
     total = math.fsum(parts.values())
     shares = {name: part / total if total > 0 else 0.0 for name, part in parts.items()}
-    cause = _cause(shares, p_value < 1 - confidence)
+    cause = _largest_cause(shares, p_value < 1 - confidence)
     return NoiseSplit(
         builds=len(rows),
         runs=values.size,
@@ -117,7 +116,7 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
         f_value=f_value,
         p_value=p_value,
         cause=cause,
-        summary=_sentence(cause, shares, p_value),
+        summary=_cause_sentence(cause, shares, p_value),
     )
 
 
@@ -134,13 +133,13 @@ def f_tail(value: float, between: int, within: int) -> float:
     return _regularized_beta(within / (within + between * value), within / 2, between / 2)
 
 
-def _cause(shares: dict[str, float], builds_differ: bool) -> Cause:
+def _largest_cause(shares: dict[str, float], builds_differ: bool) -> Cause:
     causes: tuple[Cause, ...] = ("precision", "tactic", "inference") if builds_differ else ("precision", "inference")
     largest = max(causes, key=lambda cause: shares[cause])
     return largest if shares[largest] > 0 else "nothing"
 
 
-def _sentence(cause: Cause, shares: dict[str, float], p_value: float) -> str:
+def _cause_sentence(cause: Cause, shares: dict[str, float], p_value: float) -> str:
     if cause == "nothing":
         return "There is no error to explain."
     split = (
@@ -159,7 +158,7 @@ def _regularized_beta(x: float, a: float, b: float) -> float:
     """The regularized incomplete beta function, by the continued fraction 8.17.22 of the DLMF."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction would converge slowly, its mirror converges fast
+    if x > (a + 1) / (a + b + 2):  # the fraction converges slowly here, and that of the complement fast
         return 1 - _regularized_beta(1 - x, b, a)
     factor = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     return math.exp(factor) / a / _continued_fraction(x, a, b)

@@ -28,20 +28,20 @@ _LONGEST_NAME = 48
 def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> bytes:
     """Draw a campaign as a PNG.
 
-    The first row shows the verdicts; below it comes one row per layer that varies, the most suspicious on top. Builds
-    are columns: good ones left, bad ones in the middle, crashed ones right, each in the table's order. A layer's usual
-    choice is grey and its others have colours, the commonest first; colours of different rows are unrelated. Dots mark
-    the choices that the explanation accuses, and their layers are named in red.
+    The first row shows the verdicts; below it is one row per layer that varies, the most suspicious on top. Builds are
+    columns: good ones on the left, bad ones in the middle, crashed ones on the right, each in the table's order. A layer's
+    commonest choice is grey, its others are coloured in the order of how common they are; colours of different rows are
+    unrelated. Dots mark the choices that the explanation accuses, and the names of their layers are red.
 
     Args:
         table: The campaign.
         found: Its diff.
-        max_layers: Rows; how many are left out is said in the title.
+        max_layers: Rows; the title says how many are left out.
 
     Returns:
         The file's bytes.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: it keeps figures for ever
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot, which keeps every figure
     from matplotlib.figure import Figure
 
     ordered = _layers_by_suspicion(table, found)
@@ -52,7 +52,7 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     size = (5.0 + min(16.0, max(3.0, 0.2 * len(builds))), 2.2 + 0.2 * (len(shown) + _HEAD))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
-    axes.imshow(_image(codes, table.verdicts[builds]), aspect="auto", interpolation="nearest")
+    axes.imshow(_cell_colours(codes, table.verdicts[builds]), aspect="auto", interpolation="nearest")
     names = [table.layers[layer] for layer in shown]
     accused = {(c.layer, c.choice) for s in found.accused for c in found.suspects[s].choices}
     marks = [
@@ -63,13 +63,13 @@ def draw(table: CampaignTable, found: TacticDiff, *, max_layers: int = 80) -> by
     if marks:
         columns, rows = zip(*marks)
         axes.scatter(columns, rows, s=9, c=_VERDICT_COLOURS["bad"], edgecolors="white", linewidths=0.4)
-    _label(axes, names, {layer for layer, _ in accused}, [table.names[b] for b in builds])
+    _label_axes(axes, names, {layer for layer, _ in accused}, [table.names[b] for b in builds])
     left_out = f", {len(ordered) - len(shown)} more vary" if len(ordered) > len(shown) else ""
     counts = f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed; {len(shown)} layers{left_out}"
     axes.set_title(f"{found.conclusion.capitalize()}  ({counts})", loc="left", fontsize=10)
-    _legend(figure)
+    _draw_legend(figure)
     file = io.BytesIO()
-    FigureCanvasAgg(figure)  # takes the figure over
+    FigureCanvasAgg(figure)  # becomes the figure's canvas
     figure.savefig(file, format="png")
     return file.getvalue()
 
@@ -81,7 +81,7 @@ def _layers_by_suspicion(table: CampaignTable, found: TacticDiff) -> list[int]:
     return list(dict.fromkeys(place[choice.layer] for s in order for choice in found.suspects[s].choices))
 
 
-def _image(codes: npt.NDArray[np.int32], verdicts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+def _cell_colours(codes: npt.NDArray[np.int32], verdicts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     """Colours of shape ``(head + layers, builds, 3)``."""
     from matplotlib.colors import to_rgb
 
@@ -104,13 +104,13 @@ def _by_frequency(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     return ranks[position]
 
 
-def _label(axes: Axes, layers: list[str], accused: set[str], builds: list[str]) -> None:
-    axes.set_yticks([0, *range(_HEAD, _HEAD + len(layers))], ["verdict", *map(_shortened, layers)], fontsize=7)
+def _label_axes(axes: Axes, layers: list[str], accused: set[str], builds: list[str]) -> None:
+    axes.set_yticks([0, *range(_HEAD, _HEAD + len(layers))], ["verdict", *map(_shorten_middle, layers)], fontsize=7)
     for label, layer in zip(axes.get_yticklabels()[1:], layers):
         if layer in accused:
             label.set(color=_VERDICT_COLOURS["bad"], fontweight="bold")
     if len(builds) <= _NAMED_BUILDS:
-        axes.set_xticks(range(len(builds)), [_shortened(name, 16) for name in builds], rotation=90, fontsize=6)
+        axes.set_xticks(range(len(builds)), [_shorten_middle(name, 16) for name in builds], rotation=90, fontsize=6)
     else:
         axes.set_xticks([])
         axes.set_xlabel(f"{len(builds)} builds")
@@ -122,7 +122,7 @@ def _label(axes: Axes, layers: list[str], accused: set[str], builds: list[str]) 
     axes.spines[:].set_visible(False)
 
 
-def _legend(figure: Figure) -> None:
+def _draw_legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=colour, label=verdict) for verdict, colour in _VERDICT_COLOURS.items()]
@@ -130,8 +130,8 @@ def _legend(figure: Figure) -> None:
     figure.legend(handles=patches, loc="outside lower left", ncols=len(patches), fontsize=7, frameon=False)
 
 
-def _shortened(name: str, longest: int = _LONGEST_NAME) -> str:
-    """The name, with its middle left out if it is too long: layers of a network differ at the end, or at the start."""
+def _shorten_middle(name: str, longest: int = _LONGEST_NAME) -> str:
+    """The name, its middle left out if it is too long: layers' names differ at the start or at the end."""
     if len(name) <= longest:
         return name
     half = (longest - 1) // 2

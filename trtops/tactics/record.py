@@ -1,7 +1,7 @@
 """The model of a tactic record: which choices a builder made, layer by layer, and whether they can be made again.
 
-One format for every back end. It knows no back end's API: ``backend/onnxrt`` and ``backend/trt`` write it and carry
-it out.
+One format for every back end, which knows no back end's API: ``backend/onnxrt`` and ``backend/trt`` write it and replay
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat(Record):
-    """How one tensor of a layer lies in memory.
+    """The memory layout of one tensor of a layer.
 
     Attributes:
         dtype: Element type, as the back end spells it.
@@ -43,7 +43,7 @@ class TacticChoice(Record):
         tactic_id: TensorRT's tactic number (may be negative, 64 bit), where there is one.
         inputs: Formats of the inputs.
         outputs: Formats of the outputs.
-        replayable: Whether the back end can be told to make this very choice again.
+        replayable: Whether the back end can be made to choose the same again.
         key: The timing cache's key for it, where the mechanism is ``editable_timing_cache``.
     """
 
@@ -56,6 +56,11 @@ class TacticChoice(Record):
     outputs: tuple[TensorFormat, ...] = ()
     replayable: bool = True
     key: str | None = None
+
+    @property
+    def identity(self) -> tuple[JSONValue, ...]:
+        """What choices of one layer must have in common to be the same; formats are in the tactic's text."""
+        return (self.layer, self.tactic, self.implementation, self.tactic_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +93,8 @@ class TacticRecord(Record):
         mine = {choice.layer: choice for choice in self.choices}
         theirs = {choice.layer: choice for choice in other.choices}
         names = dict.fromkeys([*mine, *theirs])
-        return tuple(name for name in names if _chosen(mine.get(name)) != _chosen(theirs.get(name)))
+        return tuple(n for n in names if n not in mine or n not in theirs or mine[n].identity != theirs[n].identity)
 
     def deciding(self) -> JSONValue:
         """The choices and settings; not how they were read."""
-        return [[list(pair) for pair in sorted(self.settings)], [list(_chosen(c)) for c in self.choices]]
-
-
-def _chosen(choice: TacticChoice | None) -> tuple[JSONValue, ...]:
-    if choice is None:
-        return ()
-    return (choice.layer, choice.tactic, choice.implementation, choice.tactic_id)
+        return [[list(pair) for pair in sorted(self.settings)], [list(choice.identity) for choice in self.choices]]

@@ -1,8 +1,8 @@
-"""Good and bad tactic records from files: ours, and the replay files that the field's tool saves.
+"""Good and bad tactic records from files: ours, and Polygraphy's replay files.
 
-The folders are those that its ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them. Files
-do not tell the order in which builds came, so none is claimed. They are read in the order of their digests, good ones
-first: what they are called changes nothing but the names of the builds.
+The folders are those that Polygraphy's ``debug build`` sorts into: ``good/`` and ``bad/``, with other artifacts among them.
+Files do not say in which order builds were made, so the table has none. They are read in the order of their digests, good
+ones first, so that a file's name decides nothing but the name of its build.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trtops.verdict import Verdict
 
 @dataclass(frozen=True)
 class LoadedReplays:
-    """A table, and what was passed over on the way.
+    """A table, and the files that were skipped.
 
     Attributes:
-        table: Builds, named after their files; without an order of arrival.
+        table: The builds, named by their files; without an order of arrival.
         skipped: Files that hold no tactics, as ``(path, why)``.
     """
 
@@ -45,7 +45,7 @@ def load_replays(good: str | Path, bad: str | Path) -> LoadedReplays:
         FormatError: If a file given by name holds no tactics.
         ConfigError: If a path does not exist.
     """
-    return _load({"good": Path(good), "bad": Path(bad)})
+    return _load_places({"good": Path(good), "bad": Path(bad)})
 
 
 def load_replay_folder(folder: str | Path) -> LoadedReplays:
@@ -58,11 +58,11 @@ def load_replay_folder(folder: str | Path) -> LoadedReplays:
     if not (good.is_dir() or bad.is_dir()):
         raise errors.ConfigError(f"{folder}: expected folders good/ and bad/ in it, found neither.")
     places: dict[Verdict, Path] = {"good": good, "bad": bad}
-    return _load({verdict: place for verdict, place in places.items() if place.is_dir()})
+    return _load_places({verdict: place for verdict, place in places.items() if place.is_dir()})
 
 
 def read_record(path: str | Path) -> TacticRecord:
-    """Read one tactic record: ours, or the field's replay file.
+    """Read one tactic record: ours, or a replay file of Polygraphy's.
 
     Raises:
         FormatError: If the file cannot be read, or holds neither.
@@ -79,10 +79,10 @@ def read_record(path: str | Path) -> TacticRecord:
         raise errors.FormatError(f"{path}: a damaged tactic record: {exc!r}.") from None
 
 
-def _load(places: Mapping[Verdict, Path]) -> LoadedReplays:
+def _load_places(places: Mapping[Verdict, Path]) -> LoadedReplays:
     table, skipped = CampaignTable(ordered=False), []
     for verdict, place in places.items():
-        for path in _files(place):
+        for path in _files_by_digest(place):
             try:
                 table.append(str(path), verdict, read_record(path))
             except errors.FormatError as exc:
@@ -92,16 +92,16 @@ def _load(places: Mapping[Verdict, Path]) -> LoadedReplays:
     return LoadedReplays(table=table, skipped=tuple(sorted(skipped)))
 
 
-def _files(place: Path) -> Sequence[Path]:
+def _files_by_digest(place: Path) -> Sequence[Path]:
     if not place.exists():
         raise errors.ConfigError(f"{place}: no such file or folder; expected tactic records.")
     if not place.is_dir():
         return [place]
-    return sorted((path for path in place.rglob("*") if path.is_file()), key=lambda path: (_digest(path), path))
+    return sorted((path for path in place.rglob("*") if path.is_file()), key=lambda path: (_content_digest(path), path))
 
 
-def _digest(path: Path) -> str:
-    """The content's digest; nothing of a file that cannot be read, as reading it will say."""
+def _content_digest(path: Path) -> str:
+    """The content's digest; empty for a file that cannot be read, which is reported when it is."""
     try:
         return sha256_file(path)
     except OSError:
@@ -114,11 +114,11 @@ def _record_from_replay(replay: Mapping[str, Any]) -> TacticRecord:
         mechanism="algorithm_selector",
         backend_version="",
         device_sha256="",
-        choices=tuple(_choice(layer, algorithm) for layer, algorithm in replay.items()),
+        choices=tuple(_read_choice(layer, algorithm) for layer, algorithm in replay.items()),
     )
 
 
-def _choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
+def _read_choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
     implementation, tactic = int(algorithm["implementation"]), int(algorithm["tactic"])
     return TacticChoice(
         layer=layer,
@@ -126,12 +126,12 @@ def _choice(layer: str, algorithm: Mapping[str, Any]) -> TacticChoice:
         tactic=f"implementation {implementation}, tactic {tactic}",
         implementation=implementation,
         tactic_id=tactic,
-        inputs=tuple(map(_format, algorithm["inputs"])),
-        outputs=tuple(map(_format, algorithm["outputs"])),
+        inputs=tuple(map(_read_format, algorithm["inputs"])),
+        outputs=tuple(map(_read_format, algorithm["outputs"])),
     )
 
 
-def _format(info: Mapping[str, Any]) -> TensorFormat:
+def _read_format(info: Mapping[str, Any]) -> TensorFormat:
     return _tensor_format(
         str(info["dtype"]), tuple(info["strides"]), info.get("vectorized_dim"), info.get("components_per_element")
     )

@@ -11,75 +11,75 @@ _RIVAL = 0.02  # guilt from which a suspect is named as an alternative
 
 def summary(found: TacticDiff) -> str:
     """The outcome in sentences."""
-    counts = f"{_count(found.bad, 'bad build')} among {found.good + found.bad}"
+    counts = f"{_count_text(found.bad, 'bad build')} among {found.good + found.bad}"
     if found.conclusion == "no builds":
-        return f"No build was judged; {_count(len(found.errors), 'build')} crashed or hung."
+        return f"No build was judged; {_count_text(len(found.errors), 'build')} crashed or hung."
     if found.conclusion == "no bad builds":
         builds = found.good
         rate = 1 - (1 - found.confidence) ** (1 / builds)
-        return f"All {builds} builds are good: at {_percent(found.confidence)} confidence fewer than {_percent(rate)} are bad."
+        return f"All {builds} builds are good: at {_percent_text(found.confidence)} confidence fewer than {_percent_text(rate)} are bad."
     if found.conclusion == "no good builds":
         return f"All {found.bad} builds are bad, so the cause is nothing that varied. Compare with another precision."
     if found.conclusion == "no single tactic explains this":
-        return f"No single tactic explains the {counts}. {_unexplained(found)}"
-    leading = _leading(found)
+        return f"No single tactic explains the {counts}. {_unexplained_text(found)}"
+    leading = _leading_text(found)
     if found.conclusion == "not enough runs":
-        return f"Not enough runs: {counts}. Most suspicious so far: {leading}. {_more(found)}"
+        return f"Not enough runs: {counts}. Most suspicious so far: {leading}. {_more_builds_text(found)}"
     if found.conclusion == "narrowed down":
         others = [s.describe() for i, s in enumerate(found.suspects) if i not in found.accused and s.guilt > _RIVAL]
         rivals = f", or instead {'; '.join(others[:3])}" if others else ""
-        return f"Some choice is guilty of the {counts}, most likely {leading}{rivals}. {_more(found)}"
+        return f"Some choice is guilty of the {counts}, most likely {leading}{rivals}. {_more_builds_text(found)}"
     if all(found.suspects[i].guilt >= found.confidence for i in found.accused):
-        return f"Guilty: {leading}. {_fit(found)}"
+        return f"Guilty: {leading}. {_fit_text(found)}"
     guilty = "; ".join(suspect.describe() for suspect in found.convicted)
-    return f"Guilty: {guilty}. Fits best: {leading}. {_fit(found)}"
+    return f"Guilty: {guilty}. Fits best: {leading}. {_fit_text(found)}"
 
 
 def markdown(found: TacticDiff, *, limit: int = 20) -> str:
-    """A page for people: the outcome, the suspects, and the plain set difference beside them.
+    """A page for people: the outcome, the suspects, and the plain set difference.
 
     Args:
         found: The diff.
-        limit: Rows per table; what is left out is counted.
+        limit: Rows per table; the page says how many are left out.
     """
-    parts = [f"# {found.conclusion.capitalize()}", found.summary, _numbers(found)]
+    parts = [f"# {found.conclusion.capitalize()}", found.summary, _number_list(found)]
     if found.suspects and found.good and found.bad:
         parts += [f"## Suspects, by {found.by}", _suspect_table(found.suspects, found.confidence, limit)]
     parts += ["## Plain set difference", "Seen in a bad build and in no good one:", _set_difference_table(found, limit)]
     if found.errors:
-        parts += ["## Crashed or hung", _bullets(found.errors, limit)]
+        parts += ["## Crashed or hung", _bullet_list(found.errors, limit)]
     return "\n\n".join(parts) + "\n"
 
 
-def _leading(found: TacticDiff) -> str:
+def _leading_text(found: TacticDiff) -> str:
     assert found.explanation is not None
     clauses = [" together with ".join(found.suspects[i].describe() for i in c) for c in found.explanation.clauses]
     together = any(len(clause) > 1 for clause in found.explanation.clauses)
-    probability = _chance(found.explanation.probability)
+    probability = _probability_text(found.explanation.probability)
     return f"{'; or '.join(clauses)}{', which fail only together' if together else ''} (probability {probability})"
 
 
-def _fit(found: TacticDiff) -> str:
+def _fit_text(found: TacticDiff) -> str:
     fit = found.explanation
     assert fit is not None
     against = (
-        f", against {_count(fit.good_against, 'good build')} that {_has(fit.good_against)} it too"
+        f", against {_count_text(fit.good_against, 'good build')} that {'has' if fit.good_against == 1 else 'have'} it too"
         if fit.good_against
         else ""
     )
     rest = (
-        f" {_count(fit.bad_unexplained, 'bad build')} {_remain(fit.bad_unexplained)} unexplained."
+        f" {_count_text(fit.bad_unexplained, 'bad build')} {'remains' if fit.bad_unexplained == 1 else 'remain'} unexplained."
         if fit.bad_unexplained
         else ""
     )
-    return f"It explains {fit.bad_explained} of {_count(found.bad, 'bad build')}{against}.{rest}"
+    return f"It explains {fit.bad_explained} of {_count_text(found.bad, 'bad build')}{against}.{rest}"
 
 
-def _unexplained(found: TacticDiff) -> str:
+def _unexplained_text(found: TacticDiff) -> str:
     if not found.suspects:
         return "All builds made the same choices, so the cause lies outside them: look at noise from run to run."
     same = (
-        f"{found.contradicting} builds made the very choices of one with the opposite verdict. "
+        f"{found.contradicting} builds made the same choices as one with the opposite verdict. "
         if found.contradicting
         else ""
     )
@@ -88,25 +88,25 @@ def _unexplained(found: TacticDiff) -> str:
     )
 
 
-def _more(found: TacticDiff) -> str:
+def _more_builds_text(found: TacticDiff) -> str:
     if found.more_builds is None:
-        return "How many more builds it takes cannot be told; a proof by swap may be quicker."
+        return "How many more builds it takes cannot be predicted; a proof by swap may be quicker."
     about = f"About {found.more_builds} more {'build' if found.more_builds == 1 else 'builds'} should decide."
     if found.ordered:
         return about
-    return f"{about} The order of arrival is unknown, so look again only then: every look can take chance for guilt."
+    return f"{about} The order of arrival is unknown, so look again only then: every look can mistake chance for guilt."
 
 
-def _numbers(found: TacticDiff) -> str:
+def _number_list(found: TacticDiff) -> str:
     holds = "however often one looked" if found.ordered else "for one look, since the builds have no order of arrival"
     rows = [
         f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed or hung",
         f"{len(found.varying_layers)} of {found.layers} layers vary",
         f"exact test of the best explanation, corrected for every set tried: p = {found.p_value:.2g}",
         f"evidence that holds {holds}: 10^{found.e_value_log10:.1f} to 1",
-        f"probability that no choice is guilty: {_chance(found.p_innocent)}",
+        f"probability that no choice is guilty: {_probability_text(found.p_innocent)}",
     ]
-    return _bullets(rows, len(rows))
+    return _bullet_list(rows, len(rows))
 
 
 def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int) -> str:
@@ -114,7 +114,7 @@ def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int)
         "layer and choice",
         "good",
         "bad",
-        f"P(bad), {_percent(confidence)} interval",
+        f"P(bad), {_percent_text(confidence)} interval",
         "exact p",
         "corrected p",
         "guilt",
@@ -124,59 +124,49 @@ def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int)
             s.describe(),
             f"{s.good} of {s.good + s.good_without}",
             f"{s.bad} of {s.bad + s.bad_without}",
-            f"{_percent(s.p_bad)} ({_percent(s.p_bad_low)} to {_percent(s.p_bad_high)})",
+            f"{_percent_text(s.p_bad)} ({_percent_text(s.p_bad_low)} to {_percent_text(s.p_bad_high)})",
             f"{s.p_value:.2g}",
             f"{s.p_corrected:.2g}",
-            _chance(s.guilt),
+            _probability_text(s.guilt),
         ]
         for s in suspects[:limit]
     ]
-    return _table(head, rows) + _left_out(len(suspects) - limit, "less suspicious")
+    return _markdown_table(head, rows) + _left_out(len(suspects) - limit, "less suspicious")
 
 
 def _set_difference_table(found: TacticDiff, limit: int) -> str:
     if not found.set_difference:
         return "Nothing."
     rows = [[d.layer, "; ".join(c.tactic for c in d.choices)] for d in found.set_difference[:limit]]
-    return _table(["layer", "tactics"], rows) + _left_out(len(found.set_difference) - limit, "layers")
+    return _markdown_table(["layer", "tactics"], rows) + _left_out(len(found.set_difference) - limit, "layers")
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def _markdown_table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
+    )
 
 
 def _left_out(count: int, what: str) -> str:
     return f"\n\n{count} more, {what}." if count > 0 else ""
 
 
-def _bullets(items: Iterable[str], limit: int) -> str:
+def _bullet_list(items: Iterable[str], limit: int) -> str:
     listed = list(items)
     return "\n".join(f"- {item}" for item in listed[:limit]) + _left_out(len(listed) - limit, "not shown")
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _chance(probability: float) -> str:
-    """A probability that was inferred, and so is never certain."""
+def _probability_text(probability: float) -> str:
+    """A probability, never shown as 0 or 100 %: it was inferred, and so is not certain."""
     if probability < 0.001:
         return "under 0.1 %"
-    return "over 99.9 %" if probability > 0.999 else _percent(probability)
+    return "over 99.9 %" if probability > 0.999 else _percent_text(probability)
 
 
-def _count(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _has(number: int) -> str:
-    return "has" if number == 1 else "have"
-
-
-def _remain(number: int) -> str:
-    return "remains" if number == 1 else "remain"

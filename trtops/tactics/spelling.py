@@ -1,4 +1,4 @@
-"""What a choice is called, depending on what is compared."""
+"""Choices as texts, which are equal where choices count as equal: by tactic, format, precision, or tactic and format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trtops.tactics.table import ABSENT, Choice
 
 
 def spell(choices: Sequence[Choice], by: By) -> tuple[tuple[str, ...], npt.NDArray[np.int32]]:
-    """Texts of what is compared, and the way from a table's codes to them.
+    """Texts of what is compared, and the translation of a table's codes into them.
 
     Returns:
         The texts, all different; and for each choice the position of its text, of shape ``(choices + 1,)``. Indexed with
-        the code -1, its last entry keeps an absent layer absent.
+        the code -1 of an absent layer, it gives its last entry, which is -1 again.
     """
     same_words = Counter(tactic for tactic, _, _ in {(c.tactic, c.implementation, c.tactic_id) for c in choices})
     texts: dict[str, int] = {}
@@ -31,22 +31,22 @@ def spell(choices: Sequence[Choice], by: By) -> tuple[tuple[str, ...], npt.NDArr
     return tuple(texts), np.array([*codes, ABSENT], np.int32)
 
 
-def _formats(choice: Choice) -> str:
-    return f"{', '.join(map(_format, choice.inputs))} -> {', '.join(map(_format, choice.outputs))}"
+def _formats_text(choice: Choice) -> str:
+    return f"{', '.join(map(_format_text, choice.inputs))} -> {', '.join(map(_format_text, choice.outputs))}"
 
 
-def _format(tensor: TensorFormat) -> str:
+def _format_text(tensor: TensorFormat) -> str:
     vector = "" if tensor.vectorized_dim is None else f" by {tensor.components_per_element} in {tensor.vectorized_dim}"
     return f"{tensor.dtype}{list(tensor.strides) if tensor.strides else ''}{vector}"
 
 
-def _precisions(choice: Choice) -> str:
+def _precisions_text(choice: Choice) -> str:
     return f"{', '.join(t.dtype for t in choice.inputs)} -> {', '.join(t.dtype for t in choice.outputs)}"
 
 
 SPELLINGS: dict[By, Callable[[Choice], str]] = {
     "tactic": lambda choice: choice.tactic,
-    "format": _formats,
-    "precision": _precisions,
-    "algorithm": lambda choice: f"{choice.tactic}: {_formats(choice)}",
+    "format": _formats_text,
+    "precision": _precisions_text,
+    "algorithm": lambda choice: f"{choice.tactic}: {_formats_text(choice)}",
 }

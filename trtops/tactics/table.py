@@ -1,6 +1,6 @@
 """A campaign in one table: builds by layers, what each layer got as small integers, and each build's verdict.
 
-Reading a thousand tactic records one by one takes longer than any statistics over them, so a campaign keeps this table
+Reading a thousand tactic records one by one takes longer than the statistics over them, so a campaign keeps this table
 beside them and appends to it. It is plain data: it knows no store and no back end.
 """
 
@@ -62,8 +62,8 @@ class CampaignTable:
     The rows of a table are in the builds' order of arrival, unless it is made with ``ordered=False``, as for loose files:
     then their order means nothing, and no statistics use it.
 
-    Records of different back end releases or kinds of device may stand in one table: both are kept as settings (named
-    ``backend_version`` and ``device``), so that a difference between them shows up as what decides the tactics.
+    Records of different back end releases or kinds of device may be in one table. Both are kept as settings (named
+    ``backend_version`` and ``device``), so that a difference between them shows up as the cause of others.
     """
 
     def __init__(self, *, ordered: bool = True) -> None:
@@ -138,7 +138,7 @@ class CampaignTable:
         Args:
             name: The build's unique name: its run's id, or its file's path.
             verdict: How it was judged. A build that crashed is an ``error``: listed, but evidence for nothing.
-            record: What it chose; None for a build that left no record, which must then be an ``error``.
+            record: What it chose; None for a build without a record, which must be an ``error``.
 
         Raises:
             ConfigError: If the name is taken, or a judged build has no record.
@@ -236,14 +236,14 @@ class CampaignTable:
         Raises:
             FormatError: If the bytes are something else, damaged, or of a newer version.
         """
-        body = _unpack(data)
+        body = _unpack_body(data)
         end = 8 + int.from_bytes(body[:8], "little")
         try:
             head = json.loads(body[8:end])
             names, layers, settings = (tuple(map(str, head[key])) for key in ("names", "layers", "settings"))
-            choices = [_choice(entry) for entry in head["choices"]]
+            choices = [_read_choice(entry) for entry in head["choices"]]
             values = tuple(map(str, head["values"]))
-            ordered = bool(head.get("ordered", True))  # tables from before there were others do not say
+            ordered = bool(head.get("ordered", True))  # missing in early tables, which all had an order
             verdicts = np.frombuffer(body, np.uint8, len(names), end)
             end += len(names)
             codes, end = _read_codes(body, end, (len(names), len(layers)), len(choices))
@@ -267,7 +267,10 @@ class CampaignTable:
 
 
 class _Columns:
-    """A matrix of codes that grows by rows, and by columns when a new name turns up."""
+    """A matrix of codes that grows by rows, and by a column with each new name.
+
+    Rows are kept as they come and joined when they are read: growing the matrix row by row would copy it each time.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -344,7 +347,7 @@ def _read_codes(body: bytes, start: int, shape: tuple[int, int], limit: int) -> 
     return codes, start + count * dtype.itemsize
 
 
-def _unpack(data: bytes) -> bytes:
+def _unpack_body(data: bytes) -> bytes:
     line, newline, packed = data[:256].partition(b"\n")
     words = line.split()
     if not newline or len(words) != 4 or words[0] != _MAGIC.encode():
@@ -367,7 +370,7 @@ def _unpack(data: bytes) -> bytes:
     return body
 
 
-def _choice(entry: Mapping[str, Any]) -> Choice:
+def _read_choice(entry: Mapping[str, Any]) -> Choice:
     def formats(key: str) -> tuple[TensorFormat, ...]:
         return tuple(TensorFormat(**{**item, "strides": tuple(item["strides"])}) for item in entry[key])
 

@@ -183,6 +183,39 @@ def test_a_branch_with_a_known_condition_is_inlined_under_names_of_its_own() -> 
         np.testing.assert_allclose(out["total"], y + np.maximum(x, 0), rtol=1e-6)
 
 
+def test_sparse_weights_of_an_inlined_branch_come_along() -> None:
+    proto = models.model(
+        """(float[4] x) => (float[4] y) {
+            y = If(flag) <
+                then_branch = yes () => (float[4] p) { p = Add(x, s) },
+                else_branch = no () => (float[4] q) { q = Neg(x) }
+            >
+        }""",
+        {"flag": np.array(True)},
+    )
+    values = numpy_helper.from_array(np.array([2.0, 3.0], np.float32), "s")
+    sparse = onnx.helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0, 3]), "s_indices"), [4])
+    then = next(a.g for a in proto.graph.node[0].attribute if a.name == "then_branch")
+    then.sparse_initializer.append(sparse)
+
+    folded = fold_constants(proto, do_shape_inference=False)
+
+    assert "If" not in ops(folded)
+    x = models.random(4)
+    np.testing.assert_array_equal(run(folded, {"x": x})["y"], x + np.array([2, 0, 0, 3], np.float32))
+
+
+@pytest.mark.parametrize("inputs", [["v", "starts"], ["v", "starts", "ends", "unknown"], ["v", "starts", ""]])
+def test_a_slice_whose_bounds_are_not_all_known_stays(inputs: list[str]) -> None:
+    proto = models.model(
+        "(float[2,3] x, int64[1] unknown) => (int64[n] y) { v = Shape(x) }",
+        {"starts": np.array([0]), "ends": np.array([1])},
+    )
+    proto.graph.node.append(onnx.helper.make_node("Slice", inputs, ["y"]))
+
+    assert "Slice" in ops(fold_constants(proto, do_shape_inference=False))
+
+
 def test_bodies_fold_too() -> None:
     proto = models.model(
         """(float[2,3] x, bool flag) => (float[2,3] y) {

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, layer_name, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.quantize import OP_TYPES, insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
 from trtops.metadata import TensorMetadata
@@ -154,7 +155,7 @@ def test_layers_are_kept_by_name_pattern_or_output(pattern, kept, style) -> None
     assert list(done.kept) == kept
     assert done.layers == tuple(name for name in everything if name not in kept)
     for node in case.proto.graph.node:
-        if layer_name(node) in kept:
+        if node_name(node) in kept:
             assert not any(name.endswith("_dequantized") for name in node.input)
 
 
@@ -232,6 +233,18 @@ def test_weights_in_constant_nodes_count_and_dead_channels_stay_exact_zeros() ->
 
     [y] = run(proto, feed, optimize=False)
     assert not y[0, 2].any() and y[0, 1].any()
+
+
+def test_a_bias_written_as_bare_numbers_is_stored_in_integers_like_any_other() -> None:
+    proto = models.model("(float[2,4] x) => (float[2,3] y) { y = Gemm(x, w, b) }", {"w": models.random(4, 3)})
+    proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["b"], value_floats=[1.0, 2.0, 3.0]))
+
+    insert_qdq(
+        proto, CalibrationCache(algorithm="minmax", ranges=(TensorRange(name="x", amax=4.0),)), style="onnxruntime"
+    )
+
+    stored = next(tensor for tensor in proto.graph.initializer if tensor.name == "b_quantized")
+    assert stored.data_type == onnx.TensorProto.INT32
 
 
 def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None:

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
-from trtops.backend.onnxrt.observe import Observed, RandomInputs, SessionFromMemory, observe, reference_outputs
+from trtops.backend.onnxrt.observe import Observed, RandomInputs, observe
+from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 
 
 def take_apart(case: models.Case, **options: int) -> tuple[Cutter, Observed]:

@@ -139,7 +139,7 @@ def test_models_too_large_for_one_message_are_calibrated_with_their_weights_besi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = collect(CASE.proto, images(2), inputs=INPUTS).cache
-    monkeypatch.setattr("trtops.backend.onnxrt.calibration.PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr("trtops.backend.onnxrt.reference.is_large", lambda model: True)
 
     assert collect(CASE.proto, images(2), inputs=INPUTS).cache == expected
 

@@ -65,7 +65,7 @@ def conv_engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions(tmp_path: Path) -> None:
-    from trtops.backend.onnxrt.observe import reference_outputs
+    from trtops.backend.onnxrt.reference import reference_outputs
     from trtops.backend.trt import (
         CreateConfig,
         NetworkFromOnnxBytes,

@@ -68,20 +68,20 @@ def read_bare(path: str | Path) -> Bare:
     try:
         if os.path.getsize(path) >= SMALL_FILE:
             with open(path, "rb") as file:
-                return _read(file)
+                return _read_large_file(file)
     except (OSError, UnicodeDecodeError, errors.FormatError, errors.InvalidModelError):
         pass  # whoever reads it whole says what is wrong with it, if anything is
     return Bare(read_proto(path))
 
 
-def _read(file: BinaryIO) -> Bare:
+def _read_large_file(file: BinaryIO) -> Bare:
     stop = os.fstat(file.fileno()).st_size
     graph_number = wire.number(ModelProto, "graph")
     left_out: list[str] = []
     pieces: list[bytes] = []
     for field in wire.fields(file, 0, stop):
         if field.number == graph_number and field.kind == wire.SIZED:
-            graph = b"".join(_graph(file, field, left_out))
+            graph = b"".join(_graph_pieces(file, field, left_out))
             pieces += [wire.sized(graph_number, len(graph)), graph]
         else:
             pieces.append(wire.read(file, field.start, field.stop))
@@ -92,7 +92,7 @@ def _read(file: BinaryIO) -> Bare:
     return Bare(model, frozenset(left_out))
 
 
-def _graph(file: BinaryIO, graph: wire.Field, left_out: list[str]) -> Iterator[bytes]:
+def _graph_pieces(file: BinaryIO, graph: wire.Field, left_out: list[str]) -> Iterator[bytes]:
     """The bytes of a graph without the values of its large weights, whose names are added to ``left_out``."""
     number = wire.number(GraphProto, "initializer")
     begin = graph.content
@@ -125,7 +125,7 @@ def _without_values(file: BinaryIO, tensor: wire.Field) -> onnx.TensorProto | No
     plain = {field.name for field, _ in bare.ListFields()} <= _PLAIN_FIELDS
     if not plain or not _can_be_left_out(bare) or external.expected_bytes(bare) != raw.stop - raw.content:
         return None
-    _mark(bare)
+    external.mark_left_out(bare)
     return bare
 
 
@@ -136,12 +136,6 @@ def _can_be_left_out(tensor: onnx.TensorProto) -> bool:
         and min(tensor.dims, default=0) > 0
         and (external.expected_bytes(tensor) or 0) > LARGE
     )
-
-
-def _mark(tensor: onnx.TensorProto) -> None:
-    tensor.data_location = TensorProto.EXTERNAL
-    del tensor.external_data[:]
-    tensor.external_data.add(key="location", value="left-out")
 
 
 def load_external_data(bare: Bare, folder: Path) -> Bare:
@@ -166,7 +160,7 @@ def load_external_data(bare: Bare, folder: Path) -> Bare:
             continue
         if is_weight and names[tensor.name] == 1 and _can_be_left_out(tensor):
             next(external.locate(tensor, folder).blocks(at_most=1))
-            _mark(tensor)
+            external.mark_left_out(tensor)
             left_out.add(tensor.name)
         else:
             external.load(tensor, folder)

@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.copying import copy_of
 
 _ELEMENTS: dict[str, Any] = {
     "value_float": np.float32,
@@ -28,14 +29,22 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value" and attribute.HasField("t"):
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
+        tensor: onnx.TensorProto = copy_of(attribute.t)
         tensor.name = node.output[0]
         return tensor
     if attribute.name not in _TYPES or attribute.type != _TYPES[attribute.name]:
         return None
     value = np.array(helper.get_attribute_value(attribute), _ELEMENTS[attribute.name])
     return numpy_helper.from_array(value, node.output[0])
+
+
+def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """The dense constants of a graph by name: its initializers themselves, and what its Constant nodes make."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if walk.is_onnx_op(node, "Constant") and (tensor := constant_tensor(node)) is not None:
+            found[tensor.name] = tensor
+    return found
 
 
 def spell_out(model: onnx.ModelProto) -> bool:
@@ -49,7 +58,7 @@ def spell_out(model: onnx.ModelProto) -> bool:
     """
     changed = False
     for node in walk.nodes(model):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute[:1]:
+        if walk.is_onnx_op(node, "Constant") and node.attribute:
             tensor = constant_tensor(node) if node.attribute[0].name in _TYPES else None
             if tensor is not None:
                 node.attribute[0].CopyFrom(helper.make_attribute("value", tensor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import EncodeError, Message  # type: ignore[import-untyped]
 
@@ -13,6 +13,8 @@ from trtops.backend.onnx.messages import AttributeProto, ModelProto, TensorProto
 
 if TYPE_CHECKING:
     import onnx
+
+M = TypeVar("M")
 
 PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
 """Fills the second tensor, which is empty, with what shall stand for the first, which must not be changed."""
@@ -48,15 +50,26 @@ def put_small(limit_bytes: int) -> PutTensor:
             target.CopyFrom(tensor)
         else:
             copy_header(tensor, target)
-            target.data_location = TensorProto.EXTERNAL
-            target.external_data.add(key="location", value="left-out")
+            external.mark_left_out(target)
 
     return put
 
 
-def add_copy(messages: Any, message: Any) -> None:
-    """Append a copy to a repeated field. The field's own ``append`` writes all of it out, and no more than 2 GiB."""
-    messages.add().CopyFrom(message)
+def copy_of(message: M) -> M:
+    """A copy of a message, of any size: it takes no way through bytes, of which protobuf writes no more than 2 GiB."""
+    copy: Any = type(message)()
+    copy.CopyFrom(message)
+    return cast(M, copy)
+
+
+def add_copy(messages: Any, message: M) -> M:
+    """Append a copy to a repeated field, and return it.
+
+    The field's own ``append`` copies by way of bytes, of which protobuf writes no more than 2 GiB.
+    """
+    copy = messages.add()
+    copy.CopyFrom(message)
+    return cast(M, copy)
 
 
 def message_bytes(message: Any) -> int:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.metadata import DataType, TensorSpec, is_dynamic
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.rewriting import keep_only, remove_unused, set_shape
+from trtops.metadata import DataType, TensorSpec
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,7 @@ def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         raise errors.ConfigError("No outputs were selected; name at least one tensor.")
     shapes.infer_shapes(model)
     declared = shapes.values(graph)
-    new = [declared.get(name) or onnx.helper.make_empty_tensor_value_info(name) for name in wanted]
-    new = [_copy(value) for value in new]
+    new = [copy_of(declared.get(name) or onnx.helper.make_empty_tensor_value_info(name)) for name in wanted]
     del graph.output[:]
     graph.output.extend(new)
 
@@ -100,7 +99,7 @@ def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
     graph = model.graph
     outputs = [value.name for value in graph.output]
     dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
-    kept = [_copy(value) for value in graph.output if value.name not in dropped]
+    kept = [copy_of(value) for value in graph.output if value.name not in dropped]
     if not kept:
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
     del graph.output[:]
@@ -125,12 +124,12 @@ def extract(
     graph = model.graph
     declared = _declared_for_cut(model)
     if inputs is not None:
-        new_inputs = [_described(spec, declared) for spec in inputs.values()]
+        new_inputs = [_tensor_description(spec, declared) for spec in inputs.values()]
         keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(new_inputs)
     if outputs is not None:
-        new_outputs = [_described(spec, declared) for spec in outputs.values()]
+        new_outputs = [_tensor_description(spec, declared) for spec in outputs.values()]
         del graph.output[:]
         graph.output.extend(new_outputs)
     remove_unused(graph)
@@ -146,86 +145,21 @@ def _declared_for_cut(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     return declared
 
 
-def _described(spec: TensorSpec, declared: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+def _tensor_description(spec: TensorSpec, declared: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
     """A tensor's description with the dtype and shape that are given, and those known for the rest."""
     if spec.name not in declared:
         raise errors.ConfigError(f"The model has no tensor {spec.name!r}. {errors.near(spec.name, declared)}")
-    value: onnx.ValueInfoProto = _copy(declared[spec.name])
+    value = copy_of(declared[spec.name])
     if spec.dtype is not None:
         value.type.tensor_type.elem_type = element_type(spec.dtype)
     if spec.shape is not None:
-        value.type.tensor_type.shape.ClearField("dim")
-        for size in spec.shape:
-            dim = value.type.tensor_type.shape.dim.add()
-            if isinstance(size, str):
-                dim.dim_param = size
-            elif not is_dynamic(size):
-                assert isinstance(size, int)
-                dim.dim_value = size
+        set_shape(value.type.tensor_type, spec.shape)
     return value
 
 
 def element_type(dtype: DataType) -> int:
     """The ONNX element type of a data type."""
     return int(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy()))
-
-
-def remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove nodes, weights and descriptions that no output needs. Inputs stay; nodes end up in order.
-
-    What makes a graph input is cut off: an input stops the way back from the outputs.
-    """
-    weights = walk.initializer_names(graph)
-    inputs = {value.name for value in graph.input} - weights
-    needed = {value.name for value in graph.output} - inputs
-    order = walk.execution_order(graph.node)
-    kept: set[int] = set()
-    for index in reversed(order):
-        node = graph.node[index]
-        if needed.isdisjoint(node.output):
-            continue
-        for i, name in enumerate(node.output):
-            if name in inputs:
-                node.output[i] = f"{name}_unused"
-        kept.add(index)
-        needed.update(name for name in walk.uses(node) if name not in inputs)
-    set_order(graph, [index for index in order if index in kept])
-    # Up to IR version 3 a weight was an input as well, and would become one that must be fed.
-    keep_only(graph.input, lambda value: value.name not in weights or value.name in needed)
-    keep_only(graph.initializer, lambda tensor: tensor.name in needed)
-    keep_only(graph.sparse_initializer, lambda sparse: sparse.values.name in needed)
-    made = {name for node in graph.node for name in node.output}
-    keep_only(graph.value_info, lambda value: value.name in made)
-
-
-def set_order(graph: onnx.GraphProto, order: Sequence[int]) -> None:
-    """Reduce a graph's nodes to those at some places, in this order. Nodes are only copied if they change places."""
-    if all(before < behind for before, behind in pairwise(order)):
-        keep_places(graph.node, set(order))
-        return
-    copies = [_copy(graph.node[index]) for index in order]
-    del graph.node[:]
-    graph.node.extend(copies)
-
-
-def keep_only(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Reduce a repeated field to the items that are wanted."""
-    keep_places(field, {i for i, item in enumerate(field) if wanted(item)})
-
-
-def keep_places(field: Any, places: Collection[int]) -> None:
-    """Reduce a repeated field to the items at some places. None is copied, however large it is."""
-    end = len(field)
-    for place in [*sorted(places, reverse=True), -1]:
-        if place + 1 < end:
-            del field[place + 1 : end]
-        end = place
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
 
 
 def _check_fed(graph: onnx.GraphProto) -> None:
@@ -257,8 +191,8 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     constants = walk.initializer_names(graph) | {
         n for node in graph.node if node.op_type == "Constant" for n in node.output
     }
-    maker = {name: node for node in graph.node for name in node.output if name}
-    known_dims = {dim for value in graph.input for dim in _symbols(value)}
+    maker = walk.makers(graph.node)
+    known_dims = {dim for value in graph.input for dim in _dynamic_dims(value)}
     declared = shapes.values(graph)
     found: dict[str, None] = {}
     for index in walk.execution_order(graph.node):
@@ -269,7 +203,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
             if value is None or not value.type.tensor_type.HasField("shape"):
                 new = True
                 continue
-            symbols = _symbols(value) - known_dims
+            symbols = _dynamic_dims(value) - known_dims
             known_dims |= symbols
             new = new or bool(symbols)
         position = _SIZE_INPUTS.get(node.op_type)
@@ -281,7 +215,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
     return list(found)
 
 
-def _symbols(value: onnx.ValueInfoProto) -> set[str]:
+def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
     """Names of a tensor's dynamic dimensions; one without a name counts as one that nothing else has."""
     dims = value.type.tensor_type.shape.dim
     return {d.dim_param or f"{value.name}[{i}]" for i, d in enumerate(dims) if not d.HasField("dim_value")}
@@ -331,6 +265,6 @@ def _insert_min(graph: onnx.GraphProto, name: str, bound: int) -> None:
         index + 1, onnx.helper.make_node("Min", [before, f"{name}_upper_bound"], [name], name=f"{name}_bounded")
     )
     if declared is not None:
-        copy = _copy(declared)
+        copy = copy_of(declared)
         copy.name = before
         graph.value_info.append(copy)

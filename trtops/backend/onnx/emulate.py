@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.rewriting import replace_nodes
 
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
@@ -33,10 +34,10 @@ def emulate_low_precision(model: onnx.ModelProto) -> None:
         InvalidModelError: If its types contradict each other.
     """
     shapes.infer_shapes(model)
-    _emulate(model.graph, {}, {}, itertools.count())
+    _emulate_graph(model.graph, {}, {}, itertools.count())
 
 
-def _emulate(
+def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
@@ -48,7 +49,7 @@ def _emulate(
         node = graph.node[index]
         bodies = list(walk.subgraphs(node))
         for body in bodies:
-            _emulate(body, types, widened, numbers)
+            _emulate_graph(body, types, widened, numbers)
         if bodies or node.op_type in _LEFT_ALONE:
             nodes.append(node)
             continue
@@ -59,7 +60,7 @@ def _emulate(
                 node.input[i] = widened[name]
                 continue
             if name not in casts:
-                casts[name] = f"{name}/float32/{next(numbers)}"  # a body may have one of its own
+                casts[name] = f"{name}/float32/{next(numbers)}"  # numbered, since a body may have one of its own
                 nodes.append(helper.make_node("Cast", [name], [casts[name]], to=TensorProto.FLOAT))
             node.input[i] = casts[name]
         nodes.append(node)
@@ -67,9 +68,7 @@ def _emulate(
             if name and types.get(name) in _LOW:
                 node.output[i] = f"{name}/exact"
                 nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(graph, nodes)
     for tensor in low_weights:
         array = numpy_helper.to_array(tensor).astype("float32")
         add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))

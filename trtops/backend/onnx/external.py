@@ -77,6 +77,16 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
+def mark_left_out(tensor: onnx.TensorProto) -> None:
+    """Say of a tensor without values that they are elsewhere, as ONNX's checks and inference want to hear it.
+
+    The file named is nowhere: nobody is to load it.
+    """
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    tensor.external_data.add(key="location", value="left-out")
+
+
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
     """Number of bytes that a tensor's raw data must have; None for strings and unknown types."""
     try:
@@ -97,11 +107,11 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> ExternalData:
         ExternalDataError: If the place is outside the folder, is no file, or is too short for the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = _inside(tensor.name, entries.get("location", ""), folder)
-    offset = _size(tensor.name, "offset", entries.get("offset", "0"))
+    path = _path_inside(tensor.name, entries.get("location", ""), folder)
+    offset = _byte_count(tensor.name, "offset", entries.get("offset", "0"))
     file_bytes = path.stat().st_size
     expected = expected_bytes(tensor)
-    length = _size(
+    length = _byte_count(
         tensor.name,
         "length",
         entries.get("length") or str(max(file_bytes - offset, 0) if expected is None else expected),
@@ -118,7 +128,7 @@ def locate(tensor: onnx.TensorProto, folder: Path) -> ExternalData:
     return ExternalData(tensor=tensor.name, path=path, offset=offset, length=length)
 
 
-def _inside(tensor: str, location: str, folder: Path) -> Path:
+def _path_inside(tensor: str, location: str, folder: Path) -> Path:
     """The file at a location, which must stay inside the folder."""
     pure = PurePosixPath(location)
     if not location or "\0" in location or pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts:
@@ -140,7 +150,7 @@ def _inside(tensor: str, location: str, folder: Path) -> Path:
     return path
 
 
-def _size(tensor: str, key: str, text: str) -> int:
+def _byte_count(tensor: str, key: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise errors.ExternalDataError(
             f"Tensor {tensor!r} has external data with {key} {text!r}; expected a number of bytes."

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trtops.backend.onnx import with_onnxruntime
+from trtops.backend.onnx import walk, with_onnxruntime
 from trtops.backend.onnx.messages import TensorProto
+from trtops.backend.onnx.rewriting import set_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -51,27 +52,26 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
     if first is not None and not first.HasField("shape"):
         rank = _only_rank(node, {name: len(kind.shape.dim) for name, kind in inputs.items() if kind.HasField("shape")})
         if rank is not None:
-            first.shape.SetInParent()
-            for _ in range(rank):
-                first.shape.dim.add()
+            set_shape(first, [None] * rank)
     with_onnxruntime.load(model)
-    return _inferred(model)
+    return _infer_types(model)
 
 
 def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
     """The only rank that a node's first input can have, by its operator and the ranks of other inputs; None if it is open."""
-    if node.domain not in ("", "ai.onnx"):
+    if not walk.is_onnx_op(node):
         return None
     if node.op_type in _AS_INPUT:
         place = _AS_INPUT[node.op_type]
         return ranks.get(node.input[place]) if place < len(node.input) else None
     if node.op_type in _AS_ATTRIBUTE:
         wanted, beside = _AS_ATTRIBUTE[node.op_type]
-        return next((len(a.ints) + beside for a in node.attribute if a.name == wanted and a.ints), None)
+        sizes = walk.ints_attribute(node, wanted)
+        return len(sizes) + beside if sizes else None
     return _FIXED.get(node.op_type)
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     try:
@@ -94,19 +94,19 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
     """
     from onnx import defs
 
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = walk.domain(node)
     try:
         schema = defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except defs.SchemaError:
         return {}
     allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
     read: defaultdict[str, set[str]] = defaultdict(set)
-    for name, parameter in zip(node.input, _parameters(schema.inputs, len(node.input))):
+    for name, parameter in zip(node.input, _formal_parameters(schema.inputs, len(node.input))):
         if name in element_types:
             read[parameter.type_str].add(f"tensor({TensorProto.DataType.Name(element_types[name]).lower()})")
     codes = {f"tensor({name.lower()})": code for name, code in TensorProto.DataType.items()}
     types: dict[str, int] = {}
-    for name, parameter in zip(node.output, _parameters(schema.outputs, len(node.output))):
+    for name, parameter in zip(node.output, _formal_parameters(schema.outputs, len(node.output))):
         options = allowed.get(parameter.type_str, [parameter.type_str])
         found = read[parameter.type_str] or set(options)
         if name and len(found) == 1 and found <= set(options) & set(codes):
@@ -114,7 +114,7 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
     return types
 
 
-def _parameters(
+def _formal_parameters(
     declared: Sequence[onnx.defs.OpSchema.FormalParameter], count: int
 ) -> list[onnx.defs.OpSchema.FormalParameter]:
     """The formal parameter of each argument; the last may stand for several alike, and those unlike are left out."""

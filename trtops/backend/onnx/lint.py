@@ -22,8 +22,10 @@ import numpy as np
 from trtops import errors
 from trtops.backend.onnx import external, implied, stand_ins, walk, with_onnxruntime
 from trtops.backend.onnx.bare import Bare
-from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.messages import GraphProto, TensorProto, ValueInfoProto
 from trtops.backend.onnx.model import Model, data_type, raw_bytes
+from trtops.backend.onnx.rewriting import set_shape
 from trtops.record import JSONValue, Record
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class LintReport(Record):
         return all(entry.level == "warning" for entry in self.entries)
 
     def to_lint_json(self) -> dict[str, JSONValue]:
-        """The report as the field's tool writes it, with ``unchecked`` added to its summary."""
+        """The report as Polygraphy writes it, with ``unchecked`` added to its summary."""
         return {
             "summary": {
                 "passing": list(self.passing),
@@ -112,8 +114,8 @@ def lint(
     bare = model if isinstance(model, Bare) else Bare(model.proto() if isinstance(model, Model) else model)
     proto = bare.model
     names = _node_names(proto.graph)
-    fatal = [*_circles(proto.graph), *_weights(bare)]
-    entries = [*fatal, *_names(proto.graph), *_unused(proto.graph)]
+    fatal = [*_circle_entries(proto.graph), *_weight_entries(bare)]
+    entries = [*fatal, *_name_entries(proto.graph), *_unused_entries(proto.graph)]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
     broken = {name for entry in entries if entry.level == "error" for name in entry.nodes}
@@ -132,17 +134,17 @@ def lint(
 
 def _node_names(graph: onnx.GraphProto) -> list[str]:
     """A name for each node, in order: its own, or its first output's, or its number."""
-    return [node.name or next(filter(None, node.output), f"node {i}") for i, node in enumerate(graph.node)]
+    return [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
 
 
-def _circles(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+def _circle_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
     try:
         walk.execution_order(graph.node)
     except errors.InvalidModelError as exc:
         yield LintEntry(level="error", source="onnx", message=str(exc))
 
 
-def _weights(bare: Bare) -> Iterator[LintEntry]:
+def _weight_entries(bare: Bare) -> Iterator[LintEntry]:
     for tensor in bare.tensors():
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
@@ -155,7 +157,7 @@ def _weights(bare: Bare) -> Iterator[LintEntry]:
             yield LintEntry(level="error", source="onnx", message=str(exc))
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+def _name_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
     """Names that are defined twice, or not at all."""
     if not graph.output:
         yield LintEntry(level="error", source="onnx", message="The model has no outputs.")
@@ -181,7 +183,7 @@ def _names(graph: onnx.GraphProto) -> Iterator[LintEntry]:
             yield LintEntry(level="warning", source="onnx", message=f"{count} nodes are named {name!r}.", nodes=(name,))
 
 
-def _unused(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+def _unused_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
     """What no output needs; it costs space, and may be a mistake."""
     used = {value.name for value in graph.output}
     used.update(name for node in graph.node for name in walk.uses(node))
@@ -197,7 +199,7 @@ def _unused(graph: onnx.GraphProto) -> Iterator[LintEntry]:
             yield LintEntry(level="warning", source="onnx", message=message, nodes=(name,))
 
 
-def _array(tensor: onnx.TensorProto) -> Any:
+def _weight_values(tensor: onnx.TensorProto) -> Any:
     """A weight's values; None if it has a type that nobody knows."""
     from onnx import numpy_helper
 
@@ -209,8 +211,7 @@ def _array(tensor: onnx.TensorProto) -> Any:
 
 def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.ModelProto:
     """A model whose initializers of these names are inputs."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     del copy.graph.initializer[:]
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
@@ -219,26 +220,8 @@ def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.Mod
         elif tensor.name not in declared:
             tensor_type = copy.graph.input.add(name=tensor.name).type.tensor_type
             tensor_type.elem_type = tensor.data_type
-            for dim in tensor.dims:
-                tensor_type.shape.dim.add(dim_value=dim)
+            set_shape(tensor_type, tensor.dims)
     return copy
-
-
-def _fix_shape(value: onnx.ValueInfoProto, array: Any) -> None:
-    """Declare an input in the shape that it has."""
-    if isinstance(array, np.ndarray) and value.type.HasField("tensor_type"):
-        shape = value.type.tensor_type.shape
-        del shape.dim[:]
-        for size in array.shape:
-            shape.dim.add(dim_value=size)
-        shape.SetInParent()
-
-
-def _typed(name: str, element: int) -> onnx.ValueInfoProto:
-    """A tensor of which the type alone is known."""
-    value = ValueInfoProto(name=name)
-    value.type.tensor_type.elem_type = element
-    return value
 
 
 class _Run:
@@ -256,15 +239,15 @@ class _Run:
         self.declared: dict[str, onnx.ValueInfoProto] = {}
         self.sparse = {sparse.values.name: sparse for sparse in bare.model.graph.sparse_initializer}
         self.made_up: set[str] = set()  # tensors whose values depend on zeros in place of what a node did not make
-        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in bare.model.opset_import}
+        self.opsets = walk.opsets(bare.model)
 
     def whole(self) -> bool:
         """Run the whole model; True if that worked."""
-        source = self._source()
+        source = self._whole_source()
         if source is None:
             return False
         constants = walk.initializer_names(self.model.graph)
-        inputs = {v.name: self._input(v) for v in self.model.graph.input if v.name not in constants}
+        inputs = {v.name: self._input_array(v) for v in self.model.graph.input if v.name not in constants}
         if any(array is None for array in inputs.values()):
             return False
         try:
@@ -274,7 +257,7 @@ class _Run:
             return False
         return True
 
-    def _source(self) -> onnx.ModelProto | str | None:
+    def _whole_source(self) -> onnx.ModelProto | str | None:
         """What ONNX Runtime is to load; None if it cannot.
 
         Weights that were left out are inputs: it copies other weights, even those that are handed to it in memory.
@@ -291,14 +274,14 @@ class _Run:
         """Run each node by itself, but those that are known to be broken."""
         from trtops.backend.onnx import shapes
 
-        inferred = ModelProto()
-        inferred.CopyFrom(self.model)
+        inferred = copy_of(self.model)
         graph = inferred.graph
-        values: dict[str, Any] = {t.name: _array(t) for t in graph.initializer if t.name not in self.left_out}
+        values: dict[str, Any] = {t.name: _weight_values(t) for t in graph.initializer if t.name not in self.left_out}
         values.update(self.left_out)
-        values.update((v.name, self._input(v)) for v in graph.input if v.name not in values)
+        values.update((v.name, self._input_array(v)) for v in graph.input if v.name not in values)
         for value in graph.input:
-            _fix_shape(value, values[value.name])
+            if isinstance(values[value.name], np.ndarray) and value.type.HasField("tensor_type"):
+                set_shape(value.type.tensor_type, values[value.name].shape)
         try:
             shapes.infer_shapes(inferred)
         except errors.InvalidModelError as exc:
@@ -307,9 +290,9 @@ class _Run:
         last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
         for i in walk.execution_order(graph.node):
             node, name = graph.node[i], self.names[i]
-            made = None if name in broken else self._try(node, name, values)
+            made = None if name in broken else self._try_node(node, name, values)
             if made is None:
-                self._suppose(node, values)
+                self._assume_outputs(node, values)
             else:
                 values.update(zip(filter(None, node.output), made))
             for used in walk.uses(node):
@@ -320,7 +303,7 @@ class _Run:
             message = f"{len(behind)} nodes were not checked: nothing is known of what they read. Shapes in the model would help."
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=message, nodes=behind))
 
-    def _try(self, node: onnx.NodeProto, name: str, values: Mapping[str, Any]) -> list[Any] | None:
+    def _try_node(self, node: onnx.NodeProto, name: str, values: Mapping[str, Any]) -> list[Any] | None:
         """What a node makes, without the outputs that are left out; None if it fails or cannot be run."""
         used = [name for name in dict.fromkeys(walk.uses(node)) if name not in self.sparse]
         if any(values.get(n) is None and not self._is_typed(n) for n in used):
@@ -330,12 +313,12 @@ class _Run:
         runs = all(values.get(n) is not None for n in used) and all(map(self._is_native, [*used, *made]))
         try:
             if not runs or not self._cannot_fail_by_values(node, used, values):
-                self._learn(implied.load_node(self._alone(node, used, values, run=False)).graph)
+                self._note_implied(implied.load_node(self._model_of_node(node, used, values, run=False)).graph)
                 return None
             feed = {n: values[n] for n in used}
-            results = list(with_onnxruntime.evaluate(self._alone(node, used, values, run=True), made, feed))
+            results = list(with_onnxruntime.evaluate(self._model_of_node(node, used, values, run=True), made, feed))
         except errors.InferenceError as exc:
-            self._failed(node, name, exc)
+            self._note_failure(node, name, exc)
             return None
         if not self.made_up.isdisjoint(used) and node.op_type not in stand_ins.ONLY_OF_SHAPES:
             self.made_up.update(made)
@@ -348,27 +331,28 @@ class _Run:
         integers = {name for name in used if values[name].dtype.kind != "f"}
         return stand_ins.own_operators_are_known(self.model) and stand_ins.cannot_fail(node, self.made_up, integers)
 
-    def _learn(self, node: onnx.GraphProto) -> None:
+    def _note_implied(self, node: onnx.GraphProto) -> None:
         """Take what a node implies of tensors whose rank is not known."""
         for value in (*node.input, *node.output):
             if value.type.tensor_type.HasField("shape") and not self._has_rank(value.name):
                 self.declared[value.name] = value
 
-    def _suppose(self, node: onnx.NodeProto, values: dict[str, Any]) -> None:
+    def _assume_outputs(self, node: onnx.NodeProto, values: dict[str, Any]) -> None:
         """For what a node did not make: the types that its operator says, and zeros where the shape is known."""
         made = [output for output in node.output if output and values.get(output) is None]
         if not all(map(self._is_typed, made)):
             known = {n: self.declared[n].type.tensor_type.elem_type for n in node.input if self._is_typed(n)}
             for output, element in implied.output_types(node, self.opsets, known).items():
                 if not self._is_typed(output):
-                    self.declared[output] = _typed(output, element)
+                    self.declared[output] = ValueInfoProto(name=output)
+                    self.declared[output].type.tensor_type.elem_type = element
         for output in made:
-            zeros = self._zeros(output)
+            zeros = self._zeros_for(output)
             if zeros is not None:
                 values[output] = zeros
                 self.made_up.add(output)
 
-    def _zeros(self, name: str) -> Any:
+    def _zeros_for(self, name: str) -> Any:
         """Zeros in the shape of a tensor; None if that is not known, or too large."""
         if not self._has_rank(name) or not self._is_native(name):
             return None
@@ -384,20 +368,22 @@ class _Run:
             return None
         return np.zeros(shape, element.numpy())
 
-    def _failed(self, node: onnx.NodeProto, name: str, exc: errors.InferenceError) -> None:
+    def _note_failure(self, node: onnx.NodeProto, name: str, exc: errors.InferenceError) -> None:
         if node.domain not in _KNOWN_DOMAINS:
             self.custom.add(name)
             message = f"ONNX Runtime has no kernel for {node.domain}.{node.op_type}; another back end may have one."
-            self._add("warning", name, message)
+            self._add_entry("warning", name, message)
             return
         text = str(exc.__cause__ or exc)
         running = "while running" in text or "RUNTIME_EXCEPTION" in text
-        self._add("exception" if running else "error", name, f"{walk.label(node)}: {text}")
+        self._add_entry("exception" if running else "error", name, f"{walk.label(node)}: {text}")
 
-    def _add(self, level: Level, name: str, message: str) -> None:
+    def _add_entry(self, level: Level, name: str, message: str) -> None:
         self.entries.append(LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,)))
 
-    def _alone(self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any], *, run: bool) -> onnx.ModelProto:
+    def _model_of_node(
+        self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any], *, run: bool
+    ) -> onnx.ModelProto:
         """A model of one node: to be run on values, or to be loaded with what is declared and small constants."""
         from onnx import helper, numpy_helper
 
@@ -440,12 +426,12 @@ class _Run:
         declared = self.declared.get(name)
         return declared is None or declared.type.tensor_type.elem_type <= TensorProto.UINT64
 
-    def _input(self, value: onnx.ValueInfoProto) -> Any:
+    def _input_array(self, value: onnx.ValueInfoProto) -> Any:
         given = self.feed.get(value.name)
-        return given if given is not None else self._stand_in(value)
+        return given if given is not None else self._made_up_input(value)
 
     @staticmethod
-    def _stand_in(value: onnx.ValueInfoProto) -> Any:
+    def _made_up_input(value: onnx.ValueInfoProto) -> Any:
         """Made-up values for an input; None if its type or rank is not known, or it would be too large."""
         if not value.type.tensor_type.HasField("shape") or not value.type.tensor_type.elem_type:
             return None

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
+from trtops.backend.immediate import immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
+from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, parse_proto, read_proto
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
@@ -32,21 +34,17 @@ OnnxModel: TypeAlias = "onnx.ModelProto | Model | Callable[[], onnx.ModelProto]"
 Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
 
 
-def _model(source: OnnxModel) -> onnx.ModelProto:
+def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
     """The model itself, to be read and not changed."""
     made = value_of(source)
     return made.proto() if isinstance(made, Model) else made
 
 
-def _own(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
+def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
     """The model, to be changed."""
-    made = _model(source)
+    made = _model_to_read(source)
     given = isinstance(source, onnx.ModelProto)
-    if copy is True or (copy is None and given):
-        fresh = onnx.ModelProto()
-        fresh.CopyFrom(made)
-        return fresh
-    return made
+    return copy_of(made) if copy is True or (copy is None and given) else made
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,7 @@ class OnnxFromPath:
         return model
 
 
-def onnx_from_path(
-    path: str | Path, external_data_dir: str | Path | None = None, ignore_external_data: bool = False
-) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromPath` does when called."""
-    return OnnxFromPath(path, external_data_dir, ignore_external_data)()
+onnx_from_path = immediately(OnnxFromPath)
 
 
 @dataclass(frozen=True)
@@ -103,9 +97,7 @@ class OnnxFromBytes:
         return parse_proto(value_of(self.serialized_onnx))
 
 
-def onnx_from_bytes(serialized_onnx: ValueOrCallable[bytes]) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromBytes` does when called."""
-    return OnnxFromBytes(serialized_onnx)()
+onnx_from_bytes = immediately(OnnxFromBytes)
 
 
 @dataclass(frozen=True)
@@ -122,12 +114,10 @@ class GsFromOnnx:
         """Import the model into a new graph."""
         import onnx_graphsurgeon as gs
 
-        return gs.import_onnx(_model(self.model))
+        return gs.import_onnx(_model_to_read(self.model))
 
 
-def gs_from_onnx(model: OnnxModel) -> gs.Graph:
-    """Do at once what :class:`GsFromOnnx` does when called."""
-    return GsFromOnnx(model)()
+gs_from_onnx = immediately(GsFromOnnx)
 
 
 @dataclass(frozen=True)
@@ -174,11 +164,7 @@ class OnnxFromTfGraph:
         return model
 
 
-def onnx_from_tf_graph(
-    graph: ValueOrCallable[tuple[Any, Sequence[str]]], opset: int = 11, optimize: bool = True
-) -> onnx.ModelProto:
-    """Do at once what :class:`OnnxFromTfGraph` does when called."""
-    return OnnxFromTfGraph(graph, opset, optimize)()
+onnx_from_tf_graph = immediately(OnnxFromTfGraph)
 
 
 @dataclass(frozen=True)
@@ -207,7 +193,7 @@ class ModifyOutputs:
         Raises:
             ConfigError: If a name, pattern or type fits nothing, or no output would be left.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         outputs = self.outputs
         if self.mark_types is not None:
             outputs = edit.outputs_of_types(model.graph, self.mark_types)
@@ -218,15 +204,7 @@ class ModifyOutputs:
         return model
 
 
-def modify_outputs(
-    model: OnnxModel,
-    outputs: Sequence[str] | None = None,
-    exclude_outputs: Sequence[str] | None = None,
-    copy: bool | None = None,
-    mark_types: Sequence[str] | None = None,
-) -> onnx.ModelProto:
-    """Do at once what :class:`ModifyOutputs` does when called."""
-    return ModifyOutputs(model, outputs, exclude_outputs, copy, mark_types)()
+modify_outputs = immediately(ModifyOutputs)
 
 
 @dataclass(frozen=True)
@@ -245,12 +223,10 @@ class ConvertToFp16:
 
     def __call__(self) -> onnx.ModelProto:
         """The model in FP16."""
-        return precision.convert_to_fp16(_model(self.model))
+        return precision.convert_to_fp16(_model_to_read(self.model))
 
 
-def convert_to_fp16(model: OnnxModel, copy: bool | None = None) -> onnx.ModelProto:
-    """Do at once what :class:`ConvertToFp16` does when called."""
-    return ConvertToFp16(model, copy)()
+convert_to_fp16 = immediately(ConvertToFp16)
 
 
 @dataclass(frozen=True)
@@ -259,7 +235,7 @@ class FoldConstants:
 
     Attributes:
         model: The model.
-        num_passes: Most passes to make; None goes on until a pass folds nothing.
+        num_passes: Most passes to make; None repeats until a pass folds nothing.
         do_shape_inference: Whether shapes are inferred, which folding Shape nodes needs.
         partitioning: Accepted for scripts that pass it. A node that cannot be evaluated never keeps others from
             being folded, which is what ``"recursive"`` asks for.
@@ -286,7 +262,7 @@ class FoldConstants:
         Raises:
             InferenceError: If a node cannot be evaluated, unless ``error_ok``.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         fold.fold_constants(
             model,
             passes=self.num_passes,
@@ -299,29 +275,7 @@ class FoldConstants:
         return model
 
 
-def fold_constants(
-    model: OnnxModel,
-    num_passes: int | None = None,
-    do_shape_inference: bool = True,
-    partitioning: Partitioning = None,
-    fold_shapes: bool = True,
-    copy: bool | None = None,
-    error_ok: bool = True,
-    size_threshold: int | None = None,
-    allow_onnxruntime_shape_inference: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`FoldConstants` does when called."""
-    return FoldConstants(
-        model,
-        num_passes,
-        do_shape_inference,
-        partitioning,
-        fold_shapes,
-        copy,
-        error_ok,
-        size_threshold,
-        allow_onnxruntime_shape_inference,
-    )()
+fold_constants = immediately(FoldConstants)
 
 
 @dataclass(frozen=True)
@@ -345,17 +299,13 @@ class SetUpperBound:
         Raises:
             ConfigError: If a name is not the output of a node.
         """
-        model = _own(self.model, self.copy)
+        model = _model_to_change(self.model, self.copy)
         applied = edit.set_upper_bounds(model, self.upper_bounds)
         log.info("Upper bounds set: %s", applied)
         return model
 
 
-def set_upper_bound(
-    model: OnnxModel, upper_bounds: int | Mapping[str, int], copy: bool | None = None
-) -> onnx.ModelProto:
-    """Do at once what :class:`SetUpperBound` does when called."""
-    return SetUpperBound(model, upper_bounds, copy)()
+set_upper_bound = immediately(SetUpperBound)
 
 
 @dataclass(frozen=True)
@@ -386,7 +336,7 @@ class InferShapes:
         if isinstance(given, (str, Path)):
             model = onnx_from_path(given, self.external_data_dir)
         else:
-            model = _own(given, None if given is self.model else False)
+            model = _model_to_change(given, None if given is self.model else False)
         try:
             shapes.infer_shapes(model, symbolic=self.allow_onnxruntime, strict=not self.error_ok)
         except errors.InvalidModelError as exc:
@@ -396,15 +346,7 @@ class InferShapes:
         return model
 
 
-def infer_shapes(
-    model: OnnxModel | str | Path,
-    error_ok: bool = True,
-    external_data_dir: str | Path | None = None,
-    save_to_disk_threshold_bytes: int | None = None,
-    allow_onnxruntime: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`InferShapes` does when called."""
-    return InferShapes(model, error_ok, external_data_dir, save_to_disk_threshold_bytes, allow_onnxruntime)()
+infer_shapes = immediately(InferShapes)
 
 
 @dataclass(frozen=True)
@@ -432,16 +374,16 @@ class ExtractSubgraph:
         """
         made = value_of(self.model)
         if isinstance(made, (onnx.ModelProto, Model)):
-            model = _own(made, None if made is self.model else False)
-            self._cut(model)
+            model = _model_to_change(made, None if made is self.model else False)
+            self._cut_out(model)
             return model
         import onnx_graphsurgeon as gs
 
         model = gs.export_onnx(made, do_type_check=False)
-        self._cut(model)
+        self._cut_out(model)
         return gs.import_onnx(model)
 
-    def _cut(self, model: onnx.ModelProto) -> None:
+    def _cut_out(self, model: onnx.ModelProto) -> None:
         edit.extract(model, self.input_metadata, self.output_metadata)
         if self.check_meta:
             for value in (*model.graph.input, *model.graph.output):
@@ -452,14 +394,7 @@ class ExtractSubgraph:
                     log.warning("The shape of input %r is not known; give it in the metadata.", value.name)
 
 
-def extract_subgraph(
-    model: OnnxModel | gs.Graph,
-    input_metadata: Mapping[str, TensorSpec] | None = None,
-    output_metadata: Mapping[str, TensorSpec] | None = None,
-    check_meta: bool = True,
-) -> Any:
-    """Do at once what :class:`ExtractSubgraph` does when called."""
-    return ExtractSubgraph(model, input_metadata, output_metadata, check_meta)()
+extract_subgraph = immediately(ExtractSubgraph)
 
 
 @dataclass(frozen=True)
@@ -488,7 +423,7 @@ class SaveOnnx:
             ExternalDataError: If ``external_data_path`` leads out of the model's folder.
             OSError: If a file cannot be written.
         """
-        model = _model(self.model)
+        model = _model_to_read(self.model)
         log.info("Saving ONNX model to: %s", self.path)
         save.save_model(
             model,
@@ -500,15 +435,7 @@ class SaveOnnx:
         return model
 
 
-def save_onnx(
-    model: OnnxModel,
-    path: str | Path,
-    external_data_path: str | None = None,
-    size_threshold: int = 1024,
-    all_tensors_to_one_file: bool = True,
-) -> onnx.ModelProto:
-    """Do at once what :class:`SaveOnnx` does when called."""
-    return SaveOnnx(model, path, external_data_path, size_threshold, all_tensors_to_one_file)()
+save_onnx = immediately(SaveOnnx)
 
 
 @dataclass(frozen=True)
@@ -527,9 +454,7 @@ class BytesFromOnnx:
         Raises:
             InvalidModelError: If the model is too large for one protobuf message.
         """
-        return save.serialize(_model(self.model))
+        return save.serialize(_model_to_read(self.model))
 
 
-def bytes_from_onnx(model: OnnxModel) -> bytes:
-    """Do at once what :class:`BytesFromOnnx` does when called."""
-    return BytesFromOnnx(model)()
+bytes_from_onnx = immediately(BytesFromOnnx)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def _generated() -> Any:
+def _load_generated() -> Any:
     """The generated module, run by itself; the ``onnx`` package where that is loaded, or where it must be."""
     from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
@@ -56,5 +56,5 @@ def _generated() -> Any:
 
 
 if not TYPE_CHECKING:
-    _module = _generated()
+    _module = _load_generated()
     globals().update({name: getattr(_module, name) for name in __all__})

@@ -52,7 +52,7 @@ class Model:
         """
         path = Path(path).absolute()
         content = read_proto(path)
-        return cls(_describe(content, path.stem, path.parent, f"{path}: "), path)
+        return cls(_model_info(content, path.stem, path.parent, f"{path}: "), path)
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
@@ -66,9 +66,8 @@ class Model:
             InvalidModelError: If it contradicts itself.
             ExternalDataError: If it names data files; there is no folder to look for them in.
         """
-        content = ModelProto()
-        content.CopyFrom(proto)
-        return cls(_describe(content, name, None, ""), None, content)
+        content = copying.copy_of(proto)
+        return cls(_model_info(content, name, None, ""), None, content)
 
     @property
     def name(self) -> str:
@@ -84,16 +83,14 @@ class Model:
         """
         if self.path is None:
             assert self._content is not None
-            fresh = ModelProto()
-            fresh.CopyFrom(self._content)
-            return fresh
+            return copying.copy_of(self._content)
         fresh = read_proto(self.path)
         external.load_external_data(fresh, self.path.parent)
         found = model_digest(fresh)
         if found != self.info.sha256:
             raise errors.InvalidModelError(
                 f"{self.path} changed since it was loaded: its content has digest {found[:12]}, expected "
-                f"{self.info.sha256[:12]}. Load it again to go on with what is there now."
+                f"{self.info.sha256[:12]}. Load it again to use what is there now."
             )
         return fresh
 
@@ -195,24 +192,24 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
         target.raw_data = tensor_digest(tensor, folder)
 
     bare = copying.copy_model(model, put_digest)
-    _clear(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
+    _clear_comments(bare, "producer_name", "producer_version", "model_version", "domain", "training_info")
     bare.opset_import.sort(key=lambda o: (o.domain, o.version))
     for graph in walk.graphs(bare.graph):
-        _clear(graph)
+        _clear_comments(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
-            _clear(value)
+            _clear_comments(value)
     for node in walk.nodes(bare):
-        _clear(node)
+        _clear_comments(node)
         for attribute in node.attribute:
             attribute.ClearField("doc_string")
         if len(node.attribute) > 1:
             node.attribute.sort(key=lambda a: a.name)
     for function in bare.functions:
-        _clear(function)
+        _clear_comments(function)
     return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _clear(message: Any, *fields: str) -> None:
+def _clear_comments(message: Any, *fields: str) -> None:
     """Clear comments, and the fields named."""
     for name in ("doc_string", "metadata_props", *fields):
         message.ClearField(name)
@@ -247,10 +244,14 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
         InvalidModelError: If their number does not fit the shape.
     """
     expected = external.expected_bytes(tensor)
-    try:
-        raw = tensor.raw_data if tensor.HasField("raw_data") else _pack(tensor)
-    except (ValueError, TypeError, KeyError) as exc:
-        raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
+    raw: bytes = tensor.raw_data
+    if not tensor.HasField("raw_data"):
+        from onnx import numpy_helper  # takes a while to import, and most weights are stored raw
+
+        try:
+            raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        except (ValueError, TypeError, KeyError) as exc:
+            raise errors.InvalidModelError(f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)}: {exc}.") from None
     if expected is not None and len(raw) != expected:
         raise errors.InvalidModelError(
             f"Tensor {tensor.name!r} of shape {tuple(tensor.dims)} has {len(raw)} bytes; expected {expected}."
@@ -258,13 +259,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     return raw
 
 
-def _pack(tensor: onnx.TensorProto) -> bytes:
-    from onnx import numpy_helper  # the few weights that are not stored raw need it
-
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-
-
-def _describe(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
+def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: str) -> ModelInfo:
     """Check a model and sum it up; messages begin with ``where``."""
     try:
         check_structure(model)
@@ -289,11 +284,11 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     if not value.type.HasField("tensor_type"):
         return TensorSpec(value.name)
     tensor_type = value.type.tensor_type
-    shape = tuple(map(_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
+    shape = tuple(map(_declared_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
     return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+def _declared_dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
     return dim.dim_param or None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -22,9 +22,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
-from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.constants import constant_tensor
+from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import expand
 from trtops.backend.onnx.model import check_structure
+from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
 from trtops.metadata import DataType
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ KEPT_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLi
 """Operators kept in FP32 unless asked otherwise: scales can be too small for 16 bit, and counting goes wrong early."""
 
 _STANDS_FOR_INFINITY = 1e9
+# Largest finite value and smallest above zero, subnormal ones included.
 _RANGE = {"fp16": (65504.0, 2.0**-24), "bf16": (float.fromhex("0x1.fep127"), 2.0**-133)}
 
 # Their output has their input's type unless an attribute says otherwise, which the schema does not tell.
@@ -77,7 +80,7 @@ def convert_to_fp16(
         ModelError: If the model contradicts itself, or its weights are not loaded.
     """
     check_structure(proto)
-    return _reported(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+    return _log_rewrite(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
 def convert_to_bf16(
@@ -89,10 +92,10 @@ def convert_to_bf16(
 ) -> onnx.ModelProto:
     """A model that computes in BF16 where its operators can; as :func:`convert_to_fp16`."""
     check_structure(proto)
-    return _reported(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
+    return _log_rewrite(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
 
 
-def _reported(rewritten: Rewritten) -> onnx.ModelProto:
+def _log_rewrite(rewritten: Rewritten) -> onnx.ModelProto:
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
@@ -126,8 +129,7 @@ def lower_precision(
         InvalidModelError: If the model's types contradict each other.
         ExternalDataError: If a weight is not loaded.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = copy_of(proto)
     if to == "bf16" and walk.opset(model) < 13:
         raise errors.ConfigError(
             f"BF16 needs operator set 13 or later; this model has {walk.opset(model)}. Convert it with "
@@ -135,7 +137,7 @@ def lower_precision(
         )
     model = without_functions(model)
     shapes.infer_shapes(model)
-    rewrite = _Rewrite(model, to, _excluded(model, exclude), frozenset(keep_types))
+    rewrite = _Rewrite(model, to, _excluded_names(model, exclude), frozenset(keep_types))
     rewrite.model(model, keep_io=keep_io)
     return Rewritten(
         model=model,
@@ -161,16 +163,11 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
 
 
-def node_name(node: onnx.NodeProto) -> str:
-    """What a node goes by: its name, or else its first output's."""
-    return node.name or next(filter(None, node.output), "")
-
-
-def _excluded(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
+def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
     """Names of the nodes that names, types and patterns stand for."""
     by_type: dict[str, list[str]] = {}
     for node in walk.nodes(model):
-        by_type.setdefault(node.op_type, []).append(node_name(node))
+        by_type.setdefault(node.op_type, []).append(walk.node_name(node))
     names = [name for named in by_type.values() for name in named]
     result: set[str] = set()
     for wanted in exclude:
@@ -196,7 +193,7 @@ class _Tensor:
     def magnitudes(self) -> tuple[float, bool]:
         """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
-        array = _array(self.weight)
+        array = _weight_array(self.weight)
         size = np.abs(array[np.isfinite(array)])
         if not size.size:
             return 0.0, False
@@ -204,7 +201,7 @@ class _Tensor:
         return float(np.max(size, initial=0, where=~infinite)), bool(infinite.any())
 
 
-def _array(weight: TensorProto) -> np.ndarray[Any, Any]:
+def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
     if external.is_external(weight):
         raise errors.ExternalDataError(f"Weight {weight.name!r} has its data in another file; load it first.")
     return numpy_helper.to_array(weight)
@@ -225,19 +222,38 @@ class _Ports:
 _KEPT = _Ports()
 
 
+@dataclass
+class _Frame:
+    """One graph while it is rewritten.
+
+    Attributes:
+        scope: Its floating-point tensors, those of the graphs around it behind them.
+        types: Element types of all tensors, likewise.
+        outputs: Names of its outputs in FP32.
+        keep_io: Whether its inputs and outputs keep their types.
+        nodes: The nodes written so far.
+    """
+
+    scope: _Scope
+    types: _Types
+    outputs: frozenset[str]
+    keep_io: bool
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+
 class _Rewrite:
     """One rewrite of one model: graph by graph, each node in order of execution."""
 
     def __init__(
         self, model: onnx.ModelProto, to: LowPrecision, excluded: frozenset[str], keep: frozenset[str]
     ) -> None:
-        self.opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        self.opsets = walk.opsets(model)
         self.dtype = DataType.FLOAT16 if to == "fp16" else DataType.BFLOAT16
         self.element = TensorProto.FLOAT16 if to == "fp16" else TensorProto.BFLOAT16
         self.largest, self.smallest = _RANGE[to]
         self.excluded = excluded
         self.keep = keep
-        self.taken = {name for graph in walk.graphs(model.graph) for name in _all_names(graph)}
+        self.fresh = FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
         self.lowered: list[str] = []
         self.kept: list[str] = []
@@ -247,7 +263,7 @@ class _Rewrite:
 
     def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
         """Rewrite the model in place."""
-        self._graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
+        self._rewrite_graph(model.graph, ChainMap(), ChainMap(), keep_io=keep_io)
         for node in walk.nodes(model):
             for i, name in enumerate(node.input):
                 if name in self.renamed:
@@ -260,7 +276,7 @@ class _Rewrite:
         del model.graph.input[:]
         model.graph.input.extend(inputs)
 
-    def _graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
+    def _rewrite_graph(self, graph: onnx.GraphProto, outer: _Scope, outer_types: _Types, *, keep_io: bool) -> None:
         """Rewrite one graph in place; the scopes know the tensors of the graphs around it."""
         scope: _Scope = outer.new_child()
         types: _Types = outer_types.new_child(shapes.element_types(graph))
@@ -273,29 +289,21 @@ class _Rewrite:
         for value in graph.input:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in scope.maps[0]:
                 scope[value.name] = _Tensor(value.name, None) if keep_io else _Tensor(None, value.name)
-        outputs = {value.name for value in graph.output if types.get(value.name) == TensorProto.FLOAT}
-        result: list[onnx.NodeProto] = []
+        outputs = frozenset(v.name for v in graph.output if types.get(v.name) == TensorProto.FLOAT)
+        frame = _Frame(scope, types, outputs, keep_io)
         for node in nodes:
-            self._node(node, scope, types, outputs, keep_io, result)
-        self._finish_outputs(graph, scope, keep_io, result)
-        del graph.node[:]
-        graph.node.extend(result)
+            self._rewrite_node(node, frame)
+        self._finish_outputs(graph, frame)
+        replace_nodes(graph, frame.nodes)
         self._write_weights(graph, [scope[tensor.name] for tensor in weights])
-        self._retype(graph, scope)
+        self._declare_types(graph, scope)
 
-    def _node(
-        self,
-        node: onnx.NodeProto,
-        scope: _Scope,
-        types: _Types,
-        outputs: set[str],
-        keep_io: bool,
-        result: list[onnx.NodeProto],
-    ) -> None:
-        """Rewrite one node into ``result``, with the Casts that it needs."""
-        ports = self._ports(node, scope, types)
+    def _rewrite_node(self, node: onnx.NodeProto, frame: _Frame) -> None:
+        """Write one node, with the Casts that it needs around it."""
+        scope, types = frame.scope, frame.types
+        ports = self._low_ports(node, scope, types)
         if any(self._is_too_large(scope[node.input[i]]) for i in ports.inputs):
-            self.too_large.append(node_name(node))
+            self.too_large.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
         makes = [
@@ -304,30 +312,37 @@ class _Rewrite:
             if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT)
         ]
         if reads or makes:
-            (self.lowered if ports.outputs else self.kept).append(node_name(node))
+            (self.lowered if ports.outputs else self.kept).append(walk.node_name(node))
         for body in walk.subgraphs(node):
-            self._graph(body, scope, types, keep_io=True)
+            self._rewrite_graph(
+                body, scope, types, keep_io=True
+            )  # what enters and leaves a body passes through its node
         for i in reads:
-            node.input[i] = self._version(scope[node.input[i]], i in ports.inputs, result)
-        result.append(node)
+            node.input[i] = self._name_in(scope[node.input[i]], i in ports.inputs, frame)
+        frame.nodes.append(node)
         for i in makes:
             name = node.output[i]
             low = i in ports.outputs
-            if name in outputs and low is keep_io:
-                node.output[i] = self._new_name(f"{name}_{self.dtype.value if low else 'float32'}")
-                result.append(self._cast(node.output[i], name, TensorProto.FLOAT if low else self.element))
+            if name in frame.outputs and low is frame.keep_io:  # the output is to be of the other type under this name
+                node.output[i] = self.fresh(f"{name}_{self.dtype.value if low else 'float32'}")
+                frame.nodes.append(self._cast_node(node.output[i], name, TensorProto.FLOAT if low else self.element))
                 scope[name] = _Tensor(name, node.output[i]) if low else _Tensor(node.output[i], name)
             else:
                 scope[name] = _Tensor(None, name) if low else _Tensor(name, None)
 
-    def _ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
-        """What of a node can be in 16 bit: nothing, for a node that is to be kept."""
-        if node.op_type in self.keep or node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
+    def _low_ports(self, node: onnx.NodeProto, scope: _Scope, types: _Types) -> _Ports:
+        """What of a node can be in 16 bit: nothing, for a node that is to be kept.
+
+        A schema gives each input and output a type variable, and lists the types that each variable can stand for. All
+        with one variable have one type, so the variables are decided on, not the inputs and outputs one by one.
+        """
+        if node.op_type in self.keep or walk.node_name(node) in self.excluded or node.op_type in _TYPED_BY_INPUT:
             return _KEPT
         if node.op_type == "Cast":
+            # It reads a tensor as that is made, and saves a Cast; a weight stays exact, since it would be rounded for this.
             source = scope.get(node.input[0])
             return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = walk.domain(node)
         version = self.opsets.get(domain, 0)
         if not onnx.defs.has(node.op_type, version, domain) or next(walk.subgraphs(node), None) is not None:
             return _KEPT
@@ -348,7 +363,7 @@ class _Rewrite:
             if name and v in low and name not in scope:
                 if types.get(name):
                     return _KEPT  # a sparse weight
-                scope[name] = _Tensor(name, None)
+                scope[name] = _Tensor(name, None)  # of a type that nobody declared, but another input of its variable
         ports = _Ports(
             frozenset(i for i, v in enumerate(inputs) if v in low and node.input[i]),
             frozenset(i for i, v in enumerate(outputs) if v in low and node.output[i]),
@@ -361,26 +376,24 @@ class _Rewrite:
         """Whether a weight has values out of range that do not merely stand for infinity."""
         return tensor.weight is not None and tensor.magnitudes[0] > self.largest
 
-    def _version(self, tensor: _Tensor, low: bool, result: list[onnx.NodeProto]) -> str:
-        """The name of a tensor in the precision wanted, with a Cast if there is none yet."""
+    def _name_in(self, tensor: _Tensor, low: bool, frame: _Frame) -> str:
+        """The name of a tensor in the precision wanted; a Cast is written if there is none in it yet."""
         tensor.full_used |= not low
         if low and tensor.low is None:
-            tensor.low = self._new_name(f"{tensor.full}_{self.dtype.value}")
+            tensor.low = self.fresh(f"{tensor.full}_{self.dtype.value}")
             if tensor.weight is None:
-                result.append(self._cast(str(tensor.full), tensor.low, self.element))
+                frame.nodes.append(self._cast_node(str(tensor.full), tensor.low, self.element))
         elif not low and tensor.full is None:
-            tensor.full = self._new_name(f"{tensor.low}_float32")
-            result.append(self._cast(str(tensor.low), tensor.full, TensorProto.FLOAT))
+            tensor.full = self.fresh(f"{tensor.low}_float32")
+            frame.nodes.append(self._cast_node(str(tensor.low), tensor.full, TensorProto.FLOAT))
         return str(tensor.low if low else tensor.full)
 
-    def _finish_outputs(
-        self, graph: onnx.GraphProto, scope: _Scope, keep_io: bool, result: list[onnx.NodeProto]
-    ) -> None:
-        """See to outputs that no node of this graph makes: weights, and what a body hands through."""
+    def _finish_outputs(self, graph: onnx.GraphProto, frame: _Frame) -> None:
+        """Give outputs that no node of this graph makes their type: weights, and what a body hands through."""
         for value in graph.output:
-            tensor = scope.get(value.name)
-            if tensor is not None and (keep_io or tensor.weight is not None):
-                value.name = self._version(tensor, False, result)
+            tensor = frame.scope.get(value.name)
+            if tensor is not None and (frame.keep_io or tensor.weight is not None):
+                value.name = self._name_in(tensor, False, frame)
 
     def _write_weights(self, graph: onnx.GraphProto, weights: list[_Tensor]) -> None:
         """Write each weight in the precisions that are used; a single one keeps the weight's name."""
@@ -397,7 +410,7 @@ class _Rewrite:
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
         array = numpy_helper.to_array(tensor.weight)
-        if tensor.magnitudes[1]:
+        if tensor.magnitudes[1]:  # infinities stay: they say the same in 16 bit
             bounded = np.where(np.isfinite(array), np.clip(array, -self.largest, self.largest), array)
             if not np.array_equal(bounded, array, equal_nan=True):
                 self.clamped.append(name)
@@ -411,22 +424,15 @@ class _Rewrite:
             raw = array.astype(self.dtype.numpy()).tobytes()
         return TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims, raw_data=raw)
 
-    def _retype(self, graph: onnx.GraphProto, scope: _Scope) -> None:
+    def _declare_types(self, graph: onnx.GraphProto, scope: _Scope) -> None:
         """Make the graph's descriptions say what its tensors are now."""
         low = {self.renamed.get(t.low, t.low) for t in scope.maps[0].values() if t.low is not None}
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in low and value.type.tensor_type.elem_type == TensorProto.FLOAT:
                 value.type.tensor_type.elem_type = self.element
 
-    def _cast(self, source: str, target: str, element: int) -> onnx.NodeProto:
-        return helper.make_node("Cast", [source], [target], name=self._new_name(f"{target}_cast"), to=element)
-
-    def _new_name(self, wanted: str) -> str:
-        name, count = wanted, 1
-        while name in self.taken:
-            name, count = f"{wanted}_{count}", count + 1
-        self.taken.add(name)
-        return name
+    def _cast_node(self, source: str, target: str, element: int) -> onnx.NodeProto:
+        return helper.make_node("Cast", [source], [target], name=self.fresh(f"{target}_cast"), to=element)
 
 
 def _type_variable(parameters: Sequence[Any], i: int) -> str:
@@ -434,14 +440,6 @@ def _type_variable(parameters: Sequence[Any], i: int) -> str:
     if not parameters:
         return ""
     return str(parameters[min(i, len(parameters) - 1)].type_str)
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from walk.initializer_names(graph)
-    for node in graph.node:
-        yield node.name
-        yield from node.output
 
 
 def _take_weights(
@@ -455,27 +453,9 @@ def _take_weights(
         add_copy(graph.initializer, tensor)
     remaining = []
     for node in nodes:
-        constant = _constant(node)
-        if constant is None:
-            remaining.append(node)
-        else:
+        constant = constant_tensor(node) if walk.is_onnx_op(node, "Constant") else None
+        if constant is not None and constant.data_type == TensorProto.FLOAT:
             weights.append(constant)
+        else:
+            remaining.append(node)
     return weights, remaining
-
-
-def _constant(node: onnx.NodeProto) -> TensorProto | None:
-    """The FP32 weight that a Constant node stands for; None for any other node."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
-        return None
-    attribute = node.attribute[0]
-    name = node.output[0]
-    if attribute.name == "value_float":
-        return numpy_helper.from_array(np.array(attribute.f, np.float32), name)
-    if attribute.name == "value_floats":
-        return numpy_helper.from_array(np.array(attribute.floats, np.float32), name)
-    if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-        tensor = TensorProto()
-        tensor.CopyFrom(attribute.t)
-        tensor.name = name
-        return tensor
-    return None

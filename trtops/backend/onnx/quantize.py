@@ -25,6 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.rewriting import FreshNames, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.record import Record
 
@@ -40,12 +42,13 @@ OP_TYPES: tuple[str, ...] = (*DEFAULT_OP_TYPES, "Add", "Mul", "AveragePool", "Gl
 """Layers that both back ends can compute in INT8."""
 
 _MIN_OPSET = 13  # the first in which Q/DQ know channels
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_SMALLEST = float(np.finfo(np.float32).tiny)  # scale: a subnormal one would divide by what some kernels flush to zero
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
 _FLOAT_OUTPUTS = frozenset({"Gemm", "MatMul"})
-_ACTIVATIONS = frozenset({"Relu", "Clip"})
+_ACTIVATIONS = frozenset({"Relu", "Clip"})  # which ONNX Runtime fuses into the integer kernel before them
 _NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
+# What they make are values of their input, so the same scale holds for both, and integers pass through unchanged.
 _MOVING = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 
 
@@ -91,23 +94,18 @@ def is_quantized(model: onnx.ModelProto) -> bool:
     return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node)
 
 
-def layer_name(node: onnx.NodeProto) -> str:
-    """A node's name, or that of its first output if it has none."""
-    return node.name or next(filter(None, node.output), "")
-
-
 def quantizable_layers(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the layers that :func:`insert_qdq` would quantize, in the graph's order; arguments as there."""
-    return tuple(layer_name(layer.node) for layer in _plan(model, keep, op_types)[0])
+    return tuple(walk.node_name(layer.node) for layer in _plan_layers(model, keep, op_types)[0])
 
 
 def tensors_to_calibrate(
     model: onnx.ModelProto, *, keep: Iterable[str] = (), op_types: Sequence[str] = DEFAULT_OP_TYPES
 ) -> tuple[str, ...]:
     """Names of the tensors whose ranges :func:`insert_qdq` needs, each once, in the graph's order; arguments as there."""
-    return _activations(_plan(model, keep, op_types)[0])
+    return _activation_names(_plan_layers(model, keep, op_types)[0])
 
 
 def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
@@ -119,19 +117,19 @@ def kept_names(model: onnx.ModelProto, keep: Iterable[str]) -> frozenset[str]:
     chosen: set[str] = set()
     for pattern in keep:
         found = [node for node in model.graph.node if pattern in (node.op_type, node.name, *node.output)]
-        found = found or [node for node in model.graph.node if _matches(node, pattern)]
+        found = found or [
+            node
+            for node in model.graph.node
+            if any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
+        ]
         if not found:
-            names = [layer_name(node) for node in model.graph.node]
+            names = [walk.node_name(node) for node in model.graph.node]
             raise errors.ConfigError(
                 f"keep={pattern!r} fits no layer of this model, by name, op type or output. {errors.near(pattern, names)}"
             )
         for node in found:
             chosen.update(filter(None, (node.name, *node.output)))
     return frozenset(chosen)
-
-
-def _matches(node: onnx.NodeProto, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (node.name, *node.output) if name)
 
 
 def insert_qdq(
@@ -175,19 +173,22 @@ def insert_qdq(
         )
     _raise_opset(model)
     keep = tuple(keep)
-    layers, kept = _plan(model, keep, op_types)
+    layers, kept = _plan_layers(model, keep, op_types)
     cache = _with_moved(model.graph, cache)
-    missing = frozenset(fit(cache, _activations(layers), policy))
-    layers = [layer for layer in layers if not missing & set(_activations([layer]))]
+    missing = frozenset(fit(cache, _activation_names(layers), policy))
+    layers = [layer for layer in layers if not missing & set(_activation_names([layer]))]
     writer = _Writer(model, cache.by_name(), style, per_channel, frozenset(kept))
     writer.write(layers)
     return Quantization(
-        layers=tuple(layer_name(layer.node) for layer in layers), kept=tuple(kept), missing=tuple(sorted(missing))
+        layers=tuple(walk.node_name(layer.node) for layer in layers), kept=tuple(kept), missing=tuple(sorted(missing))
     )
 
 
 def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationCache:
-    """The cache with ranges for tensors that are others' values moved around, which rewriting a model adds."""
+    """The cache with ranges for tensors that hold another's values, moved around.
+
+    Such nodes may have come into the model after it was calibrated, when it was rewritten.
+    """
     known = cache.by_name()
     moved: dict[str, TensorRange] = {}
     for node in graph.node:
@@ -210,7 +211,9 @@ def _raise_opset(model: onnx.ModelProto) -> None:
         ) from exc
 
 
-def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) -> tuple[list[_Layer], dict[str, None]]:
+def _plan_layers(
+    model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]
+) -> tuple[list[_Layer], dict[str, None]]:
     """The layers to quantize, in order, and the names of those of the same types that are kept."""
     for op in op_types:
         if op not in OP_TYPES:
@@ -218,31 +221,25 @@ def _plan(model: onnx.ModelProto, keep: Iterable[str], op_types: Sequence[str]) 
     names = kept_names(model, keep)
     shapes.infer_shapes(model)
     types = shapes.element_types(model.graph)
-    constants = _constants(model.graph)
+    constants = constant_tensors(model.graph)
     layers: list[_Layer] = []
     kept: dict[str, None] = {}
     for node in model.graph.node:
-        if node.op_type not in op_types or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in op_types or not walk.is_onnx_op(node):
             continue
-        layer = _layer(node, types, constants)
+        layer = _layer_to_quantize(node, types, constants)
         if layer is None:
             continue
         if names & {node.name, *node.output}:
-            kept[layer_name(node)] = None
+            kept[walk.node_name(node)] = None
         else:
             layers.append(layer)
     return layers, kept
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            found[node.output[0]] = node.attribute[0].t
-    return found
-
-
-def _layer(node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]) -> _Layer | None:
+def _layer_to_quantize(
+    node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[str, onnx.TensorProto]
+) -> _Layer | None:
     """The node as a layer, or None if it has nothing to quantize: no FP32 activations, or arithmetic with a constant."""
     operands = range(min(len(node.input), 2)) if node.op_type != "Concat" else range(len(node.input))
     floating = [i for i in operands if types.get(node.input[i]) == TensorProto.FLOAT]
@@ -257,19 +254,18 @@ def _layer(node: onnx.NodeProto, types: Mapping[str, int], constants: Mapping[st
 
 def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
     """The axis of a weight that its output channels lie along; None where they do not lie along one."""
-    attributes = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
     if index != 1:
         return None
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
-        return 1 if attributes.get("group", 1) == 1 else None
+        return 1 if walk.int_attribute(node, "group", 1) == 1 else None
     if node.op_type == "Gemm":
-        return 0 if attributes.get("transB", 0) else 1
+        return 0 if walk.int_attribute(node, "transB", 0) else 1
     return 1 if len(weight.dims) == 2 else None
 
 
-def _activations(layers: Iterable[_Layer]) -> tuple[str, ...]:
+def _activation_names(layers: Iterable[_Layer]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer.node.input[i] for layer in layers for i in layer.activations))
 
 
@@ -283,7 +279,11 @@ class _Params:
 
 
 class _Writer:
-    """Writes Q/DQ pairs into one model."""
+    """Writes Q/DQ pairs into one model.
+
+    The order of the steps matters: weights and biases are rewired while the layers' own inputs still have the names that
+    the model gave them, and readers of quantized tensors last, by the readers noted at the beginning.
+    """
 
     def __init__(
         self,
@@ -298,22 +298,22 @@ class _Writer:
         self.symmetric = style == "tensorrt"
         self.per_channel = per_channel
         self.kept = kept
-        self.maker = {name: node for node in self.graph.node for name in node.output if name}
+        self.maker = walk.makers(self.graph.node)
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.graph.node:
             for name in dict.fromkeys(walk.uses(node)):
                 self.readers.setdefault(name, []).append(node)
         self.outputs = {value.name for value in self.graph.output}
-        self.constants = _constants(self.graph)
-        self.taken = {name for graph in walk.graphs(self.graph) for name in _all_names(graph)}
+        self.constants = constant_tensors(self.graph)
+        self.fresh = FreshNames(self.graph)
         self.added: list[onnx.NodeProto] = []
 
     def write(self, layers: Sequence[_Layer]) -> None:
-        """Write the pairs of these layers, and bring the nodes into an order in which they can run."""
-        tensors = self._tensors(layers)
+        """Write the pairs of these layers, and put the nodes into an order in which they can run."""
+        tensors = self._scale_roots(layers)
         quantized = {tuple(layer.node.output) for layer in layers}
-        params = {name: self._params(name, tensors) for name in tensors}
-        pairs = {name: self._pair(name, params[name]) for name in tensors}
+        params = {name: self._activation_params(name, tensors) for name in tensors}
+        pairs = {name: self._add_pair(name, params[name]) for name in tensors}
         weights: dict[tuple[str, int | None], tuple[str, _Params]] = {}
         for layer in layers:
             if self.symmetric:
@@ -321,22 +321,24 @@ class _Writer:
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
                 if key not in weights:
-                    weights[key] = self._weight(*key)
+                    weights[key] = self._quantize_weight(*key)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
-                    self._bias(layer.node, params[layer.node.input[0]], weight_params)
-        integer = self._integer(layers)
+                    self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
+        integer = self._integer_only(layers)
         for name in tensors:
             for node in self.readers.get(name, ()):
+                # Nodes that nobody asked to quantize read the rounded values only where the FP32 ones must not exist, and
+                # where values are only moved on to a tensor that has the same scale.
                 if (
                     tuple(node.output) in quantized
                     or (name in integer and self._may_read_rounded(node))
                     or (node.op_type in _MOVING and tensors.get(node.output[0]) == tensors[name] != node.output[0])
                 ):
-                    _replace_inputs(node, name, pairs[name])
-        self._order()
+                    rename(node.input, name, pairs[name])
+        self._sort_nodes()
 
-    def _integer(self, layers: Iterable[_Layer]) -> set[str]:
+    def _integer_only(self, layers: Iterable[_Layer]) -> set[str]:
         """Tensors that must not exist in FP32, or else ONNX Runtime's integer kernels are not used around them."""
         if self.symmetric:
             return set()
@@ -344,23 +346,24 @@ class _Writer:
         return {name for node in around for name in (*node.input, self._after_activation(node.output[0]))}
 
     def _may_read_rounded(self, node: onnx.NodeProto) -> bool:
-        return layer_name(node) not in self.kept and not any(walk.subgraphs(node))
+        return walk.node_name(node) not in self.kept and not any(walk.subgraphs(node))
 
-    def _tensors(self, layers: Sequence[_Layer]) -> dict[str, str]:
+    def _scale_roots(self, layers: Sequence[_Layer]) -> dict[str, str]:
         """Names of the tensors to quantize, each with the tensor whose scale it takes: itself, or what was moved."""
-        names = dict.fromkeys(_activations(layers))
+        names = dict.fromkeys(_activation_names(layers))
         if self.symmetric:
             return {name: name for name in names}
         for layer in layers:
             if layer.node.op_type not in _FLOAT_OUTPUTS:
                 names.setdefault(self._after_activation(layer.node.output[0]))
         roots: dict[str, str] = {}
+        # Back through the nodes that only move values: all tensors of such a chain take the scale of its beginning.
         for name in names:
             chain = [name]
             while (source := self._moved_from(chain[-1])) is not None:
                 chain.append(source)
             roots.update(dict.fromkeys(chain, chain[-1]))
-        needed = set(_activations(layers))
+        needed = set(_activation_names(layers))
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
@@ -378,28 +381,30 @@ class _Writer:
             return None
         return str(node.input[0])
 
-    def _params(self, name: str, roots: Mapping[str, str]) -> _Params:
+    def _activation_params(self, name: str, roots: Mapping[str, str]) -> _Params:
         entry = self.ranges[roots[name]]
         if self.symmetric:
             return _Params(np.asarray(max(entry.scale, _SMALLEST), np.float32), np.zeros((), np.int8))
         low, high = entry.interval
         node = self.maker.get(roots[name])
         if entry.low is None and node is not None and node.op_type in _NOT_NEGATIVE:
-            low = 0.0
+            low = 0.0  # the cache has the largest magnitude alone, as TensorRT's caches do
         scale = max((high - low) / 255, _SMALLEST) if high > low else 1.0
         return _Params(np.asarray(scale, np.float32), np.asarray(round(-low / scale), np.uint8))
 
-    def _pair(self, name: str, params: _Params) -> str:
+    def _add_pair(self, name: str, params: _Params) -> str:
         """Add Q and DQ behind a tensor, and return what comes out."""
-        scale, zero_point = self._constants_of(name, params)
-        rounded, back = self._free(f"{name}_quantized"), self._free(f"{name}_dequantized")
+        scale, zero_point = self._store_params(name, params)
+        rounded, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.added += [
-            helper.make_node("QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis(params)),
-            helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis(params)),
+            helper.make_node(
+                "QuantizeLinear", [name, scale, zero_point], [rounded], rounded, **_axis_attribute(params)
+            ),
+            helper.make_node("DequantizeLinear", [rounded, scale, zero_point], [back], back, **_axis_attribute(params)),
         ]
         return back
 
-    def _bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
+    def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
         """Give a layer its bias in INT32, in the unit of its products, as ONNX Runtime's integer kernels take it."""
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return
@@ -408,12 +413,12 @@ class _Writer:
         if bias.ndim != 1 or scale.shape not in ((), bias.shape):
             return
         rounded = np.rint(bias.astype(np.float64) / scale)
-        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:
+        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:  # of a channel whose weights are all but zero
             return
         params = _Params(scale, np.zeros(scale.shape, np.int32), 0 if scale.shape else None)
-        node.input[2] = self._stored(node.input[2], rounded.astype(np.int32), params)
+        node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
-    def _weight(self, name: str, axis: int | None) -> tuple[str, _Params]:
+    def _quantize_weight(self, name: str, axis: int | None) -> tuple[str, _Params]:
         """Quantize a constant; return what comes out, of a Q/DQ pair or of DQ behind INT8, and how it was quantized."""
         weight = numpy_helper.to_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
@@ -421,41 +426,30 @@ class _Writer:
         scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1).astype(np.float32)
         params = _Params(scale, np.zeros(scale.shape, np.int8), axis)
         if self.symmetric:
-            return self._pair(name, params), params
+            return self._add_pair(name, params), params
         shape = [-1 if i == axis else 1 for i in range(weight.ndim)]
         rounded = np.clip(np.rint(weight / scale.reshape(shape if axis is not None else ())), -LEVELS, LEVELS)
-        return self._stored(name, rounded.astype(np.int8), params), params
+        return self._store_quantized(name, rounded.astype(np.int8), params), params
 
-    def _stored(self, name: str, values: NDArray[Any], params: _Params) -> str:
+    def _store_quantized(self, name: str, values: NDArray[Any], params: _Params) -> str:
         """Keep a constant in integers with DQ behind it, and return what comes out."""
-        scale, zero_point = self._constants_of(name, params)
-        stored, back = self._free(f"{name}_quantized"), self._free(f"{name}_dequantized")
+        scale, zero_point = self._store_params(name, params)
+        stored, back = self.fresh(f"{name}_quantized"), self.fresh(f"{name}_dequantized")
         self.graph.initializer.append(numpy_helper.from_array(values, stored))
         self.added.append(
-            helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis(params))
+            helper.make_node("DequantizeLinear", [stored, scale, zero_point], [back], back, **_axis_attribute(params))
         )
         return back
 
-    def _constants_of(self, name: str, params: _Params) -> tuple[str, str]:
-        scale, zero_point = self._free(f"{name}_scale"), self._free(f"{name}_zero_point")
+    def _store_params(self, name: str, params: _Params) -> tuple[str, str]:
+        scale, zero_point = self.fresh(f"{name}_scale"), self.fresh(f"{name}_zero_point")
         self.graph.initializer.append(numpy_helper.from_array(params.scale, scale))
         self.graph.initializer.append(numpy_helper.from_array(params.zero_point, zero_point))
         return scale, zero_point
 
-    def _free(self, name: str) -> str:
-        """A name that nothing in the model has yet."""
-        number = 0
-        while (unique := f"{name}_{number}" if number else name) in self.taken:
-            number += 1
-        self.taken.add(unique)
-        return unique
-
-    def _order(self) -> None:
+    def _sort_nodes(self) -> None:
         nodes = [*self.graph.node, *self.added]
-        ordered = [nodes[i] for i in walk.execution_order(nodes)]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, [nodes[i] for i in walk.execution_order(nodes)])
         used = {name for graph in walk.graphs(self.graph) for node in graph.node for name in node.input}
         used |= {value.name for graph in walk.graphs(self.graph) for value in (*graph.input, *graph.output)}
         unused = [tensor for tensor in self.graph.initializer if tensor.name not in used]
@@ -471,19 +465,5 @@ def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.Tensor
         node.attribute.append(helper.make_attribute("kernel_shape", list(dims[2:])))
 
 
-def _axis(params: _Params) -> dict[str, Any]:
+def _axis_attribute(params: _Params) -> dict[str, Any]:
     return {} if params.axis is None else {"axis": params.axis}
-
-
-def _replace_inputs(node: onnx.NodeProto, old: str, new: str) -> None:
-    for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterable[str]:
-    yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
-    yield from (tensor.name for tensor in graph.initializer)
-    for node in graph.node:
-        yield node.name
-        yield from (*node.input, *node.output)

@@ -17,7 +17,7 @@ from trtops.backend.onnx.model import raw_bytes
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a little to spare."""
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes; readers that map the file want weights aligned, as vector units load them
 _SHAPE_BYTES = 1024
 
 
@@ -63,7 +63,7 @@ def save_model(
     path = Path(path)
     if external_data_path is None:
         if model_bytes(model) < PROTOBUF_LIMIT:
-            _write(model, path)
+            _write_model(model, path)
             return
         external_data_path = ""
     location = external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else ".")
@@ -77,23 +77,23 @@ def save_model(
     else:
         numbered = _Numbered(path.parent, location)
         bare = copying.copy_model(model, lambda t, target: numbered.put(t, target, size_threshold))
-    _write(bare, path)
+    _write_model(bare, path)
 
 
-def _write(model: onnx.ModelProto, path: Path) -> None:
+def _write_model(model: onnx.ModelProto, path: Path) -> None:
     with open_atomically(path) as file:
-        for piece in _pieces(model):
+        for piece in _model_pieces(model):
             file.write(piece)
 
 
-def _pieces(model: onnx.ModelProto) -> Iterator[bytes]:
+def _model_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
     """The bytes of a model, weight by weight: protobuf itself would hold all of them twice."""
     rest, graph = onnx.ModelProto(), onnx.GraphProto()
     copying.copy_fields(model, rest, without=("graph",))
     copying.copy_fields(model.graph, graph, without=("initializer",))
-    heads = [_head(tensor) for tensor in model.graph.initializer]
+    heads = [_tensor_head(tensor) for tensor in model.graph.initializer]
     graph_bytes = graph.SerializeToString()
-    lengths = [len(head) + _raw_length(tensor) for head, tensor in zip(heads, model.graph.initializer)]
+    lengths = [len(head) + len(tensor.raw_data) for head, tensor in zip(heads, model.graph.initializer)]
     number = wire.number(onnx.GraphProto, "initializer")
     total = len(graph_bytes) + sum(len(wire.sized(number, length)) + length for length in lengths)
     if total >= PROTOBUF_LIMIT:
@@ -122,7 +122,7 @@ def _large_bytes(tensor: onnx.TensorProto) -> int:
     return size if tensor.HasField("raw_data") else copying.message_bytes(tensor)
 
 
-def _head(tensor: onnx.TensorProto) -> bytes:
+def _tensor_head(tensor: onnx.TensorProto) -> bytes:
     """The bytes of a tensor as far as its raw data, which comes last."""
     if not tensor.HasField("raw_data"):
         whole: bytes = tensor.SerializeToString()
@@ -131,10 +131,6 @@ def _head(tensor: onnx.TensorProto) -> bytes:
     copying.copy_fields(tensor, head, without=("raw_data",))
     raw_data = wire.sized(wire.number(onnx.TensorProto, "raw_data"), len(tensor.raw_data))
     return bytes(head.SerializeToString() + raw_data)
-
-
-def _raw_length(tensor: onnx.TensorProto) -> int:
-    return len(tensor.raw_data) if tensor.HasField("raw_data") else 0
 
 
 class _Writer:
@@ -152,14 +148,14 @@ class _Writer:
 
     def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
         assert self.file is not None
-        data = _outside(tensor, threshold)
+        data = _external_bytes(tensor, threshold)
         if data is None:
             target.CopyFrom(tensor)
             return
         self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
         offset = self.file.tell()
         self.file.write(data)
-        _refer(tensor, target, self.location, offset, len(data))
+        _refer_outside(tensor, target, self.location, offset, len(data))
 
 
 class _Numbered:
@@ -171,7 +167,7 @@ class _Numbered:
         self.count = 0
 
     def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
-        data = _outside(tensor, threshold)
+        data = _external_bytes(tensor, threshold)
         if data is None:
             target.CopyFrom(tensor)
             return
@@ -179,10 +175,10 @@ class _Numbered:
         self.count += 1
         with open_atomically(self.folder / location) as file:
             file.write(data)
-        _refer(tensor, target, location.as_posix(), 0, len(data))
+        _refer_outside(tensor, target, location.as_posix(), 0, len(data))
 
 
-def _outside(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
+def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
     """The bytes to write outside the model file, or None for a tensor that stays."""
     if external.is_external(tensor):
         raise errors.ExternalDataError(
@@ -199,7 +195,7 @@ def _may_be_shape(tensor: onnx.TensorProto) -> bool:
     return tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
 
 
-def _refer(tensor: onnx.TensorProto, target: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+def _refer_outside(tensor: onnx.TensorProto, target: onnx.TensorProto, location: str, offset: int, length: int) -> None:
     copying.copy_header(tensor, target)
     target.doc_string = tensor.doc_string
     target.data_location = onnx.TensorProto.EXTERNAL

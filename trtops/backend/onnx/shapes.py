@@ -11,8 +11,8 @@ from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 
 log = logging.getLogger(__name__)
 
-_SUSPECT_BYTES = 1 << 31
-_MOST_BYTES = 1 << 42
+_SUSPECT_BYTES = 1 << 31  # a weight whose shape asks for more must have the bytes to show for it
+_MOST_BYTES = 1 << 42  # 4 TiB, more than any model has
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
@@ -49,8 +49,7 @@ def _put_dense_for_sparse(model: onnx.ModelProto) -> None:
     for graph in walk.graphs(model.graph):
         for sparse in graph.sparse_initializer:
             dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
-            dense.data_location = onnx.TensorProto.EXTERNAL
-            dense.external_data.add(key="location", value="left-out")
+            external.mark_left_out(dense)
         del graph.sparse_initializer[:]
 
 

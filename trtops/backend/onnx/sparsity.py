@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from trtops.backend.onnx import walk
 from trtops.record import Record
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -46,7 +47,7 @@ class SparseWeight(Record):
 def check_sparsity(model: onnx.ModelProto) -> tuple[SparseWeight, ...]:
     """What sparse kernels could use of a model's weights, and whether it is 2:4 sparse already."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return tuple(_described(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
+    return tuple(_sparse_weight(tensors[name], axis) for name, axis in summed_axes(model.graph).items())
 
 
 def prune(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
     for name, axis in summed_axes(model.graph).items():
         array = numpy_helper.to_array(tensors[name])
         if not is_sparse(array, axis):
-            _replace(tensors[name], pruned(array, axis))
+            _replace_values(tensors[name], pruned(array, axis))
             changed.append(name)
     return tuple(changed)
 
@@ -73,19 +74,19 @@ def summed_axes(graph: onnx.GraphProto) -> dict[str, int]:
     Axes whose length four does not divide are left out. A weight used along two axes has the first.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output if name}
+    makers = walk.makers(graph.node)
     found: dict[str, int] = {}
     for node in graph.node:
-        for name, axis in _operands(node):
-            traced = _trace(name, axis, makers, tensors)
+        for name, axis in _summed_operands(node):
+            traced = _trace_weight(name, axis, makers, tensors)
             if traced is not None:
                 found.setdefault(*traced)
     return found
 
 
-def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
+def _summed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
     """Operands of a node, each with the axis that it is summed over, counted from the end."""
-    if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+    if not walk.is_onnx_op(node) or len(node.input) < 2:
         return
     if node.op_type == "Conv":
         yield node.input[1], 1
@@ -93,12 +94,11 @@ def _operands(node: onnx.NodeProto) -> Iterator[tuple[str, int]]:
         yield node.input[0], -1
         yield node.input[1], -2
     elif node.op_type == "Gemm":
-        flags = {attribute.name: attribute.i for attribute in node.attribute}
-        yield node.input[0], -2 if flags.get("transA") else -1
-        yield node.input[1], -1 if flags.get("transB") else -2
+        yield node.input[0], -2 if walk.int_attribute(node, "transA", 0) else -1
+        yield node.input[1], -1 if walk.int_attribute(node, "transB", 0) else -2
 
 
-def _trace(
+def _trace_weight(
     name: str, axis: int, makers: dict[str, onnx.NodeProto], tensors: dict[str, TensorProto]
 ) -> tuple[str, int] | None:
     """The weight behind an operand, and the axis there; None if there is none, or it cannot be sparse."""
@@ -109,7 +109,7 @@ def _trace(
             return None
         seen.add(name)
         if node.op_type == "Transpose":
-            perm = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+            perm = walk.ints_attribute(node, "perm")
             if perm is None:
                 axis = -1 - axis if axis < 0 else axis  # reversed: counted from the other end
             elif -len(perm) <= axis < len(perm):
@@ -146,7 +146,7 @@ def pruned(array: Array, axis: int) -> Array:
     return np.moveaxis(groups.reshape(moved), -1, axis)
 
 
-def _described(tensor: TensorProto, axis: int) -> SparseWeight:
+def _sparse_weight(tensor: TensorProto, axis: int) -> SparseWeight:
     array = numpy_helper.to_array(tensor)
     return SparseWeight(
         name=tensor.name,
@@ -157,7 +157,7 @@ def _described(tensor: TensorProto, axis: int) -> SparseWeight:
     )
 
 
-def _replace(tensor: TensorProto, array: Array) -> None:
+def _replace_values(tensor: TensorProto, array: Array) -> None:
     """Put other values into a weight, which keeps its name, type and comment."""
     fresh = numpy_helper.from_array(np.ascontiguousarray(array), tensor.name)
     fresh.doc_string = tensor.doc_string

@@ -52,7 +52,6 @@ _NOT_OF_INTEGERS = frozenset(("Div", "Pow"))  # which may divide by zero
 ONLY_OF_SHAPES = frozenset(("Shape", "Size"))
 """ONNX's own operators that no value matters to."""
 
-_OWN_DOMAINS = ("", "ai.onnx")
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
 
 
@@ -71,7 +70,7 @@ def suffice(model: onnx.ModelProto, weights: Collection[str]) -> bool:
         return False
     tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in weights}
     for value in graph.input:
-        if value.name in tensors and not _agree(value, tensors[value.name]):
+        if value.name in tensors and not _is_declared_alike(value, tensors[value.name]):
             return False
     dependent = set(weights)
     integers = {name for name, tensor in tensors.items() if tensor.data_type not in _FLOATS}
@@ -103,10 +102,10 @@ def cannot_fail(node: onnx.NodeProto, dependent: Collection[str], integers: Coll
 
 def own_operators_are_known(model: onnx.ModelProto) -> bool:
     """Whether operators of ONNX's own are what their names say: a model may define them itself."""
-    return all(function.domain not in _OWN_DOMAINS for function in model.functions)
+    return all(function.domain not in ("", "ai.onnx") for function in model.functions)
 
 
-def _agree(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
+def _is_declared_alike(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
     """Whether an input that is a weight as well is declared just as that is."""
     declared_type = declared.type.tensor_type
     dims = [dim.dim_value for dim in declared_type.shape.dim]
@@ -115,7 +114,7 @@ def _agree(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
 
 def _only_computes(node: onnx.NodeProto, dependent: Collection[str]) -> bool:
     """Whether a node may read these where it does."""
-    if node.domain not in _OWN_DOMAINS or any(True for _ in walk.subgraphs(node)):
+    if not walk.is_onnx_op(node) or any(True for _ in walk.subgraphs(node)):
         return False
     read = {i for i, name in enumerate(node.input) if name in dependent}
     if node.op_type == "MaxPool" and len(node.output) > 1:

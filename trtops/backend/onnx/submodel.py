@@ -11,7 +11,6 @@ Knows the ONNX format; where values come from is the business of whoever impleme
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +23,8 @@ from onnx import numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
-from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import tensor_spec
@@ -95,17 +95,11 @@ class Declared:
         Raises:
             InvalidModelError: If shapes contradict each other.
         """
-        inferred = onnx.ModelProto()
-        inferred.CopyFrom(model)
+        inferred = copy_of(model)
         for value in inferred.graph.input:
             if value.name in inputs:
                 value.CopyFrom(_value_info(inputs[value.name]))
-        try:
-            shapes.infer_shapes(inferred)
-        except errors.ModelError:
-            raise
-        except ValueError as exc:  # C++ exceptions of onnx on contradictory attributes
-            raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
+        shapes.infer_shapes(inferred)
         self._declared = shapes.values(inferred.graph)
 
     def spec(self, name: str) -> TensorSpec:
@@ -220,8 +214,8 @@ class Cutter:
         """
         self.model = model
         nodes = model.graph.node
-        self._constants = _constants(model.graph)
-        self.order = [i for i in walk.execution_order(nodes) if not _is_constant(nodes[i])]
+        self._constants = _constants_by_name(model.graph)
+        self.order = [i for i in walk.execution_order(nodes) if not walk.is_onnx_op(nodes[i], "Constant")]
         self._position = {index: position for position, index in enumerate(self.order)}
         self._reads: dict[int, list[str]] = {}
         self._weights: dict[int, list[str]] = {}
@@ -307,8 +301,8 @@ class Cutter:
                 "A sub-model needs at least one node; expected indices of nodes, found none."
             )
         inside = sorted(nodes, key=self._position.__getitem__)
-        inputs, frozen = self._entering(inside, values)
-        outputs = self._leaving(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
+        inputs, frozen = self._inputs_and_frozen(inside, values)
+        outputs = self._outputs_of(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
         # Filled in place: a copy of the finished graph would copy all weights once more.
         proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
         proto.opset_import.extend(self.model.opset_import)
@@ -325,19 +319,24 @@ class Cutter:
         graph.output.extend(_value_info(values.spec(n)) if declared else onnx.ValueInfoProto(name=n) for n in outputs)
         return SubModel(tuple(sorted(nodes)), proto, tuple(inputs), tuple(outputs), values)
 
-    def _entering(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
+    def _inputs_and_frozen(self, inside: list[int], values: Values) -> tuple[list[str], Arrays]:
         """Names of the inputs of a sub-model, the whole model's own first, and what becomes a weight of it."""
         made = {name for index in inside for name in self.model.graph.node[index].output}
         entering = [n for n in dict.fromkeys(n for i in inside for n in self._reads[i]) if n not in made]
         frozen = {n: a for n in entering if n in self._fixed and (a := values.constant(n)) is not None}
         if entering and len(frozen) == len(entering):
-            # Back ends would compute a model without inputs while loading it, and show no failure of theirs.
+            # Back ends would compute a model without inputs while loading it, and a failure of theirs would not show.
             frozen = {}
         own = set(entering).intersection(self._graph_inputs)
         inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
 
-    def _leaving(self, inside: list[int]) -> list[str]:
+    def _outputs_of(self, inside: list[int]) -> list[str]:
+        """Names of what leaves a sub-model: outputs of the whole, and what only nodes outside of it read.
+
+        What is read inside as well stays hidden, or back ends could not fuse it away as they do in the whole model. Where
+        that leaves nothing, the set is one of dead ends, and these are shown.
+        """
         members = set(inside)
         made = [name for index in inside for name in self.visible(index)]
         leaving = [
@@ -346,7 +345,10 @@ class Cutter:
         return leaving or [n for n in made if n not in self._readers]
 
     def _find_fixed(self) -> set[str]:
-        """Tensors made by nodes whose values depend on weights and shapes alone."""
+        """Tensors whose values depend on weights and shapes alone.
+
+        Random numbers do not count, though such a node may read nothing: drawn once, they would be the same ever after.
+        """
         fixed: set[str] = set()
         for index in self.order:
             node = self.model.graph.node[index]
@@ -357,6 +359,7 @@ class Cutter:
         return fixed - self._no_tensors
 
     def _find_parts(self) -> tuple[frozenset[int], ...]:
+        # Sets grow by union: every member of a set points at the same object, which stands for the set below.
         part = {index: {index} for index in self.order}
         for name in self._no_tensors:
             if name in self._maker:
@@ -368,54 +371,14 @@ class Cutter:
         return tuple(sorted(different.values(), key=lambda members: max(self._position[i] for i in members)))
 
 
-def _is_constant(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
-
-
 _Constant: TypeAlias = "onnx.TensorProto | onnx.SparseTensorProto | onnx.NodeProto"
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, _Constant]:
-    """Weights by name: initializers, and what Constant nodes hold."""
-    found: dict[str, _Constant] = {tensor.name: tensor for tensor in graph.initializer}
-    found.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        if _is_constant(node):
-            array = constant_array(node)
-            name = node.output[0]
-            found[name] = node if array is None else _named(array, name)
-    return found
-
-
-def _named(value: onnx.TensorProto | Array, name: str) -> onnx.TensorProto:
-    if not isinstance(value, onnx.TensorProto):
-        return numpy_helper.from_array(value, name)
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(value)
-    tensor.name = name
-    return tensor
-
-
-def constant_array(node: onnx.NodeProto) -> onnx.TensorProto | Array | None:
-    """What a Constant node holds, as the tensor itself or an array; None if it is sparse.
-
-    Raises:
-        InvalidModelError: If the node holds nothing.
-    """
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            tensor: onnx.TensorProto = attribute.t
-            return tensor
-        if attribute.name.startswith("value_"):
-            value = onnx.helper.get_attribute_value(attribute)
-            kind = attribute.name.removeprefix("value_").rstrip("s")
-            if kind == "string":
-                return np.array(value, dtype=object)
-            with contextlib.suppress(TypeError, ValueError):  # an attribute of another type than its name says
-                return np.array(value, dtype=np.float32 if kind == "float" else np.int64)
-        if attribute.name == "sparse_value":
-            return None
-    raise errors.InvalidModelError(f"{walk.label(node)} holds no value; expected one of the value attributes.")
+def _constants_by_name(graph: onnx.GraphProto) -> dict[str, _Constant]:
+    """What a graph holds of constants: dense and sparse tensors, and Constant nodes that make no dense ones."""
+    found: dict[str, _Constant] = {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+    found.update((node.output[0], node) for node in graph.node if walk.is_onnx_op(node, "Constant"))
+    return found | constant_tensors(graph)
 
 
 def _add_constant(graph: onnx.GraphProto, constant: _Constant) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trtops.backend.onnx import external, walk
-from trtops.backend.onnx.messages import AttributeProto, ModelProto
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.messages import AttributeProto
 from trtops.backend.onnx.model import Model, data_type, tensor_spec
 from trtops.metadata import TensorSpec
 from trtops.record import Record
@@ -87,56 +88,55 @@ def describe(model: onnx.ModelProto | Model, *, infer_shapes: bool = False) -> M
     Raises:
         InvalidModelError: If shapes are to be inferred and contradict each other.
     """
-    proto = _proto(model, infer_shapes)
+    proto = _inferred_proto(model, infer_shapes)
     return ModelSummary(
         opsets=tuple((o.domain, o.version) for o in proto.opset_import),
         ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         weight_bytes=sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(proto)),
-        graph=_graph(proto.graph, proto.graph.name, {}),
+        graph=_graph_summary(proto.graph, proto.graph.name, {}),
     )
 
 
 def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infer_shapes: bool = False) -> str:
-    """A model as text, laid out as the field's tool does it.
+    """A model as text, laid out as Polygraphy does it.
 
     Args:
         model: The model; not changed.
         show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights.
         infer_shapes: As for :func:`describe`.
     """
-    proto = _proto(model, infer_shapes)
+    proto = _inferred_proto(model, infer_shapes)
     opsets = ", ".join(f"{o.domain} {o.version}" if o.domain else str(o.version) for o in proto.opset_import)
     head = ["==== ONNX Model ====", f"    Name: {proto.graph.name} | ONNX Opset: {opsets}", ""]
-    return "\n".join([*head, *_text(proto.graph, "Graph", {}, show, "    ")])
+    return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
 
 
-def _proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProto:
+def _inferred_proto(model: onnx.ModelProto | Model, infer_shapes: bool) -> onnx.ModelProto:
     proto = model.proto() if isinstance(model, Model) else model
     if not infer_shapes:
         return proto
     from trtops.backend.onnx import shapes  # brings all of onnx
 
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     shapes.infer_shapes(copy)
     return copy
 
 
-def _graph(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
-    initializers = _initializers(graph)
+def _graph_summary(graph: onnx.GraphProto, name: str, outer: Mapping[str, TensorSpec]) -> GraphSummary:
+    initializers = _initializer_specs(graph)
     known = _Known(outer, graph, initializers)
     return GraphSummary(
         name=name,
-        inputs=_inputs(graph, known),
+        inputs=_input_specs(graph, known),
         outputs=tuple(known[value.name] for value in graph.output),
         initializers=initializers,
-        nodes=tuple(_node(node, known) for node in graph.node),
+        nodes=tuple(_node_summary(node, known) for node in graph.node),
         bodies=tuple(
-            _graph(body, f"{_name(node)}.{name}", known)
+            _graph_summary(body, f"{walk.node_name(node)}.{name}", known)
             for node in graph.node
             if node.attribute
-            for name, body in _bodies(node)
+            for name, body in _named_bodies(node)
         ),
     )
 
@@ -156,28 +156,22 @@ class _Known(dict[str, TensorSpec]):
         return spec
 
 
-def _initializers(graph: onnx.GraphProto) -> tuple[TensorSpec, ...]:
+def _initializer_specs(graph: onnx.GraphProto) -> tuple[TensorSpec, ...]:
     dense = (TensorSpec(t.name, data_type(t.data_type), tuple(t.dims)) for t in graph.initializer)
     sparse = ((s.values, s.dims) for s in graph.sparse_initializer)
     return (*dense, *(TensorSpec(v.name, data_type(v.data_type), tuple(dims)) for v, dims in sparse))
 
 
-def _inputs(graph: onnx.GraphProto, known: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...]:
+def _input_specs(graph: onnx.GraphProto, known: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...]:
     constants = walk.initializer_names(graph)
     return tuple(known[value.name] for value in graph.input if value.name not in constants)
 
 
-def _name(node: onnx.NodeProto) -> str:
-    """A node's name, or else its first output's."""
-    return node.name or next(filter(None, node.output), "")
+def _operator_text(node: onnx.NodeProto) -> str:
+    return node.op_type if walk.is_onnx_op(node) else f"{node.domain}.{node.op_type}"
 
 
-def _operator(node: onnx.NodeProto) -> str:
-    domain = node.domain
-    return node.op_type if domain in ("", "ai.onnx") else f"{domain}.{node.op_type}"
-
-
-def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def _named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
@@ -185,13 +179,13 @@ def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield f"{attribute.name}[{i}]", body
 
 
-def _node(node: onnx.NodeProto, known: _Known) -> NodeSummary:
+def _node_summary(node: onnx.NodeProto, known: _Known) -> NodeSummary:
     return NodeSummary(
         name=node.name,
-        op=_operator(node),
+        op=_operator_text(node),
         inputs=tuple(map(known.__getitem__, node.input)),
         outputs=tuple(map(known.__getitem__, node.output)),
-        attributes=tuple((a.name, _attribute(a)) for a in node.attribute),
+        attributes=tuple((a.name, _attribute_text(a)) for a in node.attribute),
     )
 
 
@@ -205,7 +199,7 @@ _VALUE_FIELDS = {
 }
 
 
-def _attribute(attribute: onnx.AttributeProto) -> str:
+def _attribute_text(attribute: onnx.AttributeProto) -> str:
     kinds = AttributeProto
     if attribute.type == kinds.TENSOR:
         return str(TensorSpec("tensor", data_type(attribute.t.data_type), tuple(attribute.t.dims)))
@@ -224,7 +218,7 @@ def _attribute(attribute: onnx.AttributeProto) -> str:
     return str([v.decode(errors="replace") if isinstance(v, bytes) else v for v in value])
 
 
-def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+def _weight_texts(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
     """Names and values of a graph's weights, the values shortened as numpy does it."""
     import numpy as np
     from onnx import numpy_helper
@@ -241,23 +235,23 @@ def _weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
             yield tensor.name, np.array2string(array, threshold=100, edgeitems=2)
 
 
-def _text(
+def _graph_lines(
     graph: onnx.GraphProto, kind: str, outer: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     """The lines that tell of a graph; made of the messages themselves, since a record of each node would take longer."""
-    initializers = _initializers(graph)
+    initializers = _initializer_specs(graph)
     known = _Known(outer, graph, initializers)
-    yield from _tensors(f"{kind} Input(s)", _inputs(graph, known), indent)
-    yield from _tensors(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
+    yield from _tensor_lines(f"{kind} Input(s)", _input_specs(graph, known), indent)
+    yield from _tensor_lines(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
     if "weights" in show and kind == "Graph":
         yield f"{indent}---- {len(initializers)} Initializer(s) ----"
-        values = dict(_weights(graph))
+        values = dict(_weight_texts(graph))
         for spec in initializers:
             yield f"{indent}Initializer | {spec} | Values:"
             yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
         yield ""
     else:
-        yield from _tensors("Initializer(s)", initializers, indent)
+        yield from _tensor_lines("Initializer(s)", initializers, indent)
     yield f"{indent}---- {len(graph.node)} Node(s) ----"
     if not {"layers", "attrs", "weights"}.isdisjoint(show):
         made = {name: str(spec) for name, spec in known.items()}
@@ -265,28 +259,28 @@ def _text(
         for i, node in enumerate(graph.node):
             inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
             outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
-            yield f"{indent}Node {i:<4} | {node.name} [Op: {_operator(node)}]"
+            yield f"{indent}Node {i:<4} | {node.name} [Op: {_operator_text(node)}]"
             yield f"{indent}    {{{inputs}}}"
             yield f"{indent}     -> {{{outputs}}}"
             if "attrs" in show and node.attribute:
-                yield from _attributes_text(node, known, show, indent)
+                yield from _attribute_lines(node, known, show, indent)
             yield ""
 
 
-def _tensors(title: str, specs: Collection[TensorSpec], indent: str) -> Iterator[str]:
+def _tensor_lines(title: str, specs: Collection[TensorSpec], indent: str) -> Iterator[str]:
     yield f"{indent}---- {len(specs)} {title} ----"
     if specs:
         yield f"{indent}{{" + f",\n{indent} ".join(map(str, specs)) + "}"
     yield ""
 
 
-def _attributes_text(
+def _attribute_lines(
     node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
-    prefix = _name(node)
-    bodies = dict(_bodies(node))
+    prefix = walk.node_name(node)
+    bodies = dict(_named_bodies(node))
     for attribute in node.attribute:
-        yield f"{indent}    {prefix}.{attribute.name} = {_attribute(attribute)}"
+        yield f"{indent}    {prefix}.{attribute.name} = {_attribute_text(attribute)}"
         if attribute.name in bodies:
-            yield from _text(bodies[attribute.name], "Subgraph", known, show, indent + " " * 8)
+            yield from _graph_lines(bodies[attribute.name], "Subgraph", known, show, indent + " " * 8)

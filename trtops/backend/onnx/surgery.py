@@ -10,8 +10,8 @@ from onnx import helper
 
 from trtops import errors
 from trtops.backend.onnx import walk
-from trtops.backend.onnx.edit import remove_unused
-from trtops.metadata import Shape, is_dynamic
+from trtops.backend.onnx.rewriting import FreshNames, remove_unused, rename, set_order, set_shape
+from trtops.metadata import Shape
 
 
 def insert_node(
@@ -51,10 +51,10 @@ def insert_node(
     reads, makes = list(inputs), list(outputs)
     for i, tensor in enumerate(outputs):
         if tensor in inputs:
-            before, makes[i] = _pass_through(graph, tensor, known)
+            before, makes[i] = _pass_through(graph, tensor)
             reads = [before if read == tensor else read for read in reads]
         else:
-            _disconnect(graph, tensor)
+            _detach_maker(graph, tensor)
     try:
         node = helper.make_node(op, reads, makes, name=name or None, domain=domain or None, **(attributes or {}))
     except (TypeError, ValueError) as exc:
@@ -68,16 +68,16 @@ def insert_node(
         raise errors.ConfigError(f"The new {op} node would depend on itself. {exc}") from None
 
 
-def _pass_through(graph: onnx.GraphProto, tensor: str, known: set[str]) -> tuple[str, str]:
+def _pass_through(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
     """Make room in a tensor for a node: the names of what the node is to read and to make."""
     is_output = any(value.name == tensor for value in graph.output)
-    other = _new_name(f"{tensor}_{'before' if is_output else 'after'}", known)
+    other = FreshNames(graph)(f"{tensor}_{'before' if is_output else 'after'}")
     before, after = (other, tensor) if is_output else (tensor, other)
     for body in walk.graphs(graph):
         for node in body.node:
-            _rename(node.input, tensor, after)
+            rename(node.input, tensor, after)
             if is_output and body is graph:
-                _rename(node.output, tensor, before)
+                rename(node.output, tensor, before)
         for value in body.output:
             if value.name == tensor:
                 value.name = after
@@ -89,27 +89,13 @@ def _pass_through(graph: onnx.GraphProto, tensor: str, known: set[str]) -> tuple
     return before, after
 
 
-def _disconnect(graph: onnx.GraphProto, tensor: str) -> None:
+def _detach_maker(graph: onnx.GraphProto, tensor: str) -> None:
     """Let nothing make a tensor any more."""
     for node in graph.node:
         if tensor in node.output:
-            _rename(node.output, tensor, f"{tensor}_replaced")
+            rename(node.output, tensor, f"{tensor}_replaced")
             return
     raise errors.ConfigError(f"{tensor!r} is an input or a weight of the model; a node cannot make it.")
-
-
-def _rename(names: Any, old: str, new: str) -> None:
-    for i, name in enumerate(names):
-        if name == old:
-            names[i] = new
-
-
-def _new_name(wanted: str, known: set[str]) -> str:
-    name, count = wanted, 1
-    while name in known:
-        name, count = f"{wanted}_{count}", count + 1
-    known.add(name)
-    return name
 
 
 def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Shape]) -> None:
@@ -129,14 +115,7 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
             raise errors.ConfigError(f"The model has no input {name!r}. {errors.near(name, inputs)}")
         if value.type.WhichOneof("value") not in (None, "tensor_type"):
             raise errors.ConfigError(f"Input {name!r} is no tensor, and has no shape.")
-        value.type.tensor_type.shape.ClearField("dim")
-        for size in shape:
-            dim = value.type.tensor_type.shape.dim.add()
-            if isinstance(size, str):
-                dim.dim_param = size
-            elif not is_dynamic(size):
-                assert isinstance(size, int)
-                dim.dim_value = size
+        set_shape(value.type.tensor_type, shape)
     if input_shapes:
         for graph in walk.graphs(model.graph):
             del graph.value_info[:]
@@ -154,10 +133,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
     changed = False
     for graph in walk.graphs(model.graph):
         order = walk.execution_order(graph.node)
-        if order == list(range(len(order))):
-            continue
-        nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
-        changed = True
+        if order != list(range(len(order))):
+            set_order(graph, order)
+            changed = True
     return changed

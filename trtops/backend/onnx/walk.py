@@ -5,7 +5,7 @@ Knows the ONNX format and nothing else. What is yielded is part of the message w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
@@ -104,16 +104,54 @@ def uses(node: onnx.NodeProto) -> Iterator[str]:
         yield from captured(body)
 
 
+def node_name(node: onnx.NodeProto) -> str:
+    """What a node goes by: its name, or else its first output's; empty if it has neither."""
+    return node.name or next(filter(None, node.output), "")
+
+
 def label(node: onnx.NodeProto) -> str:
     """A node as messages name it: its type, and its name or else its first output."""
-    named = node.name or next(filter(None, node.output), "")
-    return f"{node.op_type} {named!r}" if named else node.op_type
+    name = node_name(node)
+    return f"{node.op_type} {name!r}" if name else node.op_type
+
+
+def domain(node: onnx.NodeProto) -> str:
+    """The domain of a node's operator; empty for ONNX's own, which some spell ``ai.onnx``."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def is_onnx_op(node: onnx.NodeProto, *op_types: str) -> bool:
+    """Whether a node's operator is ONNX's own, and of one of these types if any are given."""
+    return not domain(node) and (not op_types or node.op_type in op_types)
+
+
+def opsets(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    """The versions of the operator sets that a model imports, by domain as :func:`domain` spells it."""
+    versions: dict[str, int] = {}
+    for imported in model.opset_import:
+        name = "" if imported.domain == "ai.onnx" else imported.domain
+        versions[name] = max(versions.get(name, 0), imported.version)
+    return versions
 
 
 def opset(model: onnx.ModelProto | onnx.FunctionProto, domain: str = "") -> int:
-    """The version of an operator set that a model imports; 0 if it does not. ``ai.onnx`` is the default domain."""
-    domains = {"", "ai.onnx"} if domain in {"", "ai.onnx"} else {domain}
-    return max((o.version for o in model.opset_import if o.domain in domains), default=0)
+    """The version of an operator set that a model imports; 0 if it does not."""
+    return opsets(model).get("" if domain == "ai.onnx" else domain, 0)
+
+
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An attribute that is one integer, or what it stands for where it is left out."""
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
+
+
+def ints_attribute(node: onnx.NodeProto, name: str) -> list[int] | None:
+    """An attribute that is a list of integers; None where it is left out."""
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
+
+
+def makers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
+    """The node that makes each tensor, by the tensor's name."""
+    return {name: node for node in nodes for name in node.output if name}
 
 
 def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:

@@ -1,6 +1,6 @@
 """Models without their weights: small to share, and complete again with the weights of the model they came from.
 
-The marks are those of the field's tool and of TensorRT's parser: a stripped weight has no bytes and the comment
+The marks are those of Polygraphy and of TensorRT's parser: a stripped weight has no bytes and the comment
 ``TRT_WEIGHTLESS/``, with ``SPARSE_2_4`` behind it if it was 2:4 sparse.
 """
 
@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trtops import errors
-from trtops.backend.onnx import sparsity
+from trtops.backend.onnx import sparsity, walk
 from trtops.metadata import DataType
 
 _MARK = "TRT_WEIGHTLESS"
@@ -44,31 +44,33 @@ def strippable(model: onnx.ModelProto) -> list[str]:
     Scales, zero points, indices and sizes stay, so that the structure can still be read and built.
     """
     graph = model.graph
-    domains = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    makers = {name: node for node in graph.node for name in node.output if name}
+    opsets = walk.opsets(model)
+    makers = walk.makers(graph.node)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     wanted: set[str] = set()
     for node in graph.node:
-        for name, least in _operands(node, domains):
-            found = _behind(name, makers, tensors)
+        for name, least in _strippable_inputs(node, opsets):
+            found = _weight_behind(name, makers, tensors)
             if found is not None and found.data_type not in _KEPT_TYPES and math.prod(found.dims) >= least:
                 wanted.add(found.name)
     return [tensor.name for tensor in graph.initializer if tensor.name in wanted]
 
 
-def _operands(node: onnx.NodeProto, domains: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _strippable_inputs(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Inputs of a node that may be stripped, each with the least number of elements for that."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = walk.domain(node)
     least = _STRIPPED.get(node.op_type) if not domain else None
     if least is None:
-        if domain and not onnx.defs.has(node.op_type, domains.get(domain, 1), domain):
+        if domain and not onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
             yield from ((name, _LARGE) for name in node.input)  # a plug-in
         return
     inputs = node.input[:1] if node.op_type in ("Gather", "Slice") else node.input
     yield from ((name, least) for name in inputs)
 
 
-def _behind(name: str, makers: Mapping[str, onnx.NodeProto], tensors: Mapping[str, TensorProto]) -> TensorProto | None:
+def _weight_behind(
+    name: str, makers: Mapping[str, onnx.NodeProto], tensors: Mapping[str, TensorProto]
+) -> TensorProto | None:
     seen = set()
     while name not in tensors:
         node = makers.get(name)
@@ -136,18 +138,18 @@ def reconstruct_weights(model: onnx.ModelProto, original: onnx.ModelProto | None
         if tensor.name not in names:
             continue
         if original is None:
-            array = _drawn(tensor, axes.get(tensor.name))
+            array = _random_weight(tensor, axes.get(tensor.name))
             if _SPARSE in tensor.doc_string and tensor.name in axes:
                 array = sparsity.pruned(array, axes[tensor.name])
             tensor.raw_data = numpy_helper.from_array(np.ascontiguousarray(array)).raw_data
             tensor.ClearField("doc_string")
         else:
-            tensor.CopyFrom(_same(tensor, known))
+            tensor.CopyFrom(_matching_weight(tensor, known))
     model.doc_string = model.doc_string.removesuffix(_MARK).removesuffix("-")
     return tuple(tensor.name for tensor in model.graph.initializer if tensor.name in names)
 
 
-def _same(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
+def _matching_weight(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
     found = known.get(tensor.name)
     if found is None:
         raise errors.InvalidModelError(
@@ -166,7 +168,7 @@ def _same(tensor: TensorProto, known: Mapping[str, TensorProto]) -> TensorProto:
     return found
 
 
-def _drawn(tensor: TensorProto, axis: int | None) -> sparsity.Array:
+def _random_weight(tensor: TensorProto, axis: int | None) -> sparsity.Array:
     """Random values for a weight, seeded by its name; divided by the root of what is summed over."""
     seed = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:8], "little")
     shape = tuple(tensor.dims)

@@ -1,6 +1,14 @@
-"""ONNX Runtime: sessions, inference, and an engine back end. Imports onnxruntime, and so is imported only when needed."""
+"""ONNX Runtime: sessions, inference, and an engine back end. Names are imported on first use, ONNX Runtime with them."""
 
-from trtops.backend.onnxrt.loader import SessionFromOnnx, session_from_onnx
-from trtops.backend.onnxrt.runner import OnnxrtRunner
+from __future__ import annotations
 
-__all__ = ["OnnxrtRunner", "SessionFromOnnx", "session_from_onnx"]
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
+
+if TYPE_CHECKING:
+    from trtops.backend.onnxrt.loader import SessionFromOnnx as SessionFromOnnx
+    from trtops.backend.onnxrt.loader import session_from_onnx as session_from_onnx
+    from trtops.backend.onnxrt.runner import OnnxrtRunner as OnnxrtRunner
+
+__getattr__, __dir__ = exports(__name__)

@@ -94,49 +94,32 @@ class OnnxRuntimeBackend:
             UnsupportedFeatureError: If the precision is one that ONNX Runtime does not build.
         """
         start = time.perf_counter()
-        task = _check(model, config)
-        environment = self.environment()
-        cache = _timing_cache(caches.timing, environment)
-        replayed = None if caches.replay is None else _replayed(caches.replay, environment, task.options)
+        request = _checked_request(model, config, caches, self.environment())
+        providers, threads = request.options.providers, request.options.intra_op_threads
         log = SessionLog()
-        rewritten = _rewrite(model, config, caches, calibration_data, log)
-        options = task.options
-        with Optimizer(
-            rewritten.proto, providers=options.providers, threads=options.intra_op_threads, log=log
-        ) as optimizer:
-            denied = _Denied(caches.denied.here(environment), optimizer, rewritten.proto)
-            choice = replayed or task.search(optimizer, rewritten.sha256, cache, log).run(
-                task.tactics, seed=options.tactic_seed, why_not=denied
-            )
-            if replayed is not None and (why := denied(replayed.candidate, replayed.applicable)) is not None:
-                raise errors.TacticMismatchError(
-                    f"The tactic record may not be followed: {why}. Pardon it, or replay another."
-                )
+        rewritten = _rewrite_precision(request, calibration_data, log)
+        with Optimizer(rewritten.proto, providers=providers, threads=threads, log=log) as optimizer:
+            choice = request.choose(optimizer, rewritten.sha256, log)
             optimized = optimizer(choice.candidate)
-            content, graph = optimized.plan, optimized.graph
-        open_plan(content, providers=options.providers, threads=options.intra_op_threads)
+            plan, graph = optimized.plan, optimized.graph  # the file goes with the optimizer
+        # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
+        open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, rewritten.proto)
         record = TacticRecord(
             mechanism="onnxruntime",
-            backend_version=environment.backend_version,
-            device_sha256=environment.device_sha256,
+            backend_version=request.environment.backend_version,
+            device_sha256=request.environment.device_sha256,
             settings=choice.candidate.settings(choice.applicable),
             choices=choices,
         )
         if caches.replay is not None:
             _check_followed(caches.replay, record)
         return Build(
-            spec=caches.spec(model.info.sha256, config, environment, rewritten.data_sha256),
-            engine=pack(
-                content,
-                choice.candidate,
-                providers=options.providers,
-                threads=options.intra_op_threads,
-                environment=environment,
-            ),
+            spec=caches.spec(model.info.sha256, config, request.environment, rewritten.data_sha256),
+            engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=request.environment),
             tactics=record,
             layers=layers,
-            timing_cache=cache.to_bytes(),
+            timing_cache=request.timing_cache.to_bytes(),
             timing_cache_use=choice.cache_use,
             calibration_cache=rewritten.calibration_cache,
             seconds=time.perf_counter() - start,
@@ -151,30 +134,80 @@ class OnnxRuntimeBackend:
         return OnnxrtRunner(SessionFromEngine(engine), name)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A config that was checked against its model."""
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What a build is asked for, checked against its model and this machine.
 
+    Attributes:
+        model: The model.
+        config: How to build.
+        options: The config's own for ONNX Runtime.
+        caches: What earlier builds left.
+        environment: Where it is built.
+        tactics: What the search may vary.
+        shapes: The shapes to time at.
+        timing_cache: Timings known before; the search adds its own.
+        replayed: The choice that a tactic record pins; None searches.
+    """
+
+    model: Model
+    config: BuildConfig
     options: OnnxRuntimeOptions
+    caches: Caches
+    environment: Environment
     tactics: tuple[Tactic, ...]
     shapes: tuple[Shapes, ...]
-    inputs: TensorMetadata
+    timing_cache: TimingCache
+    replayed: Choice | None
 
-    def search(self, optimizer: Optimizer, model_sha256: str, cache: TimingCache, log: SessionLog) -> Search:
-        return Search(
+    def choose(self, optimizer: Optimizer, model_sha256: str, log: SessionLog) -> Choice:
+        """The candidate to build: the one replayed, or the best that may be built.
+
+        Raises:
+            TacticMismatchError: If the one replayed is denied.
+            EngineBuildError: If ONNX Runtime refuses the model, or every candidate is denied.
+        """
+        why_denied = _WhyDenied(self.caches.denied.here(self.environment), optimizer)
+        if self.replayed is not None:
+            why = why_denied(self.replayed.candidate, self.replayed.applicable)
+            if why is not None:
+                raise errors.TacticMismatchError(
+                    f"The tactic record may not be followed: {why}. Pardon it, or replay another."
+                )
+            return self.replayed
+        search = Search(
             optimizer=optimizer,
             model_sha256=model_sha256,
-            cache=cache,
+            cache=self.timing_cache,
             providers=self.options.providers,
             threads=self.options.intra_op_threads,
             iterations=self.options.timing_iterations,
             shapes=self.shapes,
-            inputs=tuple(self.inputs.values()),
+            inputs=self.model.info.inputs,
             log=log,
         )
+        return search.run(self.tactics, seed=self.options.tactic_seed, why_not=why_denied)
 
 
-def _check(model: Model, config: BuildConfig) -> _Task:
+def _checked_request(model: Model, config: BuildConfig, caches: Caches, environment: Environment) -> _Request:
+    options = _checked_options(config)
+    cache = TimingCache(environment.device_key)
+    if caches.timing is not None:
+        cache = TimingCache.from_bytes(caches.timing, environment.device_key)
+    return _Request(
+        model=model,
+        config=config,
+        options=options,
+        caches=caches,
+        environment=environment,
+        tactics=tactics.allowed(options.tactics, allow_approximation=options.allow_approximation),
+        shapes=timing_shapes(model.info.inputs, config.profiles),
+        timing_cache=cache,
+        replayed=None if caches.replay is None else _replayed_choice(caches.replay, environment, options),
+    )
+
+
+def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
     options = config.options
     if not isinstance(options, OnnxRuntimeOptions):
         raise errors.ConfigError(
@@ -190,23 +223,19 @@ def _check(model: Model, config: BuildConfig) -> _Task:
             f"ONNX Runtime {ort.__version__} has hardly any {config.precision} kernels, so the back end builds fp32, "
             f"fp16 and int8. Take one of these, or build {config.precision} with TensorRT."
         )
-    return _Task(
-        options,
-        tactics.allowed(options.tactics, allow_approximation=options.allow_approximation),
-        timing_shapes(model.info.inputs, config.profiles),
-        TensorMetadata.of(model.info.inputs),
-    )
-
-
-def _timing_cache(data: bytes | None, environment: Environment) -> TimingCache:
-    if data is None:
-        return TimingCache(environment.device_key)
-    return TimingCache.from_bytes(data, environment.device_key)
+    return options
 
 
 @dataclass(frozen=True)
 class _Rewritten:
-    """The model in the precision asked for."""
+    """The model in the precision asked for.
+
+    Attributes:
+        proto: The model.
+        sha256: Its digest, by which timings are remembered.
+        calibration_cache: The ranges that were written into it.
+        data_sha256: Digest of the data that they come from, where that is known.
+    """
 
     proto: onnx.ModelProto
     sha256: str
@@ -214,71 +243,67 @@ class _Rewritten:
     data_sha256: str | None = None
 
 
-def _rewrite(
-    model: Model, config: BuildConfig, caches: Caches, data: Iterable[Feed] | None, log: SessionLog
-) -> _Rewritten:
-    proto = model.proto()
-    if config.precision == "fp16":
-        from trtops.backend.onnx.precision import convert_to_fp16
+def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
+    proto = request.model.proto()
+    precision = request.config.precision
+    if precision == "int8" and not is_quantized(proto):
+        return _rewrite_int8(request, proto, data, log)
+    if precision == "int8":
+        log.add("[trtops] the model has Q/DQ nodes and is built as it is")
+    if precision == "fp16":
+        from trtops.backend.onnx.precision import convert_to_fp16  # other precisions do without its imports
 
         proto = convert_to_fp16(proto, keep_io=True)
         return _Rewritten(proto, model_digest(proto))
-    if config.precision == "int8":
-        return _rewrite_int8(model, proto, config, caches.calibration, data, log)
-    return _Rewritten(proto, model.info.sha256)
+    return _Rewritten(proto, request.model.info.sha256)
 
 
 def _rewrite_int8(
-    model: Model,
-    proto: onnx.ModelProto,
-    config: BuildConfig,
-    given: bytes | None,
-    data: Iterable[Feed] | None,
-    log: SessionLog,
+    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog
 ) -> _Rewritten:
-    if is_quantized(proto):
-        log.add("[trtops] the model has Q/DQ nodes and is built as it is")
-        return _Rewritten(proto, model.info.sha256)
+    given, info, config = request.caches.calibration, request.model.info, request.config
     if given is not None:
         cache = read_cache(given)
     elif data is not None:
         cache = calibration.collect(
             proto,
             data,
-            inputs=TensorMetadata.of(model.info.inputs),
+            inputs=TensorMetadata.of(info.inputs),
             max_feeds=config.calibration_samples,
-            model_sha256=model.info.sha256,
+            model_sha256=info.sha256,
             counted=False,
         ).cache
     else:
         raise errors.CalibrationError(
             "Precision int8 needs calibration data (feeds of real inputs) or a calibration cache; neither is given."
         )
-    if cache.model_sha256 not in (None, model.info.sha256):
+    if cache.model_sha256 not in (None, info.sha256):
         log.add(
             f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
-            f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
+            f"{info.sha256[:12]}; its ranges are used for the tensors of the same names"
         )
     quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
 @dataclass(frozen=True)
-class _Denied:
-    """Why a candidate may not be built, in words, or None."""
+class _WhyDenied:
+    """Says why a candidate may not be built, or None if it may.
 
-    tactics: DenyList
+    Which kernels a candidate leads to shows only in its optimized graph, so each one asked about is optimized.
+    """
+
+    denied: DenyList
     optimizer: Optimizer
-    model: onnx.ModelProto
 
     def __call__(self, candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
-        if not self.tactics.entries:
+        if not self.denied.entries:
             return None
-        _, choices = describe(self.optimizer(candidate).graph, self.model)
-        return self.tactics.why(choices, candidate.settings(applicable))
+        _, choices = describe(self.optimizer(candidate).graph, self.optimizer.model)
+        return self.denied.why(choices, candidate.settings(applicable))
 
 
-def _replayed(record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions) -> Choice:
+def _replayed_choice(record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions) -> Choice:
     """The choice that a tactic record pins."""
     if record.mechanism != "onnxruntime":
         raise errors.TacticMismatchError(

@@ -1,7 +1,7 @@
 """INT8 on ONNX Runtime: the ranges of all tensors collected over data, and written into a model as Q/DQ nodes.
 
-The collecting is ours, not that of ``onnxruntime.quantization``: one feed and its tensors are in memory at a time, whatever
-the algorithm, and what was collected survives data that fails half-way. See :mod:`trtops.calibration.histogram`.
+``onnxruntime.quantization`` is not used to collect: here one feed and its tensors are in memory at a time, whatever the
+algorithm, and what was collected survives data that fails half-way. See :mod:`trtops.calibration.histogram`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes, save_model
-from trtops.backend.onnxrt.loader import create_session
 from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
@@ -111,7 +110,7 @@ class RangeCollector:
             CalibrationError: If the feed does not fit the model, holds NaN or infinity, or the model fails on it. Nothing
                 of it is counted then.
         """
-        number = self.feeds + 1
+        number = self.feeds + 1  # nothing is counted before the model has run: a feed that fails leaves no trace
         try:
             check_feed(self._inputs, feed)
         except errors.InputError as exc:
@@ -151,7 +150,7 @@ class RangeCollector:
             algorithm=algorithm,
             percentile=percentile if algorithm == "percentile" else None,
             ranges=tuple(
-                _range(name, histogram, algorithm, percentile)
+                _tensor_range(name, histogram, algorithm, percentile)
                 for name, histogram in seen.items()
                 if not histogram.not_finite
             ),
@@ -166,6 +165,7 @@ class RangeCollector:
 
 def _watching_session(model: onnx.ModelProto) -> ort.InferenceSession:
     """A session with every tensor as an output."""
+    # The outputs are added to the model itself and taken away again: a copy would hold its weights twice.
     outputs = model.graph.output
     count = len(outputs)
     present = {value.name for value in outputs}
@@ -173,14 +173,7 @@ def _watching_session(model: onnx.ModelProto) -> ort.InferenceSession:
         for name in edit.tensor_names(model.graph):
             if name not in present:
                 outputs.append(onnx.helper.make_empty_tensor_value_info(name))
-        options = session_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if model_bytes(model) < PROTOBUF_LIMIT:
-            return create_session(model, options, DEFAULT_PROVIDERS)
-        with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
-            path = Path(folder, "model.onnx")
-            save_model(model, path, external_data_path="weights.bin")
-            return create_session(path, options, DEFAULT_PROVIDERS)
+        return SessionFromMemory(model, optimized=False)()
     finally:
         del outputs[count:]
 
@@ -196,7 +189,7 @@ def _check_finite(number: int, name: str, array: np.ndarray[tuple[int, ...], np.
     )
 
 
-def _range(name: str, histogram: Histogram, algorithm: Algorithm, percentile: float) -> TensorRange:
+def _tensor_range(name: str, histogram: Histogram, algorithm: Algorithm, percentile: float) -> TensorRange:
     amax = histogram.choose(algorithm, percentile)
     return TensorRange(name=name, amax=amax, low=histogram.low, high=histogram.high, clipped=histogram.beyond(amax))
 

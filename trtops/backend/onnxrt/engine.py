@@ -13,6 +13,7 @@ from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, find_providers, session_options, why
 from trtops.backend.onnxrt.tactics import Candidate
+from trtops.func import value_of
 from trtops.record import JSONValue, sha256
 from trtops.spec import Environment
 
@@ -34,7 +35,7 @@ def pack(
     """
     options: dict[str, JSONValue] = {
         "version": _VERSION,
-        "plan_sha256": sha256(plan),
+        "plan_sha256": sha256(plan),  # ONNX Runtime runs a plan with damaged weights as if nothing were wrong
         "providers": list(providers),
         "intra_op_threads": threads,
         "built_with": {
@@ -49,7 +50,8 @@ def pack(
 class SessionFromEngine:
     """Loads a session from an engine, which is not optimized again.
 
-    An engine without options is a bare file: it is loaded on the CPU, and only ONNX Runtime's own check guards its bytes.
+    An engine without options is a bare file: it is loaded on the CPU, and nothing but ONNX Runtime's own check guards its
+    bytes.
 
     Attributes:
         engine: The engine, or a callable that returns it.
@@ -64,7 +66,7 @@ class SessionFromEngine:
             EngineLoadError: If the bytes are damaged, or were built by another release or for another processor.
             BackendUnavailableError: If this ONNX Runtime does not have an execution provider of the engine.
         """
-        engine = self.engine() if callable(self.engine) else self.engine
+        engine = value_of(self.engine)
         providers, threads = _loading_options(engine)
         check_place(engine.environment)
         return open_plan(engine.plan, providers=providers, threads=threads)

@@ -47,15 +47,16 @@ class SessionLog:
     def collecting(self) -> Iterator[None]:
         """Collect what sessions with this log id say in the body. Descriptor 2 belongs to the process: keep it short."""
         with _lock:
-            _redirect(self)
+            _redirect_stderr(self)
         try:
             yield
         finally:
             with _lock:
-                _restore(self)
+                _restore_stderr(self)
 
 
 # One redirection serves all builds that run at the same time in this process: the first sets it up, the last undoes it.
+# Nested redirections would not do: builds end in any order, and the second to end would restore the first's file.
 _lock = threading.Lock()
 _open: list[SessionLog] = []
 _sink: IO[bytes] | None = None
@@ -63,24 +64,24 @@ _delivered: int = 0
 _stderr: int = -1
 
 
-def _redirect(log: SessionLog) -> None:
+def _redirect_stderr(log: SessionLog) -> None:
     global _sink, _delivered, _stderr
     if _sink is None:
         if sys.stderr is not None:
             sys.stderr.flush()
-        _sink = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _restore
+        _sink = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _restore_stderr
         _delivered = 0
         _stderr = os.dup(2)
         os.dup2(_sink.fileno(), 2)
     _open.append(log)
 
 
-def _restore(log: SessionLog) -> None:
+def _restore_stderr(log: SessionLog) -> None:
     global _sink
     assert _sink is not None
     if len(_open) == 1:
-        os.dup2(_stderr, 2)
-    _deliver(_sink)
+        os.dup2(_stderr, 2)  # before the lines are read, so that none is written behind the last one read
+    _deliver_lines(_sink)
     _open.remove(log)
     if not _open:
         _sink.close()
@@ -88,7 +89,7 @@ def _restore(log: SessionLog) -> None:
         os.close(_stderr)
 
 
-def _deliver(sink: IO[bytes]) -> None:
+def _deliver_lines(sink: IO[bytes]) -> None:
     """Hand every line written since the last time to the log it belongs to, or else to the real standard error."""
     global _delivered
     content = os.pread(sink.fileno(), os.fstat(sink.fileno()).st_size - _delivered, _delivered)

@@ -6,21 +6,18 @@ rest lies in files in a temporary folder.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Array, Arrays, Cutter, is_large
-from trtops.backend.onnxrt.loader import SessionFromOnnx
+from trtops.backend.onnx.submodel import Array, Arrays, Cutter
+from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
 
@@ -28,44 +25,8 @@ DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64
 
 
-@dataclass(frozen=True)
-class SessionFromMemory:
-    """Loads a session from a model in memory, of any size.
-
-    Attributes:
-        model: The model, with its weights inside; shared, not changed.
-        optimized: Whether ONNX Runtime may optimize it.
-        by_file: Whether its weights go through a temporary file; None sends those of models that protobuf cannot hold.
-    """
-
-    model: onnx.ModelProto
-    optimized: bool = True
-    by_file: bool | None = None
-
-    def __call__(self) -> ort.InferenceSession:
-        """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
-        level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if not (is_large(self.model) if self.by_file is None else self.by_file):
-            return SessionFromOnnx(self.model, graph_optimization_level=level)()
-        with tempfile.TemporaryDirectory(prefix="trtops-model-") as folder:
-            path = Path(folder, "model.onnx")
-            save_model(self.model, path, external_data_path="")
-            return SessionFromOnnx(path, graph_optimization_level=level)()
-
-
-def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
-    """Run a model in memory without optimizing it, for each feed; the outputs are the caller's.
-
-    Raises:
-        ModelError: If ONNX Runtime does not take the model.
-        BackendError: If it has no kernel for a node, or fails.
-    """
-    with OnnxrtRunner(SessionFromMemory(model, optimized=False), "reference") as runner:
-        return [runner.infer(feed) for feed in feeds]
-
-
 class Observed:
-    """The values of a model's tensors for some feeds. Safe to read from several threads.
+    """The values of a model's tensors for some feeds. Filled by one thread, then safe to read from several.
 
     Implements :class:`trtops.backend.onnx.submodel.Values`. Its temporary folder goes when it is closed or collected.
     """
@@ -80,7 +41,7 @@ class Observed:
         self._held = 0
         self._kept: dict[str, list[Array | _Spilled]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._lock = threading.Lock()
+        self._file_numbers = itertools.count()
 
     def put(self, arrays: Mapping[str, Array]) -> int:
         """Add the tensors of one feed, which are not copied unless they go to a file; returns their bytes."""
@@ -130,7 +91,7 @@ class Observed:
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
         """The observed arrays of these tensors, one dict per feed."""
-        return _by_feed({name: self.arrays(name) for name in names}, self._count())
+        return _by_feed({name: self.arrays(name) for name in names}, max(map(len, self._kept.values()), default=0))
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
         """The same for outputs: what was observed in the whole model holds for any part of it."""
@@ -142,14 +103,10 @@ class Observed:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _count(self) -> int:
-        return max(map(len, self._kept.values()), default=0)
-
     def _spill(self, array: Array) -> _Spilled:
-        with self._lock:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="trtops-observed-")
-        path = Path(self._folder.name, f"{sum(map(len, self._kept.values()))}.npy")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="trtops-observed-")
+        path = Path(self._folder.name, f"{next(self._file_numbers)}.npy")
         # As bytes, since numpy does not know bfloat16 and its kin in its own format.
         np.save(path, np.ascontiguousarray(array).reshape(-1).view(np.uint8), allow_pickle=False)
         return _Spilled(path, array.dtype, array.shape)
@@ -221,10 +178,12 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
             )
         observed.put({name: np.asarray(feed[name]) for name in cutter.inputs})
     may_part = cutter.may_part_after()
+    # A session costs milliseconds and every tensor of its piece is in memory at once, so pieces are as long as the limit
+    # allows: longer after one that took little, shorter after one that took much.
     start, length = 0, _FIRST_PIECE
     while start < len(cutter.order):
         end = min(start + length, len(cutter.order))
-        while not may_part[end - 1]:
+        while not may_part[end - 1]:  # a sequence cannot be handed from one session to the next
             end += 1
         used = _observe_piece(cutter, cutter.order[start:end], observed, len(feeds))
         start = end

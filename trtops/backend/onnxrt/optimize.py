@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from trtops import errors
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
@@ -48,7 +49,8 @@ class Optimized:
 class Optimizer:
     """Optimizes one model under candidate after candidate, each once; a context manager.
 
-    What comes out is kept in a temporary folder, since a handful of engines can be too much for memory.
+    What comes out is kept in a temporary folder, since a handful of engines can be too much for memory. Creating a session
+    is what optimizes, so each candidate costs about one loading of the model.
 
     Attributes:
         model: The model, after its precision was rewritten.
@@ -95,11 +97,11 @@ class Optimizer:
         done = self._done.get(candidate.id)
         if done is None:
             path = Path(self._folder.name, f"{len(self._done)}.ort")
-            self._optimize(candidate, path)
+            self._write_optimized(candidate, path)
             done = self._done[candidate.id] = Optimized(candidate, path)
         return done
 
-    def _optimize(self, candidate: Candidate, path: Path) -> None:
+    def _write_optimized(self, candidate: Candidate, path: Path) -> None:
         options = session_options(self._threads, log_id=self._log.log_id)
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.add_session_config_entry("session.save_model_format", "ORT")
@@ -115,9 +117,9 @@ class Optimizer:
                     disabled_optimizers=candidate.disabled_optimizers,
                 )
         except ORT_ERRORS as exc:
-            raise errors.EngineBuildError(self._refusal(exc)) from exc
+            raise errors.EngineBuildError(self._refusal_text(exc)) from exc
 
-    def _refusal(self, exc: Exception) -> str:
+    def _refusal_text(self, exc: Exception) -> str:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
         missing = unsupported_op(exc)
         if missing is None:
@@ -130,9 +132,6 @@ class Optimizer:
         )
 
     def _first_node(self, op: str) -> str:
-        """A name for the first node of a type, given with or without its domain: its own, or its first output's."""
-        kind = op.rpartition(":")[2].rpartition(".")[2]
-        for node in self.model.graph.node:
-            if node.op_type == kind:
-                return str(node.name or node.output[0])
-        return ""
+        """What the first node of a type goes by, the type given with or without its domain."""
+        op_type = op.rpartition(":")[2].rpartition(".")[2]
+        return next((walk.node_name(node) for node in self.model.graph.node if node.op_type == op_type), "")

@@ -1,9 +1,9 @@
 """Reading ONNX Runtime's own model format: the nodes of an engine, with the execution provider that each was given to.
 
 The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository; layout
-of flatbuffers: https://flatbuffers.dev/internals/), and its fields keep their places for good, or old files could not be
-read. The onnxruntime package has a generated reader, but importing it sets the root logger to debug level and adds to
-``sys.path``, and it is slow; the few fields needed here are read by their places instead.
+of flatbuffers: https://flatbuffers.dev/internals/). A field keeps its place in its table from release to release, or old
+files could not be read. The onnxruntime package has a generated reader, but importing it sets the root logger to debug
+level and adds to ``sys.path``, and it is slow; the few fields needed here are read by their places instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
     Returns:
         The nodes in the order of the file, and element types by tensor name, in lower case as ONNX names them.
     """
-    root = _Table(content, _at(_UINT32, content, 0))
+    root = _Table(content, _unpack_at(_UINT32, content, 0))
     nodes: list[Node] = []
     types: dict[str, str] = {}
     model = root.table(_SESSION_MODEL)
@@ -70,7 +70,8 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
     return nodes, types
 
 
-# Places of the fields in their tables, from the schema.
+# Places of the fields in their tables, from the schema: a field's index in its table, counted from 0 in the order of
+# declaration, where a union takes two (its type and then its value).
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7
 _GRAPH_NODE_ARGS, _GRAPH_NODES = 1, 2
@@ -84,12 +85,11 @@ _TENSOR_ELEMENT = 0
 _KIND_TENSOR = 1
 _ATTRIBUTE_IS_GRAPH = 5
 
-
 _UINT8, _UINT16, _UINT32 = Struct("<B"), Struct("<H"), Struct("<I")
 _INT32, _INT64, _FLOAT32 = Struct("<i"), Struct("<q"), Struct("<f")
 
 
-def _at(kind: Struct, content: bytes, position: int) -> Any:
+def _unpack_at(kind: Struct, content: bytes, position: int) -> Any:
     return kind.unpack_from(content, position)[0]
 
 
@@ -101,29 +101,33 @@ class _Table:
     def __init__(self, content: bytes, start: int) -> None:
         self._content = content
         self._start = start
-        self._index = start - _at(_INT32, content, start)
-        self._index_end = self._index + _at(_UINT16, content, self._index)
+        # A table begins with the distance back to its index of fields, which begins with its own size in bytes; that of
+        # the table follows, and then one offset from the table's start for each place, 0 for a field left out.
+        self._index = start - _unpack_at(_INT32, content, start)
+        self._index_end = self._index + _unpack_at(_UINT16, content, self._index)
 
     def _field(self, place: int) -> int | None:
         """Where a field's value is, or None if it was left out."""
         entry = self._index + 4 + 2 * place
-        offset = _at(_UINT16, self._content, entry) if entry < self._index_end else 0
+        offset = _unpack_at(_UINT16, self._content, entry) if entry < self._index_end else 0
         return self._start + offset if offset else None
 
     def _follow(self, position: int) -> int:
-        target: int = position + _at(_UINT32, self._content, position)
+        """Where an offset points, which counts from where it stands itself."""
+        target: int = position + _unpack_at(_UINT32, self._content, position)
         return target
 
     def _text_at(self, position: int) -> str:
         start = self._follow(position)
-        return self._content[start + 4 : start + 4 + _at(_UINT32, self._content, start)].decode()
+        return self._content[start + 4 : start + 4 + _unpack_at(_UINT32, self._content, start)].decode()
 
     def _elements(self, place: int, size: int) -> range:
+        """Positions of a vector's elements, which follow their number."""
         field = self._field(place)
         if field is None:
             return range(0)
         start = self._follow(field)
-        return range(start + 4, start + 4 + size * _at(_UINT32, self._content, start), size)
+        return range(start + 4, start + 4 + size * _unpack_at(_UINT32, self._content, start), size)
 
     def text(self, place: int) -> str:
         field = self._field(place)
@@ -131,7 +135,7 @@ class _Table:
 
     def number(self, place: int, kind: Struct) -> Any:
         field = self._field(place)
-        return 0 if field is None else _at(kind, self._content, field)
+        return 0 if field is None else _unpack_at(kind, self._content, field)
 
     def table(self, place: int) -> _Table | None:
         field = self._field(place)
@@ -144,7 +148,7 @@ class _Table:
         return [self._text_at(position) for position in self._elements(place, 4)]
 
     def numbers(self, place: int, kind: Struct) -> list[Any]:
-        return [_at(kind, self._content, position) for position in self._elements(place, kind.size)]
+        return [_unpack_at(kind, self._content, position) for position in self._elements(place, kind.size)]
 
 
 # By attribute type: how its value is read. Types that hold tensors or graphs are not among them.
@@ -159,6 +163,7 @@ _PLAIN_ATTRIBUTES: dict[int, Callable[[_Table], JSONValue]] = {
 
 
 def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, str]) -> None:
+    """Add a graph's nodes, with those of its bodies behind each, and the element types that it declares."""
     for value in graph.tables(_GRAPH_NODE_ARGS):
         if (element := _element_type(value)) is not None:
             types[value.text(_VALUE_NAME)] = element

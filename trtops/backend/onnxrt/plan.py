@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from trtops.backend.onnx import walk
 from trtops.backend.onnxrt.ort_format import Node, read
 from trtops.record import digest
 from trtops.spec import Layer
@@ -46,7 +47,8 @@ def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from a build: the reader trusts them."""
     nodes, types = read(plan)
     placed: dict[str, tuple[int, str]] = {}
-    ranked = sorted(((*_place(node, placed), node) for node in _dependency_order(nodes)), key=lambda r: r[:2])
+    # By depth and label, neither of which depends on the order of the file.
+    ranked = sorted(((*_place_node(node, placed), node) for node in _dependency_order(nodes)), key=lambda r: r[:2])
     return Plan(
         nodes=tuple(node for _, _, node in ranked),
         depths=tuple(depth for depth, _, _ in ranked),
@@ -55,8 +57,12 @@ def read_plan(plan: bytes) -> Plan:
     )
 
 
-def _place(node: Node, placed: dict[str, tuple[int, str]]) -> tuple[int, str]:
-    """Depth of a node, and a label that equal nodes in equal places have in every build; notes it for the outputs."""
+def _place_node(node: Node, placed: dict[str, tuple[int, str]]) -> tuple[int, str]:
+    """Depth of a node, and a label that equal nodes in equal places have in every build; both are noted for its outputs.
+
+    The label is a digest over what the node is and the labels of what it reads, so it covers everything before it: two
+    graphs with the same labels are the same. Names count without the numbers that ONNX Runtime makes up.
+    """
     sources = [placed.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
     depth = 1 + max((depth for depth, _ in sources), default=0)
     outputs = [_NUMBER.sub("", name) for name in node.outputs]
@@ -100,19 +106,14 @@ def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tup
         model: The model that was optimized.
     """
     origins = _Origins(plan, model)
-    nodes = [
-        node for _, _, node in sorted(zip(map(origins.position, plan.nodes), plan.depths, plan.nodes), key=_by_place)
-    ]
-    names = _unique(origins.layer_name(node) for node in nodes)
-    layers = tuple(_layer(name, node, plan, origins) for name, node in zip(names, nodes))
-    return layers, tuple(_choice(layer, node, plan) for layer, node in zip(layers, nodes))
+    placed = zip(map(origins.position, plan.nodes), plan.depths, plan.nodes)
+    nodes = [node for _, _, node in sorted(placed, key=lambda place: place[:2])]
+    names = _unique_names(origins.layer_name(node) for node in nodes)
+    layers = tuple(_describe_layer(name, node, plan, origins) for name, node in zip(names, nodes))
+    return layers, tuple(_tactic_choice(layer, node, plan) for layer, node in zip(layers, nodes))
 
 
-def _by_place(placed: tuple[int, int, Node]) -> tuple[int, int]:
-    return placed[:2]
-
-
-def _layer(name: str, node: Node, plan: Plan, origins: _Origins) -> Layer:
+def _describe_layer(name: str, node: Node, plan: Plan, origins: _Origins) -> Layer:
     return Layer(
         name=name,
         op=f"{node.domain}.{node.op}" if node.domain else node.op,
@@ -124,7 +125,7 @@ def _layer(name: str, node: Node, plan: Plan, origins: _Origins) -> Layer:
     )
 
 
-def _choice(layer: Layer, node: Node, plan: Plan) -> TacticChoice:
+def _tactic_choice(layer: Layer, node: Node, plan: Plan) -> TacticChoice:
     return TacticChoice(
         layer=layer.name,
         op=layer.op,
@@ -136,10 +137,14 @@ def _choice(layer: Layer, node: Node, plan: Plan) -> TacticChoice:
 
 
 class _Origins:
-    """Where an optimized graph's nodes come from in the model."""
+    """Where an optimized graph's nodes come from in the model.
+
+    A node's *anchor* is the tensor of the model that tells its place: names of tensors survive optimization where names
+    of nodes do not.
+    """
 
     def __init__(self, plan: Plan, model: onnx.ModelProto) -> None:
-        self._producers = {out: node for node in _onnx_nodes(model.graph) for out in node.output if out}
+        self._producers = {out: node for node in _nodes_with_bodies(model.graph) for out in node.output if out}
         self._positions = {name: index for index, name in enumerate(self._producers)}
         self._readers: dict[str, Node] = {}
         for node in plan.nodes:
@@ -151,6 +156,7 @@ class _Origins:
         anchor = self._anchor(node)
         if anchor is None:
             return node.scope + next(filter(None, node.outputs), node.name)
+        # A reordering into blocked channels may bear the name of the tensor it reorders; the kernel owns that name.
         is_anchored = anchor in node.outputs or _NCHWC_NODE.sub("", node.name) == anchor
         stands_alone = is_anchored and not node.op.startswith("Reorder")
         return f"{node.scope}{anchor}" if stands_alone else f"{node.scope}{anchor}~{node.op}"
@@ -197,15 +203,15 @@ class _Origins:
         return None
 
 
-def _onnx_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def _nodes_with_bodies(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """A graph's nodes, each with the nodes of its bodies behind it: the order of the layers."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _onnx_nodes(attribute.g)
+        for body in walk.subgraphs(node):
+            yield from _nodes_with_bodies(body)
 
 
-def _unique(names: Iterator[str]) -> list[str]:
+def _unique_names(names: Iterator[str]) -> list[str]:
     """The names, with ``#2`` and so on behind those that came before."""
     seen: Counter[str] = Counter()
     unique = []

@@ -21,10 +21,10 @@ from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, TimingKey
-from trtops.metadata import DataType, TensorSpec, is_dynamic
+from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import OptimizationProfile
 
-_WARM_UP = 3
+_WARM_UP = 3  # inferences that are not counted: the first ones allocate memory and pack weights
 
 # Candidates are timed in turns, so that all suffer alike from whatever else the machine does. That keeps all of their
 # sessions in memory; beyond this many bytes of engines they are timed one after the other.
@@ -33,16 +33,17 @@ _INTERLEAVE_BYTES = 1 << 30
 # Up to this many tactics that matter, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
 
-_MAX_DRAWN = 1024
+_MAX_DRAWN = 1024  # combinations that a seed draws before the builder gives up: with 15 tactics there are 32,768
 
 WhyNot: TypeAlias = "Callable[[Candidate, tuple[str, ...]], str | None]"
+"""Says why a candidate, given with the names of the tactics that matter, may not be built; None if it may."""
+
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+"""A shape for each input, by name."""
 
 
-def _always(candidate: Candidate, applicable: tuple[str, ...]) -> None:
-    """Every candidate may be built."""
-
-
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+def _deny_nothing(candidate: Candidate, applicable: tuple[str, ...]) -> None:
+    """Let every candidate be built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class Search:
     log: SessionLog
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
 
-    def run(self, tactics: Iterable[Tactic], *, seed: int | None = None, why_not: WhyNot = _always) -> Choice:
+    def run(self, tactics: Iterable[Tactic], *, seed: int | None = None, why_not: WhyNot = _deny_nothing) -> Choice:
         """Find the fastest candidate that may be built, or draw one.
 
         With up to three tactics that matter, all their combinations are tried; with more, each on its own, and then
@@ -96,12 +97,12 @@ class Search:
         Args:
             tactics: What may be varied.
             seed: Draw from all combinations with this seed, and time nothing; None takes the fastest.
-            why_not: Says why a candidate, given with the names of the tactics that matter, may not be built; None if it may.
+            why_not: Says why a candidate may not be built; it is asked for the best first, until one may.
 
         Raises:
             EngineBuildError: If ONNX Runtime refuses the model, or no candidate may be built.
         """
-        applicable = self._applicable(tactics)
+        applicable = self._applicable_tactics(tactics)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
         best_first = (
             self._by_time(applicable) if seed is None or not applicable else random_candidates(applicable, seed)
@@ -124,46 +125,56 @@ class Search:
         sizes = range(len(applicable) + 1) if exhaustive else range(2)
         candidates = [Candidate.toggling(names) for size in sizes for names in combinations(applicable, size)]
         try:
-            seconds = self._seconds(self._distinct(candidates))
-            if not exhaustive and (together := _combination(seconds)) is not None:
-                seconds |= self._seconds(self._distinct([*seconds, self._without_idle(together)])[len(seconds) :])
+            seconds = self._seconds_per_inference(self._distinct_by_graph(candidates))
+            if not exhaustive and (together := _faster_together(seconds)) is not None:
+                # Nothing is left behind those that were timed if one of them has the same graph.
+                new = self._distinct_by_graph([*seconds, self._without_idle(together)])[len(seconds) :]
+                seconds |= self._seconds_per_inference(new)
         except errors.InferenceError as exc:
+            # A model may refuse the feeds made up for it (an index out of range), and is no worse an engine for that.
             self.log.add(f"[trtops] nothing was timed, ONNX Runtime's defaults stand: {exc}")
             return [Candidate()]
         for candidate, median in seconds.items():
             self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
         return sorted(seconds, key=lambda c: seconds[c])
 
-    def _applicable(self, tactics: Iterable[Tactic]) -> tuple[str, ...]:
-        """Names of the tactics whose other setting gives another graph."""
-        usual = self._signature(Candidate())
-        names = (tactic.name for tactic in tactics)
-        return tuple(name for name in names if self._signature(Candidate.toggling([name])) != usual)
+    def _applicable_tactics(self, tactics: Iterable[Tactic]) -> tuple[str, ...]:
+        """Names of the tactics whose other setting, on its own, gives another graph.
 
-    def _distinct(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        One that changes the graph only beside another is not seen: trying all pairs would optimize the model a hundred
+        times.
+        """
+        usual = self._graph_signature(Candidate())
+        names = (tactic.name for tactic in tactics)
+        return tuple(name for name in names if self._graph_signature(Candidate.toggling([name])) != usual)
+
+    def _distinct_by_graph(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, without those whose graph an earlier one has."""
         by_graph: dict[str, Candidate] = {}
         for candidate in candidates:
-            by_graph.setdefault(self._signature(candidate), candidate)
+            by_graph.setdefault(self._graph_signature(candidate), candidate)
         return list(by_graph.values())
 
     def _without_idle(self, candidate: Candidate) -> Candidate:
-        """The candidate without the tactics that change nothing beside the others."""
+        """The candidate without the tactics that change nothing beside the others.
+
+        What a record of tactics names is taken for what decided, so it must not name what did nothing.
+        """
         for name in candidate.toggled:
             rest = Candidate.toggling(set(candidate.toggled) - {name})
-            if self._signature(rest) == self._signature(candidate):
+            if self._graph_signature(rest) == self._graph_signature(candidate):
                 candidate = rest
         return candidate
 
-    def _signature(self, candidate: Candidate) -> str:
-        key = self._key(candidate, None)
+    def _graph_signature(self, candidate: Candidate) -> str:
+        key = self._timing_key(candidate, None)
         known = self.cache.signature(key)
         if known is None:
             known = self.optimizer(candidate).graph.signature
             self.cache.add_signature(key, known)
         return known
 
-    def _key(self, candidate: Candidate, shapes: Shapes | None) -> TimingKey:
+    def _timing_key(self, candidate: Candidate, shapes: Shapes | None) -> TimingKey:
         return TimingKey(
             model_sha256=self.model_sha256,
             candidate=candidate.id,
@@ -172,15 +183,15 @@ class Search:
             shapes=shapes,
         )
 
-    def _seconds(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
-        """Time per inference of each candidate, from the cache as far as it goes, summed over all shapes."""
+    def _seconds_per_inference(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+        """Seconds per inference of each candidate, summed over all shapes; from the cache as far as that goes."""
         total = dict.fromkeys(candidates, 0.0)
         for shapes in self.shapes:
-            known = {c: t for c in candidates if (t := self.cache.timing(self._key(c, shapes))) is not None}
+            known = {c: t for c in candidates if (t := self.cache.timing(self._timing_key(c, shapes))) is not None}
             unknown = [c for c in candidates if c not in known]
-            measured = self._measure(unknown, shapes) if unknown else {}
+            measured = self._measure_at(unknown, shapes) if unknown else {}
             for candidate, timing in measured.items():
-                self.cache.add_timing(self._key(candidate, shapes), timing)
+                self.cache.add_timing(self._timing_key(candidate, shapes), timing)
             for candidate, timing in (known | measured).items():
                 total[candidate] += timing.median_seconds
             self.use = replace(
@@ -191,11 +202,11 @@ class Search:
             )
         return total
 
-    def _measure(self, candidates: Sequence[Candidate], shapes: Shapes) -> dict[Candidate, Timing]:
+    def _measure_at(self, candidates: Sequence[Candidate], shapes: Shapes) -> dict[Candidate, Timing]:
         feed = random_feed(self.inputs, dict(shapes))
         engines = [self.optimizer(candidate) for candidate in candidates]
         timings: dict[Candidate, Timing] = {}
-        for group in _groups(engines):
+        for group in _timing_groups(engines):
             timings |= self._measure_in_turns(group, feed)
         return timings
 
@@ -213,6 +224,7 @@ class Search:
         samples: dict[Candidate, list[float]] = {candidate: [] for candidate in runners}
         order = list(runners.items())
         for turn in range(self.iterations):
+            # Each begins a turn in its turn, so that whatever befalls the first one befalls all alike.
             shift = turn % len(order)
             for candidate, runner in order[shift:] + order[:shift]:
                 start = time.perf_counter()
@@ -222,7 +234,7 @@ class Search:
         return {c: Timing(median_seconds=statistics.median(samples[c]), cost_seconds=cost[c]) for c in samples}
 
 
-def _groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
+def _timing_groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
     """All engines at once if they fit into the memory meant for that, else one by one."""
     if sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES:
         yield engines
@@ -238,7 +250,7 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 
 
-def _combination(seconds: Mapping[Candidate, float]) -> Candidate | None:
+def _faster_together(seconds: Mapping[Candidate, float]) -> Candidate | None:
     """All tactics together that are faster than the default on their own; None if fewer than two are."""
     usual = seconds[Candidate()]
     faster = [candidate.toggled[0] for candidate, median in seconds.items() if candidate.toggled and median < usual]
@@ -272,10 +284,7 @@ def timing_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[OptimizationP
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], where: str) -> None:
-    if spec.shape is None:
-        return
-    fits = len(shape) == len(spec.shape) and all(is_dynamic(d) or d == s for d, s in zip(spec.shape, shape))
-    if not fits:
+    if spec.shape is not None and not shape_accepts(spec.shape, shape):
         raise errors.ConfigError(
             f"{where}: {spec.name!r} has shape {shape}, which the model does not take; it has {spec}."
         )

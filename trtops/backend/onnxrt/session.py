@@ -1,16 +1,22 @@
-"""Sessions: execution providers by short name, and ONNX Runtime's errors by what they mean."""
+"""Sessions created, execution providers found by short name, and ONNX Runtime's errors told by what they mean."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
+
+if TYPE_CHECKING:
+    import onnx
+
+ModelSource: TypeAlias = "bytes | str | os.PathLike[str] | onnx.ModelProto"
 
 Provider: TypeAlias = "str | tuple[str, Mapping[str, Any]]"
 """An execution provider's name, or its name with its options."""
@@ -82,6 +88,31 @@ def session_options(threads: int = 0, *, log_id: str | None = None) -> ort.Sessi
     else:
         options.logid = log_id
     return options
+
+
+def create_session(source: ModelSource, options: ort.SessionOptions, providers: Sequence[Any]) -> ort.InferenceSession:
+    """Create a session, with errors of ours.
+
+    Raises:
+        InvalidModelError: If the model is missing, damaged or contradicts itself.
+        UnsupportedFeatureError: If an op has no kernel here.
+    """
+    if not isinstance(source, (bytes, str, os.PathLike)):
+        source = source.SerializeToString()
+    name = "The model" if isinstance(source, bytes) else str(source)
+    if not isinstance(source, bytes) and not Path(source).is_file():
+        raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")
+    try:
+        return ort.InferenceSession(
+            source if isinstance(source, bytes) else os.fspath(source), options, providers=list(providers)
+        )
+    except ORT_ERRORS as exc:
+        if missing := unsupported_op(exc):
+            raise errors.UnsupportedFeatureError(
+                f"{name}: onnxruntime {ort.__version__} has no kernel for op {missing[0]!r} (node {missing[1]!r}) with "
+                f"these types on {providers[0]}. It said: {why(exc)}"
+            ) from exc
+        raise errors.InvalidModelError(f"{name} does not load in onnxruntime {ort.__version__}: {why(exc)}") from exc
 
 
 def why(exc: Exception) -> str:

@@ -95,13 +95,14 @@ class TimingCache:
         Raises:
             TimingCacheError: If the bytes are no timing cache, damaged, too new, or of another device or release.
         """
-        file = _read(data)
+        file = _parse_file(data)
         if device_key is not None and file.device_key != device_key:
             raise errors.TimingCacheError(
                 f"The timing cache is of {file.device_key!r}; this build runs on {device_key!r}, where its timings say "
                 "nothing. Build without it, or with one made here."
             )
         cache = cls(file.device_key)
+        # By the keys' digests, since sorting by these makes equal caches equal bytes, whatever order they grew in.
         cache._timings = {entry.key.digest: entry for entry in file.timings}
         cache._graphs = {entry.key.digest: entry for entry in file.graphs}
         return cache
@@ -159,7 +160,7 @@ def merge(caches: Iterable[bytes]) -> bytes:
     return merged.to_bytes()
 
 
-def _read(data: bytes) -> _File:
+def _parse_file(data: bytes) -> _File:
     try:
         content: Any = json.loads(data)
     except (ValueError, RecursionError) as exc:

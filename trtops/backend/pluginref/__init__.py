@@ -1,5 +1,12 @@
 """Reference implementations of ONNX operators, in numpy on the CPU: slow, plain, and independent of every other back end."""
 
-from trtops.backend.pluginref.runner import PluginRefRunner
+from __future__ import annotations
 
-__all__ = ["PluginRefRunner"]
+from typing import TYPE_CHECKING
+
+from trtops.lazy import exports
+
+if TYPE_CHECKING:
+    from trtops.backend.pluginref.runner import PluginRefRunner as PluginRefRunner
+
+__getattr__, __dir__ = exports(__name__)

@@ -43,7 +43,7 @@ class PluginRefRunner(BaseRunner):
         """
         from onnx.reference import ReferenceEvaluator
 
-        model = _proto(value_of(self._source))
+        model = _model_proto(value_of(self._source))
         try:
             self._evaluator = ReferenceEvaluator(model)
         except Exception as exc:  # of many kinds, some of them onnx's own without a base
@@ -78,7 +78,7 @@ class PluginRefRunner(BaseRunner):
         return dict(zip(self._names, outputs))
 
 
-def _proto(graph: Any) -> onnx.ModelProto:
+def _model_proto(graph: Any) -> onnx.ModelProto:
     import onnx
 
     if isinstance(graph, onnx.ModelProto):

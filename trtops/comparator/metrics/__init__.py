@@ -9,12 +9,15 @@ Definitions, with ``a`` the output under test and ``b`` the reference, in float6
 - L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
   ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
   ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
+- top-1 agreement: the share of rows, along the last axis longer than 1, whose largest element is at the same place; rows
+  with NaN do not agree
 - NaN in ``d`` or ``r`` makes every statistic of it NaN
 
-These are the definitions of the field's standard tool (Polygraphy 0.53.6), which computes them in the arrays' own
-precision. Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the
-errors: a random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one
-in a hundred), and the one at the wanted rank is selected among these. Where the sample misleads, the rank is found by
+But for the top-1 agreement these are Polygraphy's definitions (0.53.6), which computes in the arrays' own precision.
+
+Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the errors: a
+random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one in a
+hundred), and the one at the wanted rank is selected among these. Where the sample misleads, the rank is found by
 counting bit patterns instead, which sort like the non-negative floats that they stand for.
 """
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -31,8 +34,8 @@ from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
 from trtops.comparator.metrics.difference import BLOCK, EPSILON, Difference, difference_of
 from trtops.comparator.metrics.one_pass import Stream
-from trtops.comparator.metrics.top1 import top1_agreement
 from trtops.comparator.metrics.totals import Totals
+from trtops.comparator.table import RECORDED, with_fields
 from trtops.record import Record
 
 __all__ = [
@@ -70,11 +73,13 @@ class Quantile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_fields({m.name: f"The {m.described}, of {m.applies_to}; None for other outputs." for m in RECORDED})
 class OutputStatistics(Record):
     """How far one output is from its reference; enough to judge it again under any tolerances.
 
-    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``); ``psnr`` and ``snr`` are
-    in dB. See this module's text for the definitions.
+    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``). This module's text has the
+    definitions. What is declared here is needed by name; further fields are those of the table of metrics
+    (:mod:`trtops.comparator.table`).
 
     Attributes:
         shape: The output's shape, in the first iteration.
@@ -88,10 +93,6 @@ class OutputStatistics(Record):
         median_abs: Median absolute error.
         median_rel: Median relative error.
         quantiles: Further quantiles of both errors, by level.
-        l2: Euclidean distance.
-        cosine: Cosine similarity; None for strings.
-        psnr: Peak signal-to-noise ratio; None for strings.
-        snr: Signal-to-noise ratio; None for strings.
         nan_count: NaNs in the output.
         reference_nan_count: NaNs in the reference.
         inf_count: Infinities of either sign in the output.
@@ -106,8 +107,6 @@ class OutputStatistics(Record):
             that is not, and may call one bad whose errors are within a percent or so of the tolerances.
         worst_index: Where the largest absolute error is, as an index into the flattened output, counted on through
             the iterations; None without elements.
-        top1_agreement: Share of rows (along the last axis longer than 1) whose largest element is at the same place;
-            None unless the output is floating and has such an axis behind another one. Rows with NaN do not agree.
         infinities_equal: Whether equal infinities were counted as equal.
         nans_equal: Whether NaNs at the same place were counted as equal.
     """
@@ -123,10 +122,6 @@ class OutputStatistics(Record):
     median_abs: float
     median_rel: float
     quantiles: tuple[Quantile, ...] = ()
-    l2: float
-    cosine: float | None = None
-    psnr: float | None = None
-    snr: float | None = None
     nan_count: int = 0
     reference_nan_count: int = 0
     inf_count: int = 0
@@ -138,9 +133,12 @@ class OutputStatistics(Record):
     frontier: tuple[tuple[float, float], ...] = field(default=(), repr=False)
     frontier_exact: bool = True
     worst_index: int | None = None
-    top1_agreement: float | None = None
     infinities_equal: bool = False
     nans_equal: bool = False
+
+    if TYPE_CHECKING:  # type checkers cannot know what the table adds: a float, or None
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def any_violation(self, atol: float, rtol: float) -> bool:
         """Whether any element violates other tolerances than those that were counted with."""
@@ -213,38 +211,48 @@ def statistics_of_iterations(
 
     Args:
         pairs: Output and reference of each iteration; at least one. Shapes may vary between iterations.
-        quantiles: As there.
-        atol: As there.
-        rtol: As there.
-        infinities_equal: As there.
-        nans_equal: As there.
+        quantiles: As in :func:`statistics`.
+        atol: As in :func:`statistics`.
+        rtol: As in :func:`statistics`.
+        infinities_equal: As in :func:`statistics`.
+        nans_equal: As in :func:`statistics`.
+
+    Raises:
+        ComparisonError: As in :func:`statistics`; or if there is no iteration, or dtypes change between iterations.
+        ConfigError: If a quantile level is not between 0 and 1.
     """
     for level in quantiles:
         if not 0 <= level <= 1:
             raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    arrays = _checked(pairs)
+    arrays = _checked_pairs(pairs)
     first, first_reference = arrays[0]
-    total = Totals(atol=atol, rtol=rtol)
     differ = difference_of(first, first_reference, infinities_equal, nans_equal)
+    total = Totals(atol, rtol, differ.text)
     with np.errstate(all="ignore"):
-        stream = Stream([(_flat(a, b), _flat(b, a), a.size) for a, b in arrays], differ)
-        (median_abs, median_rel), *orders = stream.run(total, (0.5, *quantiles))
+        stream = Stream([(_flat_view(a, b), _flat_view(b, a), a.size) for a, b in arrays], differ)
+        (total.median_abs, total.median_rel), *orders = stream.run(total, (0.5, *quantiles))
+        measured: dict[str, Any] = {metric.name: metric.measure(total, arrays) for metric in RECORDED}
     return OutputStatistics(
         shape=first.shape,
         dtype=dtype_name(first),
         reference_dtype=dtype_name(first_reference),
-        median_abs=median_abs,
-        median_rel=median_rel,
+        elements=total.elements,
         quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders)),
-        worst_index=None if total.worst is None else _place(arrays, total.worst),
-        top1_agreement=top1_agreement(arrays),
+        reference_nan_count=total.nan_b,
+        reference_inf_count=total.inf_b,
+        nan_errors=total.nan_d,
+        atol=atol,
+        rtol=rtol,
+        frontier=total.frontier.points(),
+        frontier_exact=total.frontier.exact,
+        worst_index=None if total.worst is None else _flat_index(arrays, total.worst),
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
-        **total.numbers(differ.text),
+        **measured,
     )
 
 
-def _checked(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
+def _checked_pairs(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
     if not pairs:
         raise errors.ComparisonError("There are no iterations to compare.")
     arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
@@ -265,20 +273,20 @@ def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float
     """Whether no element violates the tolerances: the verdict alone, at little more than the cost of reading.
 
     Args:
-        actual: As for :func:`statistics`.
-        reference: As there.
-        atol: As there.
-        rtol: As there.
+        actual: As in :func:`statistics`.
+        reference: As in :func:`statistics`.
+        atol: As in :func:`statistics`.
+        rtol: As in :func:`statistics`.
 
     Raises:
-        ComparisonError: As there.
+        ComparisonError: As in :func:`statistics`.
     """
     a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
     if a.shape != b.shape:
         raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
     differ = difference_of(a, b, False, False)
     fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
-    size, flat_a, flat_b = a.size, _flat(a, b), _flat(b, a)
+    size, flat_a, flat_b = a.size, _flat_view(a, b), _flat_view(b, a)
     # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
     surely = np.float32(atol * (1 - 1e-6))
     scratch = np.empty(min(size, 2 * BLOCK), np.float32)
@@ -317,8 +325,8 @@ def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: flo
     return bool((differ.relative(d, b) <= rtol).all())
 
 
-def _flat(array: Array, other: Array) -> Any:
-    """The array in one dimension, without a copy of a large one: to be sliced and indexed, no more."""
+def _flat_view(array: Array, other: Array) -> Any:
+    """The array in one dimension; large arrays are not copied, and may come as an iterator that can be sliced and indexed."""
     if array.flags.c_contiguous:
         return array.reshape(-1)
     if is_transposed(array, other):
@@ -331,7 +339,7 @@ def is_transposed(array: Array, other: Array) -> bool:
     return not array.flags.c_contiguous and array.flags.f_contiguous and other.flags.f_contiguous
 
 
-def _place(arrays: Sequence[Pair], position: int) -> int:
+def _flat_index(arrays: Sequence[Pair], position: int) -> int:
     """The index, counted with the last axis running fastest, of the element at a position in the order of reading."""
     before = 0
     for a, b in arrays:

@@ -10,6 +10,8 @@ from trtops.comparator.arrays import Array, holds_strings
 EPSILON = 2.220446049250313e-16
 """Stands for a floating-point zero in the denominator of a relative error."""
 
+_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}  # of ml_dtypes, whose kind says nothing
+
 BLOCK = 1 << 15
 """Elements that are read at a time, so that they stay in the cache."""
 
@@ -42,10 +44,10 @@ class Difference:
             np.subtract(x, y, out=d)
             np.absolute(d, out=d)
             if self.infinities_equal or self.nans_equal:
-                self._forgive(x, y, d)
+                self._zero_equal_specials(x, y, d)
         return x, y, d
 
-    def _forgive(self, x: Array, y: Array, d: Array) -> None:
+    def _zero_equal_specials(self, x: Array, y: Array, d: Array) -> None:
         if self.infinities_equal:
             d[np.isinf(x) & (x == y)] = 0
         if self.nans_equal:
@@ -71,17 +73,13 @@ def difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) 
         )
     if text and _holds_bytes(a) != _holds_bytes(b):
         raise errors.ComparisonError("The output and its reference are text with bytes; decode the bytes first.")
-    floating = not text and b.dtype.kind not in "biu" and not _is_small_integer(b)
+    floating = not text and b.dtype.kind not in "biu" and b.dtype.name not in _SMALL_INTEGERS
     wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
     return Difference(floating, wide, text, infinities_equal, nans_equal)
 
 
 def _holds_bytes(array: Array) -> bool:
     return array.dtype.kind in "Sa" or (array.dtype.kind == "O" and any(isinstance(item, bytes) for item in array.flat))
-
-
-def _is_small_integer(array: Array) -> bool:
-    return array.dtype.name in {"int4", "uint4", "int2", "uint2"}
 
 
 def _integer_distance(a: Array, b: Array) -> Array:

@@ -1,4 +1,8 @@
-"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be judged."""
+"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be judged.
+
+An element violates tolerances if both errors exceed them; if any element does, so does one of these (the Pareto front of
+both errors).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ import numpy as np
 
 from trtops.comparator.arrays import Array
 
-_POINTS = 128
-_SAMPLE = 256
+_POINTS = 128  # of a stored frontier; two floats each
+_SAMPLE = 256  # elements of a block from which another pivot is chosen
 
 
 class Frontier:
-    """The elements that no other one exceeds in both errors, kept as a staircase."""
+    """The Pareto front of all errors so far, and a pivot below which elements cannot change it."""
 
     def __init__(self) -> None:
         self.d = np.empty(0)
@@ -22,13 +26,13 @@ class Frontier:
         self.exact = True
 
     def aim(self, d: Array, r: Array) -> None:
-        """Choose the point of a sample's staircase below which most elements will be, to skip them quickly."""
-        steps_d, steps_r = _staircase(d, r)
+        """Choose as pivot the point of a sample's front that most elements lie below, to skip these quickly."""
+        steps_d, steps_r = _pareto_front(d, r)
+        self._merge(steps_d, steps_r)
         thin = np.linspace(0, steps_d.size - 1, min(steps_d.size, 16)).astype(int)
         pivots_d, pivots_r = steps_d[thin, None], steps_r[thin, None]
         covered = ((d <= pivots_d) & (r <= pivots_r)).sum(axis=1)
         best = thin[int(covered.argmax())]
-        self._merge(steps_d, steps_r)
         self.pivot = float(steps_d[best]), float(steps_r[best])
 
     def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
@@ -39,7 +43,7 @@ class Frontier:
         if top_d <= self.pivot[0] and top_r <= self.pivot[1]:
             return
         d, r = self._outside(d, r)
-        if d.size > _SAMPLE:  # the pivot is no good for these
+        if d.size > _SAMPLE:  # the pivot rules out too few of these
             step = d.size // _SAMPLE
             self.aim(d[::step], r[::step])
             d, r = self._outside(d, r)
@@ -50,12 +54,12 @@ class Frontier:
         return d[keep], r[keep]
 
     def _merge(self, d: Array, r: Array) -> None:
-        self.d, self.r = _staircase(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
+        self.d, self.r = _pareto_front(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
         if self.d.size > 4 * _POINTS:
             self._thin()
 
     def _thin(self) -> None:
-        """Join neighbours: the corner above both, which stands for them on the safe side."""
+        """Join neighbours into the corner above them, which may call an output bad that is good, and never the reverse."""
         groups = np.array_split(np.arange(self.d.size), _POINTS)
         corners_d = np.array([self.d[g[0]] for g in groups])
         corners_r = np.array([self.r[g[-1]] for g in groups])
@@ -68,7 +72,7 @@ class Frontier:
         return tuple(zip(self.d.tolist(), self.r.tolist()))
 
 
-def _staircase(d: Array, r: Array) -> tuple[Array, Array]:
+def _pareto_front(d: Array, r: Array) -> tuple[Array, Array]:
     """The points that no other one exceeds in both coordinates, by falling ``d``."""
     if not d.size:
         return d, r

@@ -1,4 +1,4 @@
-"""Exact quantiles of a stream: brackets that collect what may have a rank, and the count of bit patterns behind them."""
+"""Exact quantiles of a stream: brackets that collect the elements that may have a rank, and counts of bit patterns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class Bracket:
     def __init__(self, rank: int, low: float, high: float, tied: bool) -> None:
         self.rank, self.low, self.high = rank, low, high
         self.tied = tied  # many elements may be equal to a bound: these are counted, not collected
+        # Elements up to the lower bound, equal to either bound, and collected between both.
         self.up_to_low = self.at_low = self.at_high = self.held = 0
-        self.missed = False
+        self.missed = False  # whether what was collected had to be dropped
         self.inside: list[Array] = []
 
     @classmethod
@@ -34,7 +35,7 @@ class Bracket:
         return cls(rank, low, high, bool(tied))
 
     def give_up(self) -> None:
-        """Let go of what was collected, which is too much."""
+        """Drop what was collected, because it is too much."""
         self.missed, self.held, self.inside = True, 0, []
 
     def add(self, x: Array) -> None:
@@ -54,7 +55,7 @@ class Bracket:
         self.inside.append(found)
 
     def pick(self, last: int) -> tuple[float, float] | None:
-        """The elements at the rank and behind it (``last`` is the last there is), or None if the bracket missed one."""
+        """The elements at the rank and the next one (``last`` is the last of all), or None if the bracket missed one."""
         if self.missed:
             return None
         ranks = self.rank - self.up_to_low, min(self.rank + 1, last) - self.up_to_low
@@ -62,10 +63,10 @@ class Bracket:
         inner = [rank for rank in ranks if 0 <= rank < self.held]
         if inner:
             inside.partition(inner)
-        found = [self._at(rank, inside) for rank in ranks]
+        found = [self._element_at(rank, inside) for rank in ranks]
         return None if found[0] is None or found[1] is None else (found[0], found[1])
 
-    def _at(self, rank: int, inside: Array) -> float | None:
+    def _element_at(self, rank: int, inside: Array) -> float | None:
         if rank < 0:
             return self.low if rank >= -self.at_low else None
         if rank < self.held:

@@ -17,6 +17,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.comparator.table import RECORDED
 from trtops.ops.judging.feeds import DataConfig
 from trtops.record import Record
 from trtops.spec import Precision
@@ -227,14 +228,10 @@ def _best_classes(results: RunResults) -> NDArray[Any]:
     )
 
 
-MAGNITUDES = ("max_abs", "mean_abs", "median_abs", "max_rel", "mean_rel", "median_rel", "l2")
-OTHERS = ("cosine", "psnr", "snr", "nan_count", "inf_count", "violations", "top1_agreement")
-
-
 def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
-    """Every statistic of every output that could be compared, as ``("error", output, statistic)``.
+    """Every metric of every output that could be compared, as ``("error", output, name)``.
 
-    Magnitudes are there a second time as decimal logarithms, since the UI's bars show two decimals.
+    Those that the table of metrics says so of, and quantiles of errors, are there a second time as decimal logarithms.
     """
     magnitudes: dict[MetricName, float] = {}
     others: dict[MetricName, float] = {}
@@ -242,23 +239,21 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
         statistics = output.statistics
         if statistics is None:
             continue
-        for name in MAGNITUDES:
-            magnitudes[schema.Metric.ERROR, output.name, name] = getattr(statistics, name)
+        for metric in RECORDED:
+            if (value := getattr(statistics, metric.name)) is not None:
+                (magnitudes if metric.log10 else others)[schema.Metric.ERROR, output.name, metric.name] = float(value)
         for quantile in statistics.quantiles:
             magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_abs"] = quantile.abs
             magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_rel"] = quantile.rel
-        for name in OTHERS:
-            if (value := getattr(statistics, name)) is not None:
-                others[schema.Metric.ERROR, output.name, name] = float(value)
     return magnitudes | schema.log10_twins(magnitudes) | others
 
 
 def describe(judgement: Judgement) -> list[str]:
     """A judgement in lines of Markdown: a table of the outputs, latency, accuracy."""
-    lines = ["| output | verdict | max abs | mean abs | max rel | cosine | top-1 |", "|---|---|---|---|---|---|---|"]
+    shown = [metric for metric in RECORDED if metric.column]
+    lines = [f"| output | verdict | {' | '.join(metric.column for metric in shown)} |", "|---" * (len(shown) + 2) + "|"]
     for output in judgement.report.outputs:
-        s = output.statistics
-        numbers = (None,) * 5 if s is None else (s.max_abs, s.mean_abs, s.max_rel, s.cosine, s.top1_agreement)
+        numbers = (getattr(output.statistics, metric.name, None) for metric in shown)
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
     if judgement.latency is not None:

@@ -109,7 +109,7 @@ def _copied(outputs: Arrays, *, last: bool) -> Arrays:
 
 def onnxruntime_runner(model: onnx.ModelProto) -> BaseRunner:
     """A runner of a model in ONNX Runtime with all optimizations, on the CPU."""
-    from trtops.backend.onnxrt.observe import SessionFromMemory
+    from trtops.backend.onnxrt.reference import SessionFromMemory
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
     return OnnxrtRunner(SessionFromMemory(model), "onnxruntime")

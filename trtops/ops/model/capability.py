@@ -11,9 +11,9 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import lint as linting
-from trtops.backend.onnx.precision import node_name
 from trtops.backend.onnx.save import serialize
 from trtops.backend.onnx.submodel import Cutter, Declared, Values
+from trtops.backend.onnx.walk import node_name
 from trtops.backend.trt.build.capability import ask_parser
 from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.model.opening import Source, Subject, inputs_with_shapes, open_model

@@ -5,7 +5,6 @@ They exist up to TensorRT 10.16; from 11 on INT8 comes from Q/DQ nodes in the mo
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes, memory
 from trtops.backend.trt.lines import Feature
+from trtops.calibration.data import FeedDigest
 from trtops.files import open_atomically
 from trtops.metadata import DataType, TensorMetadata, check_feed
 
@@ -62,7 +62,7 @@ class TrtopsCalibrator(Protocol):
         """Free device memory."""
 
     def data_digest(self) -> str | None:
-        """SHA-256 over names, dtypes, shapes and values of the batches; None if some were on the device."""
+        """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some of them were on the device."""
 
     def cache_contents(self) -> bytes | None:
         """The calibration cache, read or written; None before either."""
@@ -170,7 +170,7 @@ class _Batches:
     def reset(self) -> None:
         self._iterator: Iterator[Mapping[str, Any]] | None = None
         self._contents: bytes | None = None
-        self._hash: Any = hashlib.sha256()
+        self._digest: FeedDigest | None = FeedDigest()
         self.num_batches = 0
         self.error: Exception | None = None
 
@@ -180,7 +180,7 @@ class _Batches:
             self.data_loader.input_metadata = input_metadata
 
     def data_digest(self) -> str | None:
-        return None if self._hash is None else str(self._hash.hexdigest())
+        return None if self._digest is None else self._digest.hexdigest()
 
     def cache_contents(self) -> bytes | None:
         return self._contents
@@ -219,20 +219,22 @@ class _Batches:
             return None
         if self.input_metadata is not None and not any(isinstance(value, int) for value in feed.values()):
             check_feed(self.input_metadata, feed)  # bare addresses have no shape to check
+        self._add_to_digest(feed)
         self.num_batches += 1
         return [self._device_address(name, feed[name]) for name in names]
 
+    def _add_to_digest(self, feed: Mapping[str, Any]) -> None:
+        if any(isinstance(value, (int, memory.DeviceView)) for value in feed.values()):
+            self._digest = None  # device memory is not read back for it
+        elif self._digest is not None:
+            self._digest.add(feed)
+
     def _device_address(self, name: str, value: Any) -> int:
         if isinstance(value, int):
-            self._hash = None
             return value
         if isinstance(value, memory.DeviceView):
-            self._hash = None
             return value.ptr
         array = np.ascontiguousarray(value)
-        if self._hash is not None:
-            self._hash.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
-            self._hash.update(array.reshape(-1).view(np.uint8))
         buffer = self._buffers.get(name)
         if buffer is None or buffer.dtype != array.dtype:
             buffer = self._buffers[name] = memory.DeviceArray(array.shape, array.dtype)

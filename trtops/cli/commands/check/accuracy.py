@@ -14,6 +14,7 @@ from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json
 from trtops.cli.script import Call, Maker
+from trtops.comparator.table import METRICS
 
 _NO_ARRAYS = (
     "the file has the numbers of a comparison, and not the outputs; compare those by `trtops run --load-outputs A B` "
@@ -48,14 +49,11 @@ EXAMPLES = (
     "trtops check accuracy accuracy.json --check-error-stat max --atol 1e-3 --rtol 1e-2",
 )
 
-_GIVEN = {
+_OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
-    "l2": ("l2_threshold",),
-    "cosine_similarity": ("cosine_similarity_threshold",),
-    "psnr": ("psnr_threshold",),
-    "snr": ("snr_threshold",),
-    "perceptual_metrics": ("lpips_threshold",),
+    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
 }
+"""The options of each compare function, which choose it where no function is named."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    names = args.compare or [name for name, flags in _GIVEN.items() if any(getattr(args, flag) for flag in flags)]
+    names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
     if "indices" in names:
         raise UsageError(
             "indices leaves no numbers to be judged again; compare the outputs by `trtops run --load-outputs`"
@@ -134,5 +132,5 @@ def _verdict_lines(results: Any) -> Iterator[dict[str, Any]]:
                         "iteration": index if result.aggregation == "per_sample" else "average",
                         "output": name,
                         "passed": bool(match),
-                        "text": str(match) if isinstance(match, bool) else match.told(),
+                        "text": str(match) if isinstance(match, bool) else match.summary(),
                     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from trtops.backend.onnx import edit, fold, shapes, surgery
+from trtops.backend.onnx import edit, fold, rewriting, shapes, surgery
 from trtops.backend.onnx.model import check_structure
 from trtops.metadata import Shape
 from trtops.ops.model.opening import Source
@@ -87,7 +87,7 @@ def _clean_model(proto: onnx.ModelProto, config: SanitizeConfig) -> list[str]:
         changes.append("Put the nodes into an order of execution.")
     if config.cleanup:
         before = count_nodes(proto)
-        edit.remove_unused(proto.graph)
+        rewriting.remove_unused(proto.graph)
         changes.append(f"Removed {before - count_nodes(proto)} nodes that no output needs.")
     if config.fold_constants:
         folded = fold.fold_constants(

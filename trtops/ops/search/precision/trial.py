@@ -17,8 +17,9 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import lower_precision, node_name, without_functions
-from trtops.backend.onnxrt.observe import reference_outputs
+from trtops.backend.onnx.precision import lower_precision, without_functions
+from trtops.backend.onnx.walk import node_name
+from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds

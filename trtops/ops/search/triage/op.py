@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtops.backend.base import Feed
-from trtops.backend.onnx.precision import node_name
+from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds

@@ -19,7 +19,7 @@ from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
-from trtops.backend.onnxrt.observe import SessionFromMemory
+from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.judging.submodel import onnxruntime_runner

@@ -1,0 +1,226 @@
+"""The KL divergence against its definition in decimal numbers, and against SciPy's."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trtops import errors
+from trtops.cli.main import main
+from trtops.comparator import CompareFunc, IterationResult, RunResults, Tolerances, compare_outputs
+from trtops.comparator.metrics import difference, kl, statistics
+from trtops.comparator.metrics.kl import kl_divergence
+from trtops.ops.judging.judgement import error_metrics
+
+LOGITS = np.random.default_rng(0).normal(0, 3, (6, 10))
+NOISY = LOGITS + np.random.default_rng(1).normal(0, 0.1, LOGITS.shape)
+
+
+def softmax(rows):
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def decimal_divergence(q, p):
+    """``sum p log(p / q)`` of two rows of weights, each divided by its sum, to 40 digits."""
+    p, q = ([weight / sum(side) for weight in side] for side in (p, q))
+    return sum((a * (a / b).ln() for a, b in zip(p, q) if a), Decimal(0))
+
+
+def plain_divergence(output, reference, weigh):
+    """The mean over rows."""
+    with localcontext() as context:
+        context.prec = 40
+        rows = [
+            decimal_divergence(
+                [weigh(Decimal(float(x))) for x in row], [weigh(Decimal(float(x))) for x in of_reference]
+            )
+            for row, of_reference in zip(output, reference)
+        ]
+        return float(sum(rows) / len(rows))
+
+
+def pairs(elements, dtypes):
+    """An output and its reference: two rows of two elements at least."""
+    shapes = st.tuples(st.just(2), st.integers(2, 7), st.integers(2, 7))
+    return hnp.arrays(dtypes, shapes, elements=elements)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs(st.floats(-60, 60, width=16), st.sampled_from([np.float16, np.float32, np.float64])))
+def test_divergence_of_logits_is_that_of_their_softmax(pair):
+    output, reference = pair
+    reference[0, 0] = -61  # so the rows are no probabilities
+
+    found = kl_divergence([(output, reference)])
+
+    assert found == pytest.approx(plain_divergence(output, reference, Decimal.exp), rel=1e-9, abs=1e-13)
+    assert found >= 0 and kl_divergence([(reference, reference)]) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs(st.floats(1e-6, 1), st.just(np.float64)))
+def test_divergence_of_probabilities_is_that_of_the_rows_over_their_sums(pair):
+    output, reference = pair
+    reference /= reference.sum(axis=1, keepdims=True)
+
+    found = kl_divergence([(output, reference)])
+
+    assert found == pytest.approx(plain_divergence(output, reference, lambda weight: weight), rel=1e-9, abs=1e-13)
+    assert kl_divergence([(3 * output, reference)]) == pytest.approx(found, abs=1e-13)
+
+
+def test_divergence_is_scipys():
+    entropy = pytest.importorskip("scipy.stats").entropy
+    p, q = softmax(LOGITS), softmax(NOISY)
+    p[2, :4], q[1, 0] = 0, 1e-300
+    p[2] /= p[2].sum()
+
+    assert kl_divergence([(q, p)]) == pytest.approx(entropy(p, q, axis=1).mean(), rel=1e-12)
+    assert kl_divergence([(NOISY, LOGITS)]) == pytest.approx(
+        entropy(softmax(LOGITS), softmax(NOISY), axis=1).mean(), rel=1e-12
+    )
+
+
+def test_the_direction_is_from_the_reference():
+    sure, unsure = np.array([[0.99, 0.01]]), np.array([[0.5, 0.5]])
+    assert kl_divergence([(unsure, sure)]) == pytest.approx(0.99 * math.log(1.98) + 0.01 * math.log(0.02))
+    assert kl_divergence([(sure, unsure)]) == pytest.approx(0.5 * math.log(0.5 / 0.99) + 0.5 * math.log(0.5 / 0.01))
+
+
+def test_the_reference_alone_says_what_rows_stand_for():
+    probabilities = softmax(LOGITS)
+    assert kl_divergence([(LOGITS, LOGITS), (NOISY, probabilities)]) > 0.1  # one iteration's logits: all are
+    assert kl_divergence([(probabilities, probabilities * 1.009)]) == pytest.approx(0, abs=1e-15)
+    assert kl_divergence([(NOISY + 7, LOGITS - 3)]) == pytest.approx(kl_divergence([(NOISY, LOGITS)]), rel=1e-9)
+
+
+def test_small_differences_are_not_lost_and_equal_rows_have_none():
+    output = LOGITS.copy()
+    output[:, 0] += 1e-6
+    p = softmax(LOGITS)[:, 0]
+    assert kl_divergence([(output, LOGITS)]) == pytest.approx((p * (1 - p)).mean() * 1e-12 / 2, rel=1e-2)
+    for rows in (LOGITS, softmax(LOGITS), LOGITS * 1e300):
+        assert kl_divergence([(rows, rows.copy())]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "expected"),
+    [
+        ([-math.inf, 0, 1], [-math.inf, 0, 1], 0),
+        ([5, 0, 1], [-math.inf, 0, 1], math.log((math.exp(5) + 1 + math.e) / (1 + math.e))),
+        ([-math.inf, 0, 1], [5, 0, 1], math.inf),
+        ([-math.inf, 0, 1], [-1e9, 0, 1], 0),
+        ([math.inf, 0, 1], [5, 0, 1], math.nan),
+        ([5, 0, 1], [math.inf, 0, 1], math.nan),
+        ([5, math.nan, 1], [5, 0, 1], math.nan),
+        ([5, 0, 1], [5, math.nan, 1], math.nan),
+        ([5, 0, 1], [-math.inf] * 3, math.nan),
+        ([-math.inf] * 3, [5, 0, 1], math.nan),
+        ([0.5, 0.5, 0], [0.5, 0.5, 0], 0),
+        ([0.5, 0.5, 0], [0.5, 0.5, 1e-9], 0),  # what float16 rounds to 0
+        ([0.5, 0.5, 0], [0.5, 0.25, 0.25], 0.25 * math.log(0.5) + 0.25 * math.log(0.25 * 2**24)),
+        ([0.5, 0.5, -3], [0.5, 0.25, 0.25], 0.25 * math.log(0.5) + 0.25 * math.log(0.25 * 2**24)),
+        ([0.5, 0.5, -3], [0.5, 0.5, 0], 0),
+        ([0, 0, 0], [0.5, 0.25, 0.25], 0.5 * math.log(1.5) + 0.5 * math.log(0.75)),
+        ([0.5, math.nan, 0.5], [0.5, 0, 0.5], math.nan),
+        ([0.5, math.inf, 0.5], [0.5, 0, 0.5], math.inf),
+        ([0.5, math.inf, 0.5], [0.5, 0.25, 0.25], math.nan),
+    ],
+)
+def test_zeros_infinities_and_nan(output, reference, expected):
+    found = kl_divergence([(np.array([output], float), np.array([reference], float))])
+    assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 5, 3), (2, 3, 1, 1), (1, 3)])
+def test_shapes_that_have_rows(shape):
+    reference = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    assert kl_divergence([(reference + 1, reference)]) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (1, 1), (0, 3), (3, 0), (2, 0, 3)])
+def test_shapes_that_have_none(shape):
+    assert kl_divergence([(np.zeros(shape), np.zeros(shape))]) is None
+
+
+def test_integers_booleans_and_strings_have_none():
+    for rows in (np.ones((2, 3), int), np.ones((2, 3), bool)):
+        assert kl_divergence([(rows, rows)]) is None
+        assert kl_divergence([(rows.astype(float), rows)]) is None
+    assert statistics(np.array([["a", "b"]]), np.array([["a", "b"]])).kl is None
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_small_types_are_taken_by_their_values(dtype):
+    for rows in (LOGITS, softmax(LOGITS)):
+        small = rows.astype(dtype)
+        wide = small.astype(np.float64)
+        if kl._are_probabilities(rows) == kl._are_probabilities(wide):
+            assert kl_divergence([(small, rows)]) == kl_divergence([(wide, rows)])
+            assert kl_divergence([(rows, small)]) == kl_divergence([(rows, wide)])
+
+
+def test_rows_count_alike_over_blocks_iterations_and_layouts(monkeypatch):
+    expected = kl_divergence([(NOISY, LOGITS)])
+    assert kl_divergence([(NOISY[:1], LOGITS[:1]), (NOISY[1:], LOGITS[1:])]) == pytest.approx(expected, rel=1e-12)
+    assert kl_divergence([(np.asfortranarray(NOISY), LOGITS)]) == pytest.approx(expected, rel=1e-12)
+    assert kl_divergence([(NOISY[::-1], LOGITS[::-1])]) == pytest.approx(expected, rel=1e-12)
+    for block in (1, 3, 25):
+        for module in (difference, kl):
+            monkeypatch.setattr(module, "BLOCK", block)
+        for ours, theirs in ((NOISY, LOGITS), (softmax(NOISY), softmax(LOGITS))):
+            assert kl_divergence([(ours, theirs)]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_row_too_long_for_a_block_is_read_in_pieces():
+    random = np.random.default_rng(0)
+    reference = random.normal(0, 2, (2, 100_000)).astype(np.float32)
+    output = reference + random.normal(0, 0.01, reference.shape).astype(np.float32)
+    p, q = (softmax(side.astype(np.float64)) for side in (reference, output))
+    assert kl_divergence([(output, reference)]) == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-6)
+
+
+def test_scores_are_judged_by_it_and_other_outputs_are_not():
+    golden = {"scores": LOGITS, "boxes": np.arange(4.0)}
+    report = compare_outputs({**golden, "scores": NOISY}, golden, Tolerances(atol=9, max_kl=1e-9))
+
+    [reason] = report.reasons
+    assert reason.startswith("scores: KL divergence is 0.0") and reason.endswith("nats, at most 1e-09 nats is allowed")
+    assert report.judge(Tolerances(atol=9, max_kl=0.1))
+    logged = error_metrics(report)
+    assert logged["error", "scores", "kl"] == report.output("scores").statistics.kl
+    assert ("error", "boxes", "kl") not in logged
+
+
+def test_comparing_by_it_needs_scores():
+    function = CompareFunc.kl(kl_threshold=0.1)
+    assert function(IterationResult({"x": NOISY}), IterationResult({"x": LOGITS}))["x"].kl == kl_divergence(
+        [(NOISY, LOGITS)]
+    )
+    boxes = IterationResult({"boxes": np.arange(4.0)})
+    with pytest.raises(
+        errors.MetricUnavailableError, match=r"'boxes' holds float64 of shape \(4,\); KL divergence needs"
+    ):
+        function(boxes, boxes)
+
+
+def test_saved_outputs_are_compared_by_it_on_the_command_line(tmp_path, capsys):
+    for name, rows in (("golden", LOGITS), ("noisy", NOISY)):
+        run = RunResults()
+        run.add([{"scores": rows}], runner_name=name)
+        run.save(tmp_path / f"{name}.json")
+    line = ["run", "--load-outputs", str(tmp_path / "noisy.json"), str(tmp_path / "golden.json"), "--compare", "kl"]
+    saved = str(tmp_path / "accuracy.json")
+
+    assert main([*line, "--kl-threshold", "0.1", "--save-accuracy-results", saved]) == 0
+    assert main([*line, "--kl-threshold", "scores:1e-9"]) == 1
+    assert main(["check", "accuracy", saved, "--kl-threshold", "1e-9"]) == 1
+    assert "KL divergence: 0.0" in capsys.readouterr().out

@@ -1,0 +1,206 @@
+"""What follows from the table of metrics, for each of its entries."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trtops.comparator
+from trtops import errors
+from trtops.cli import configs, groups, loading
+from trtops.cli.flags import Asked
+from trtops.comparator import (
+    AccuracyResult,
+    AccuracyResults,
+    CompareFunc,
+    ComparisonReport,
+    IterationResult,
+    OutputTolerances,
+    Tolerances,
+    compare_outputs,
+    statistics,
+)
+from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
+from trtops.ops.judging.judgement import error_metrics
+
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
+ACTUAL = GOLDEN + 0.1 * np.random.default_rng(1).standard_normal((4, 5))
+COMPARED = [metric for metric in METRICS if metric.limit is not None]
+
+
+def named(metrics):
+    return pytest.mark.parametrize("metric", metrics, ids=lambda metric: metric.name)
+
+
+def test_names_that_metrics_give_to_things_are_their_own():
+    for names in (
+        [m.name for m in METRICS],
+        [m.polygraphy for m in METRICS],
+        [m.tolerance for m in LIMITED],
+        [c.name for c in COMPARISONS],
+        [flag for group in (groups.THRESHOLDS, groups.COMPARING) for f in group.flags for flag in f.names],
+    ):
+        assert len({*names}) == len(names)
+    for metric in METRICS:
+        assert (metric.from_totals is None) != (metric.from_arrays is None)
+    for metric in LIMITED:
+        assert metric.tolerance == f"{'max' if metric.better == 'lower' else 'min'}_{metric.name}"
+
+
+@named(RECORDED)
+def test_what_is_recorded_is_a_statistic_and_is_logged(metric):
+    found = statistics(ACTUAL, GOLDEN)
+    value = getattr(found, metric.name)
+
+    assert value is not None and not math.isnan(value)
+    assert found.to_dict()[metric.name] == value
+    logged = error_metrics(compare_outputs({"x": ACTUAL}, {"x": GOLDEN}))
+    assert logged["error", "x", metric.name] == value
+    assert (("error_log10", "x", metric.name) in logged) == metric.log10
+
+
+@named(LIMITED)
+def test_each_tolerance_passes_up_to_its_limit_and_says_why_not_beyond(metric):
+    value = getattr(statistics(ACTUAL, GOLDEN), metric.name)
+    beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
+    report = compare_outputs({"x": ACTUAL}, {"x": GOLDEN}, Tolerances(atol=9.0))
+
+    assert report.judge(Tolerances(atol=9.0, **{metric.tolerance: value}))
+    assert not report.judge(Tolerances(atol=9.0, **{metric.tolerance: math.nan}))
+    [reason] = report.judge(Tolerances(atol=9.0, **{metric.tolerance: beyond})).reasons
+    assert reason.startswith(f"x: {metric.label} is ") and reason.count(metric.suffix or "is") >= 1
+    own = Tolerances(atol=9.0, per_output={"x": OutputTolerances(**{metric.tolerance: beyond})})
+    assert not report.judge(own) and Tolerances.from_json(own.to_json()) == own
+    assert f"{metric.tolerance}: The {metric.extreme} allowed" in Tolerances.__doc__
+
+
+@named([metric for metric in COMPARED if metric.recorded])
+def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
+    function = getattr(CompareFunc, metric.function)
+    value = getattr(statistics(ACTUAL, GOLDEN), metric.name)
+    beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
+    outputs = IterationResult({"x": ACTUAL}), IterationResult({"x": GOLDEN})
+
+    assert getattr(function(), metric.option) == metric.limit
+    assert function({"x": value, "": beyond})(*outputs)["x"]
+    found = function(beyond)(*outputs)["x"]
+    assert not found and found.metric_values() == {metric.polygraphy: value}
+    assert found.describe()[0].startswith(f"{metric.title}: ") and "FAILED" in found.describe()[0]
+
+    AccuracyResults([AccuracyResult({("a", "b"): [{"x": found}]})]).save(tmp_path / "accuracy.json")
+    again = AccuracyResults.load(tmp_path / "accuracy.json")[0]["a", "b"][0]["x"]
+    assert type(again) is type(found) and not again and again.thresholds == found.thresholds
+    assert again.metric_values() == found.metric_values()
+
+
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
+def test_classes_of_the_table_are_exported_and_documented(comparison):
+    for name in (comparison.threshold, comparison.result, comparison.compare_func):
+        kind = getattr(trtops.comparator, name)
+        assert (kind.__name__, kind.__qualname__) == (name, name) and kind.__doc__
+        assert getattr(sys.modules[kind.__module__], name) is kind
+        assert name in trtops.comparator.__all__ and name in dir(trtops.comparator)
+    assert getattr(CompareFunc, comparison.name) is getattr(trtops.comparator, comparison.compare_func)
+    assert comparison.name in dir(CompareFunc)
+
+
+@named(COMPARED)
+def test_each_limit_is_an_option_of_the_command_line(metric):
+    [flag] = [flag for flag in groups.THRESHOLDS.flags if flag.dest == metric.option]
+    assert flag.names[0] == f"--{metric.option.replace('_', '-')}"
+    assert (flag in groups.STATISTICS.flags) == metric.recorded
+
+    asked = {each.dest: None for group in (groups.THRESHOLDS, groups.COMPARING) for each in group.flags}
+    args = Asked(**{**asked, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
+    [made] = loading.compare_functions(args)
+    assert dict(made.kwargs)[metric.option] == {"": 0.5, "x": 0.25}
+    if metric.tolerance is not None:
+        tolerances = configs.tolerances(args)
+        assert getattr(tolerances, metric.tolerance) == 0.5
+        assert getattr(tolerances.of("x"), metric.tolerance) == 0.25
+
+
+def test_an_output_that_a_metric_does_not_apply_to_is_an_error_that_names_it():
+    outputs = IterationResult({"x": np.zeros(3)}), IterationResult({"x": np.zeros(3)})
+    with pytest.raises(errors.MetricUnavailableError, match=r"'x' holds float64 of shape \(3,\); LPIPS needs images"):
+        CompareFunc.perceptual_metrics()(*outputs)
+
+
+def test_an_unknown_compare_function_is_told():
+    with pytest.raises(AttributeError, match=r"no compare function 'cosine'.*'cosine_similarity'"):
+        CompareFunc.cosine  # noqa: B018
+
+
+def test_reading_the_table_imports_no_numpy():
+    code = "import sys, trtops.cli.groups; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    "comparison", [c for c in COMPARISONS if not c.name.endswith("_metrics")], ids=lambda c: c.name
+)
+def test_results_are_read_in_a_process_that_compared_nothing(comparison, tmp_path):
+    kind = getattr(trtops.comparator, comparison.result)
+    result = kind(0.5, thresholds=kind.THRESHOLD(0.25))
+    AccuracyResults([AccuracyResult({("a", "b"): [{"x": result}]})]).save(tmp_path / "accuracy.json")
+    code = f"from trtops.comparator import AccuracyResults as A; print(A.load({str(tmp_path / 'accuracy.json')!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"{comparison.result}(" in done.stdout, done.stderr
+
+
+# --- what was saved before there was a table ---------------------------------------------------------------------------
+
+
+def test_reports_saved_earlier_are_read_and_judged_as_then():
+    saved = json.loads((DATA / "trtops-1-comparison-report.json").read_text())
+    report = ComparisonReport.from_dict(saved)
+
+    assert [output.reasons for output in report.outputs] == [tuple(o["reasons"]) for o in saved["outputs"]]
+    assert report.output("x").statistics.top1_agreement == 1.0
+    for name in ("max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement"):
+        assert getattr(report.tolerances, name) == saved["tolerances"][name]
+    assert report.judge(report.tolerances) == report
+
+
+def test_accuracy_results_saved_earlier_are_read_and_judged_as_then():
+    results = AccuracyResults.load(DATA / "trtops-1-accuracy-results.json")
+
+    assert [bool(result) for result in results] == [False, False, True, False, False, False, False, False, False]
+    numbers = [result["a", "b"][0]["x"] for result in results]
+    assert [n if isinstance(n, bool) else list(n.metric_values()) for n in numbers[1:]] == [
+        ["l2_norm"],
+        ["cosine_similarity"],
+        ["psnr"],
+        ["snr"],
+        ["l2_norm", "cosine_similarity"],
+        ["psnr", "snr"],
+        False,
+        ["lpips"],
+    ]
+
+
+def test_digests_of_tolerances_stay_what_they_were():
+    given = Tolerances(atol=1e-3, min_cosine=0.99, per_output={"x": OutputTolerances(rtol=0.1, min_snr=30.0)})
+    assert Tolerances().digest == "19f9dedf3cb6f5a0fd0425d32417b741ac79152fb07e8b95d703d27fa9bb9ddb"
+    assert given.digest == "00e9eb2aed89d27655ef37f85a4178f23e573bf2cff4f7b2849bb1cc99942b22"
+
+
+@pytest.mark.parity
+def test_names_and_limits_that_polygraphy_has_are_polygraphys():
+    theirs = pytest.importorskip("polygraphy.comparator")
+    known = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
+    assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr", "perceptual_metrics"}
+    for comparison in known:
+        parameters = inspect.signature(getattr(theirs, comparison.compare_func)).parameters
+        assert {*comparison.limits, "check_shapes", "fail_fast", "find_output_func"} >= parameters.keys()
+        if hasattr(theirs, comparison.result):
+            ours, other = (getattr(place, comparison.result) for place in (trtops.comparator, theirs))
+            assert ours.metric_fields() == other.metric_fields()

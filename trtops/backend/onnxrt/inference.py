@@ -1,0 +1,127 @@
+"""One session as a function of arrays: numpy arrays, torch tensors, and types that numpy lacks.
+
+Apart from the runner, since it needs numpy and ONNX Runtime, and making a runner does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from trtops import errors
+from trtops.backend.onnxrt.session import ORT_ERRORS, why
+from trtops.backend.runner import Feed
+from trtops.metadata import DataType, TensorMetadata
+
+# numpy has no such types: arrays of ml_dtypes go in and out as OrtValues. The names are ONNX's.
+_ORT_VALUE_TYPES = {
+    DataType.BFLOAT16: "BFLOAT16",
+    DataType.FLOAT8E4M3FN: "FLOAT8E4M3FN",
+    DataType.FLOAT8E4M3FNUZ: "FLOAT8E4M3FNUZ",
+    DataType.FLOAT8E5M2: "FLOAT8E5M2",
+    DataType.FLOAT8E5M2FNUZ: "FLOAT8E5M2FNUZ",
+}
+
+
+class Inference:
+    """Runs one session. What does not depend on the feed is worked out once; several threads may call it at once."""
+
+    def __init__(
+        self, session: ort.InferenceSession, inputs: TensorMetadata, outputs: TensorMetadata, name: str
+    ) -> None:
+        """Wrap a session.
+
+        Args:
+            session: The session.
+            inputs: Its inputs.
+            outputs: Its outputs.
+            name: Whom error messages name.
+        """
+        self._session = session
+        self._inputs = inputs
+        self._outputs = outputs
+        self._name = name
+        self._output_names = list(outputs)
+        self._needs_ort_values = any(spec.dtype in _ORT_VALUE_TYPES for spec in (*inputs.values(), *outputs.values()))
+
+    def __call__(self, feed: Feed) -> tuple[dict[str, Any], float]:
+        """Run the session once.
+
+        Args:
+            feed: Arrays or torch tensors by input name. If one is a torch tensor, the outputs are torch tensors in
+                host memory.
+
+        Returns:
+            The outputs by name, new at every call, and the seconds that ONNX Runtime took.
+
+        Raises:
+            InferenceError: If ONNX Runtime fails.
+        """
+        for array in feed.values():
+            if type(array) is not np.ndarray:
+                return self._run_other(feed)
+        if self._needs_ort_values:
+            return self._run_ort_values(feed)
+        feed = feed if type(feed) is dict else dict(feed)
+        start = time.perf_counter()
+        try:
+            outputs = self._session.run(self._output_names, feed)
+        except ORT_ERRORS as exc:
+            raise self._failure(exc) from exc
+        seconds = time.perf_counter() - start
+        return dict(zip(self._output_names, outputs)), seconds
+
+    def _run_other(self, feed: Feed) -> tuple[dict[str, Any], float]:
+        """Run on torch tensors, or on whatever else numpy turns into arrays."""
+        has_torch = any(_is_torch(array) for array in feed.values())
+        outputs, seconds = self({name: _to_numpy(array) for name, array in feed.items()})
+        if has_torch:
+            import torch
+
+            outputs = {name: torch.from_numpy(array) for name, array in outputs.items()}
+        return outputs, seconds
+
+    def _run_ort_values(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> tuple[dict[str, Any], float]:
+        values = {name: _to_ort_value(array, self._inputs[name].dtype) for name, array in feed.items()}
+        start = time.perf_counter()
+        try:
+            outputs = self._session.run_with_ort_values(self._output_names, values)
+        except ORT_ERRORS as exc:
+            raise self._failure(exc) from exc
+        seconds = time.perf_counter() - start
+        return {n: _from_ort_value(value, self._outputs[n].dtype) for n, value in zip(self._outputs, outputs)}, seconds
+
+    def _failure(self, exc: Exception) -> errors.InferenceError:
+        return errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}")
+
+
+def _is_torch(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _to_numpy(array: Any) -> np.ndarray[Any, Any]:
+    return array.detach().cpu().numpy() if _is_torch(array) else np.asarray(array)
+
+
+def _to_ort_value(array: np.ndarray[Any, Any], dtype: DataType | None) -> ort.OrtValue:
+    kind = None if dtype is None else _ORT_VALUE_TYPES.get(dtype)
+    if kind is None:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    import onnx  # takes a while to import, and is needed for such types only
+
+    element = onnx.TensorProto.DataType.Value(kind)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), element)
+
+
+def _from_ort_value(value: ort.OrtValue, dtype: DataType | None) -> Any:
+    """An output as an array; of a type that numpy lacks, a copy of the value's bytes in host memory."""
+    if dtype not in _ORT_VALUE_TYPES:
+        return value.numpy()
+    array = np.empty(value.shape(), dtype.numpy())
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array

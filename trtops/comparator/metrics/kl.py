@@ -1,0 +1,110 @@
+"""The KL divergence of the distributions that rows of scores stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trtops.comparator.arrays import Array
+from trtops.comparator.metrics.difference import BLOCK
+from trtops.comparator.metrics.rows import hold_scores, row_blocks
+
+_SUM_TOLERANCE = 0.01  # of probabilities: bfloat16 rounds each by up to 0.4 %, in either direction
+_SMALLEST_HALF = 2.0**-24  # of the positive float16
+
+
+def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """The KL divergence of the output's distributions from the reference's, averaged over rows, in nats.
+
+    ``KL(p || q) = sum_i p_i log(p_i / q_i)`` with ``p`` from a row of the reference and ``q`` from that row of the output:
+    what is lost by predicting with ``q`` where ``p`` holds (Kullback and Leibler, "On Information and Sufficiency", Annals
+    of Mathematical Statistics 22, 1951). Every row of every iteration counts the same.
+
+    What a row stands for is decided by the reference alone, once for all of its rows:
+
+    - if all its rows are probabilities (no value below 0, sums between 0.99 and 1.01), rows of both sides are divided by
+      their sums
+    - otherwise rows are logits, and their distribution is ``softmax(row)``; -inf rules a class out
+
+    The divergence is 0 for equal distributions and never negative. Classes that are impossible in the reference, or whose
+    probability is below the smallest float64, add nothing. Of logits it is infinite if the output rules a class out that
+    is possible in the reference. Of probabilities it would be so for each one that an engine in half precision rounds to
+    0, whatever it was; so where the output is 0 (or below) and the reference ``p > 0``, the output counts as
+    ``min(p, 2**-24)``, the smallest positive float16. NaN in any row, +inf, and a row of logits that are all -inf make the
+    divergence NaN.
+
+    All is computed and added up in float64, from logarithms, so that small probabilities of the output are not lost. The
+    result is exact to about 1e-15 times the largest difference between the logits of a row.
+
+    Args:
+        pairs: Output and reference of each iteration, of any floating-point dtype.
+
+    Returns:
+        The divergence; None if the outputs hold no scores (:func:`~trtops.comparator.metrics.rows.hold_scores`: floating,
+        with an axis longer than 1 behind another one) or have no rows.
+    """
+    if not hold_scores(pairs):
+        return None
+    total, rows = 0.0, 0
+    with np.errstate(all="ignore"):
+        divergences = _of_logits
+        if all(_are_probabilities(reference) for _, reference in row_blocks(pairs)):
+            divergences = _of_probabilities
+        for output, reference in row_blocks(pairs):
+            total += float(divergences(output, reference).sum())
+            rows += len(reference)
+    return total / rows if rows else None
+
+
+def _are_probabilities(rows: Array) -> bool:
+    sums = sum(part.sum(axis=1) for (part,) in _column_blocks(rows))
+    return bool((rows >= 0).all() and (np.abs(sums - 1) <= _SUM_TOLERANCE).all())
+
+
+def _of_probabilities(output: Array, reference: Array) -> Array:
+    """The divergence of each row of probabilities, ``(rows,)``."""
+    sum_p = sum_q = weighted = np.zeros(len(output))
+    for q, p in _column_blocks(output, reference):
+        np.copyto(q, np.minimum(p, _SMALLEST_HALF), where=q <= 0)
+        sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + q.sum(axis=1)
+        weighted = weighted + _weighted_sum(p, np.log(p) - np.log(q))
+    return _divergence_of_sums(weighted, sum_p, sum_q)
+
+
+def _of_logits(output: Array, reference: Array) -> Array:
+    """The divergence of each row of logits, ``(rows,)``."""
+    top_q, top_p = (side.max(axis=1, keepdims=True).astype(np.float64) for side in (output, reference))
+    sum_p = sum_q = weighted = np.zeros(len(output))
+    for q, p in _column_blocks(output, reference):
+        # With 0 for the largest logit, exp() cannot overflow, nor lose every term of a row.
+        q -= top_q
+        p -= top_p
+        log_ratio = p - q
+        np.exp(p, out=p)
+        sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + np.exp(q, out=q).sum(axis=1)
+        weighted = weighted + _weighted_sum(p, log_ratio)
+    return _divergence_of_sums(weighted, sum_p, sum_q)
+
+
+def _weighted_sum(p: Array, log_ratio: Array) -> Array:
+    """``sum(p * log_ratio)`` of each row, without what is impossible in the reference, whose ratio may be infinite."""
+    terms = p * log_ratio
+    sums: Array = terms.sum(axis=1)
+    if not np.isfinite(sums).all():
+        terms[p == 0] = 0
+        sums = terms.sum(axis=1)
+    return sums
+
+
+def _divergence_of_sums(weighted: Array, sum_p: Array, sum_q: Array) -> Array:
+    """The divergences of rows divided by their sums, from ``sum(p * log(p / q))`` of the rows as they are."""
+    divergences: Array = np.maximum(weighted / sum_p + np.log(sum_q / sum_p), 0)  # rounding leaves some just below 0
+    return divergences
+
+
+def _column_blocks(*rows: Array) -> Iterator[list[Array]]:
+    """Rows as new float64 arrays, as many columns at a time as stay in the cache: one block, but for long rows."""
+    width = max(1, BLOCK // max(1, len(rows[0])))
+    for start in range(0, rows[0].shape[1], width):
+        yield [side[:, start : start + width].astype(np.float64) for side in rows]

@@ -1,0 +1,68 @@
+"""Outputs as rows of scores, and whether the largest element of each row is at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trtops.comparator.arrays import Array
+from trtops.comparator.metrics.difference import BLOCK
+
+
+def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """The share of rows, along the last axis longer than 1, whose largest element is at the same place.
+
+    Rows with NaN do not agree.
+
+    Args:
+        pairs: Output and reference of each iteration.
+
+    Returns:
+        Between 0 and 1; None if the outputs hold no scores (:func:`hold_scores`) or have no rows.
+    """
+    if not hold_scores(pairs):
+        return None
+    rows = agree = 0
+    for x, y in row_blocks(pairs):
+        best_x, best_y = x.argmax(axis=1), y.argmax(axis=1)
+        numbers = np.arange(len(x))
+        # argmax takes the first NaN for the largest element.
+        top_x, top_y = x[numbers, best_x], y[numbers, best_y]
+        agree += int(np.count_nonzero((best_x == best_y) & (top_x == top_x) & (top_y == top_y)))
+        rows += len(x)
+    return agree / rows if rows else None
+
+
+def hold_scores(pairs: Sequence[tuple[Array, Array]]) -> bool:
+    """Whether arrays are floating and have an axis longer than 1 behind another axis."""
+    return all(_row_length(a) > 1 and _is_floating(a) and _is_floating(b) for a, b in pairs)
+
+
+def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
+    """Arrays that hold scores, a few rows at a time: two arrays ``(rows, length)`` of the arrays' own dtypes.
+
+    A block has few enough elements to stay in the cache, or one row. Rows lie along the last axis longer than 1.
+    """
+    for a, b in pairs:
+        length = _row_length(a)
+        if a.flags.c_contiguous and b.flags.c_contiguous:
+            a, b = a.reshape(-1, length), b.reshape(-1, length)
+        if not a.size:
+            continue
+        # Of arrays that lie otherwise in memory, a block is whole items of the first axis, which reshaping copies.
+        step = max(1, BLOCK // (a.size // len(a)))
+        for start in range(0, len(a), step):
+            yield a[start : start + step].reshape(-1, length), b[start : start + step].reshape(-1, length)
+
+
+def _row_length(array: Array) -> int:
+    """The length of the last axis longer than 1, the first axis apart; 0 or 1 if there is none."""
+    shape = list(array.shape)
+    while len(shape) > 2 and shape[-1] == 1:
+        shape.pop()
+    return int(shape[-1]) if len(shape) > 1 else 0
+
+
+def _is_floating(array: Array) -> bool:
+    return array.dtype.kind == "f" or "float" in array.dtype.name
