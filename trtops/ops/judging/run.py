@@ -21,6 +21,7 @@ from trtops.comparator.report import (
     compare_outputs,
 )
 from trtops.comparator.results import PostprocessFunction, RunResults
+from trtops.comparator.table import LIMITED
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
@@ -237,7 +238,7 @@ def _as_decided(output: OutputComparison, matches: Iterable[Match]) -> OutputCom
     return dataclasses.replace(output, verdict="bad", reasons=reasons)
 
 
-_TOLERANCES = {"l2_norm": "max_l2", "cosine_similarity": "min_cosine", "psnr": "min_psnr", "snr": "min_snr"}
+_TOLERANCES = {metric.polygraphy: str(metric.tolerance) for metric in LIMITED}
 """Tolerances by the names that compare results have for what they limit."""
 
 
