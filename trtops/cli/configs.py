@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
     from trtops.ops.judging.judgement import CheckConfig
-    from trtops.spec import BuildConfig, OptimizationProfile
     from trtops.tracking.registry import RegisteringTracker
 
 BACKEND = Group(
@@ -46,7 +45,7 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
             also=tuple(asked[1:]),  # type: ignore[arg-type]
             strongly_typed=bool(args.strongly_typed),
             precision_constraints=mode or "none",  # type: ignore[arg-type]
-            workspace_bytes=_workspace(args),
+            workspace_bytes=_workspace_bytes(args),
             optimization_level=args.builder_optimization_level,
             tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
             sparse_weights=bool(args.sparse_weights),
@@ -57,7 +56,7 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
             allow_gpu_fallback=bool(args.allow_gpu_fallback),
         )
     precision = asked[0] if asked else "fp32"
-    return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
+    return BuildConfig(precision=precision, profiles=tuple(_optimization_profiles(args)), options=options)  # type: ignore[arg-type]
 
 
 def _refuse_others(args: Asked, backend: str) -> None:
@@ -100,7 +99,7 @@ def refuse(args: Asked, names: Iterable[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _workspace(args: Asked) -> int | None:
+def _workspace_bytes(args: Asked) -> int | None:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     others = [pool for pool in limits if pool != "workspace"]
     if others:
@@ -108,8 +107,7 @@ def _workspace(args: Asked) -> int | None:
     return limits.get("workspace")
 
 
-def _profiles(args: Asked) -> list[OptimizationProfile]:
-
+def _optimization_profiles(args: Asked) -> list[OptimizationProfile]:
     made = []
     for profile in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
         ranges = [ShapeRange(name=a[0], **dict(kwargs)) for _, a, kwargs in profile.then]
@@ -119,13 +117,7 @@ def _profiles(args: Asked) -> list[OptimizationProfile]:
 
 def check_config(args: Asked, **others: Any) -> CheckConfig:
     """How engines are judged: data, seed and tolerances."""
-    given = {"iterations": args.iterations, "seed": args.seed}
-    return ops.CheckConfig(
-        data=data_source(args),
-        tolerances=tolerances(args),
-        **{name: value for name, value in given.items() if value is not None},
-        **others,
-    )
+    return ops.CheckConfig(tolerances=tolerances(args), **data_options(args), **others)
 
 
 _MADE_UP = ("val_range", "int_min", "int_max", "float_min", "float_max", "data_loader_backend_module")
@@ -135,6 +127,22 @@ def made_up_data(args: Asked) -> Call | None:
     """A loader of random data, where options say more of it than seed and iterations."""
     given = any(args.peek(name) is not None for name in (*_MADE_UP, "trt_opt_shapes", "trt_max_shapes"))
     return loading.data_loader(args) if given and not (args.load_inputs or args.data_loader_script) else None
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given; without the others an op's own defaults hold."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def data_options(args: Asked, *, made_up: bool = False) -> dict[str, Any]:
+    """The options of a :class:`~trtops.ops.judging.feeds.DataConfig` that were given.
+
+    Args:
+        args: The options.
+        made_up: Whether :func:`made_up_data` makes the inputs, in place of a source.
+    """
+    source = None if made_up else data_source(args)
+    return given(data=source, iterations=args.iterations, seed=args.seed)
 
 
 def data_source(args: Asked) -> str | None:

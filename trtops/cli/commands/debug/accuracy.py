@@ -67,14 +67,10 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    given = {
-        "iterations": args.iterations, "seed": args.seed, "window_bytes": args.window, "observe": args.observe,
-        "max_probes": args.max_probes,
-    }  # fmt: skip
     config = ops.TriageConfig(
         tolerances=configs.tolerances(args),
-        data=configs.data_source(args),
-        **{name: value for name, value in given.items() if value is not None},
+        **configs.data_options(args),
+        **configs.given(window_bytes=args.window, observe=args.observe, max_probes=args.max_probes),
     )
     return Plan(
         model=args.model_file,

@@ -21,6 +21,7 @@ from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
     from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.judging.feeds import DataConfig
     from trtops.ops.search.precision.config import PrecisionConfig
     from trtops.ops.search.precision.result import PrecisionStep
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
@@ -143,18 +144,16 @@ def _command_and_artifact(args: Asked) -> tuple[CommandCheck | None, str]:
 
 
 def _search_config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
-    given: dict[str, Any] = {"mode": args.mode, "direction": args.direction, "max_checks": args.max_checks}
-    if not judged:
-        given |= {"iterations": args.iterations, "seed": args.seed, "tolerances": configs.tolerances(args)}
-        given["data"] = None if made_up else configs.data_source(args)
-    given["to"] = "bf16" if args.bf16 and not args.fp16 else "fp16"
+    compared = {} if judged else configs.data_options(args, made_up=made_up) | {"tolerances": configs.tolerances(args)}
     return ops.PrecisionConfig(
+        to="bf16" if args.bf16 and not args.fp16 else "fp16",
         exclude=tuple(args.exclude or ()),
         output=args.output,
         exclude_list=args.exclude_list,
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
-        **{name: value for name, value in given.items() if value is not None},
+        **compared,
+        **configs.given(mode=args.mode, direction=args.direction, max_checks=args.max_checks),
     )
 
 
@@ -215,21 +214,22 @@ def _judging_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> di
 def _gives_golden_outputs(plan: Plan, golden: str) -> bool:
     """Whether the model gives these outputs on this data, in FP32."""
     config = plan.config
-    check = ops.CheckConfig(
-        data=config.data, iterations=config.iterations, seed=config.seed, tolerances=config.tolerances, latency_runs=0
-    )
+    check = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **_same_data(config))
     result = ops.compare(str(plan.model), golden, ops.CompareConfig(check=check), tracker=configs.memory(None, None))
     if result.verdict != "good":
         say(f"The model in FP32 does not give the golden outputs on this data: {'; '.join(result.reasons)}")
     return result.verdict == "good"
 
 
+def _same_data(config: DataConfig) -> dict[str, Any]:
+    """The data of a config, as keywords for another."""
+    return {"data": config.data, "iterations": config.iterations, "seed": config.seed}
+
+
 def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
     """Write the error of every tensor in the lower precision, as JSON."""
     config = plan.config
-    looked = ops.TriageConfig(
-        tolerances=config.tolerances, data=config.data, iterations=config.iterations, seed=config.seed
-    )
+    looked = ops.TriageConfig(tolerances=config.tolerances, **_same_data(config))
     result = ops.triage(model, ops.Emulated(config.to, config.exclude), looked, feeds=feeds)
     save_bytes(result.to_json().encode(), str(plan.layers))
 

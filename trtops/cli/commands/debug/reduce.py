@@ -112,16 +112,11 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if args.no_reduce_inputs and args.no_reduce_outputs:
         raise UsageError("--no-reduce-inputs and --no-reduce-outputs together leave nothing to do")
-    given = {
-        "mode": args.mode, "inputs": args.inputs_are, "max_checks": args.max_checks, "width": args.width, "seed": args.seed,
-        "iterations": args.iterations,
-    }  # fmt: skip
     made_up = configs.made_up_data(args)
     config = ops.ReduceConfig(
         find="all" if args.find_all else "first",
         reduce_inputs=not args.no_reduce_inputs,
         reduce_outputs=not args.no_reduce_outputs,
-        data=None if made_up else configs.data_source(args),
         input_shapes={name: loading.fixed(shape) for name, shape in args.input_shapes or ()},
         output=args.output or "trtops_reduced.onnx",
         save_as=surgery.save_config(args),
@@ -129,7 +124,8 @@ def plan(args: Asked) -> Plan:
         journal=args.journal,
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
-        **{name: value for name, value in given.items() if value is not None},
+        **configs.data_options(args, made_up=made_up is not None),
+        **configs.given(mode=args.mode, inputs=args.inputs_are, max_checks=args.max_checks, width=args.width),
     )
     check = configs.command_check(args, ARTIFACT) if args.check else None
     return Plan(

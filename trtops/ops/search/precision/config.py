@@ -8,12 +8,12 @@ from typing import Literal
 from trtops import errors
 from trtops.backend.onnx.precision import KEPT_TYPES
 from trtops.comparator.report import Tolerances
-from trtops.record import Record
+from trtops.ops.judging.feeds import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionConfig(Record):
-    """How to search.
+class PrecisionConfig(DataConfig):
+    """How to search, and on what data.
 
     Attributes:
         to: The lower precision.
@@ -21,9 +21,6 @@ class PrecisionConfig(Record):
             from one end of the model, and look for how many that must be.
         direction: The end that ``bisect`` and ``linear`` keep: ``forward`` the beginning, ``reverse`` the end.
         tolerances: What the model must meet, against itself in FP32; by default what is expected of that precision.
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
-        iterations: How many random feeds.
-        seed: Seed of random data.
         exclude: Nodes that stay in FP32 whatever comes out: names, patterns or types.
         keep_types: Types of nodes that stay in FP32 beside those.
         max_checks: Where the search stops with the smallest set so far; None never does.
@@ -38,9 +35,6 @@ class PrecisionConfig(Record):
     mode: Literal["minimal", "bisect", "linear"] = "minimal"
     direction: Literal["forward", "reverse"] = "forward"
     tolerances: Tolerances | None = None
-    data: str | None = None
-    iterations: int = 1
-    seed: int = 1
     exclude: tuple[str, ...] = ()
     keep_types: tuple[str, ...] = tuple(sorted(KEPT_TYPES))
     max_checks: int | None = None

@@ -22,8 +22,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.judging.judgement import CheckConfig, default_tolerances, measure_latency
+from trtops.ops.judging.judgement import CheckConfig, measure_latency, tolerances_for
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, Names, emulated_runner
 from trtops.ops.search.precision.config import PrecisionConfig
@@ -85,14 +84,11 @@ class Trial:
         lowered = set(rewritten.lowered)
         given: list[Feed] = []
         if judge is None:
-            inputs = TensorMetadata.of(model.info.inputs)
-            source = config.data if feeds is None else feeds
-            opened = open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)
-            given = [dict(feed) for feed in opened]
+            given = [dict(feed) for feed in config.open(TensorMetadata.of(model.info.inputs), feeds)]
         return cls(
             original=original,
             config=config,
-            tolerances=config.tolerances or default_tolerances(config.to),
+            tolerances=tolerances_for(config.to, config.tolerances),
             feeds=given,
             golden=[dict(outputs) for outputs in reference_outputs(original, given)] if given else [],
             ops={node_name(node): node.op_type for node in walk.nodes(original) if node_name(node) in lowered},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtops.backend.engines import engine_backend
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.judgement import default_tolerances
+from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
 from trtops.spec import BuildConfig
 
@@ -20,4 +20,4 @@ def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> Co
         BackendUnavailableError: If the back end's library is missing, rather than a failure of each part.
     """
     engine_backend(build.backend).environment()
-    return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances or default_tolerances(build.precision))
+    return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))

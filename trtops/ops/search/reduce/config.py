@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trtops import errors
+from trtops.ops.judging.feeds import DataConfig
 from trtops.ops.model.saving import SaveConfig
-from trtops.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceConfig(Record):
-    """How a model is reduced.
+class ReduceConfig(DataConfig):
+    """How a model is reduced, and on what data the whole of it is run.
 
     Attributes:
         mode: How all stages but the last search: ``bisect`` asks about ``log2(nodes)`` sub-models each; ``linear`` asks
@@ -27,9 +27,6 @@ class ReduceConfig(Record):
         inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers. Or
             ``declared``, for models that ONNX Runtime does not run: no data at all, and types and shapes as the model
             declares them or as they can be inferred; the check must do without data.
-        data: Where the whole model's inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
-        iterations: How many random feeds.
-        seed: Seed of random data.
         input_shapes: Shapes of inputs with dynamic dimensions, by name, for random data; 1 for each such dimension
             unless given.
         width: How many sub-models to check at a time.
@@ -53,9 +50,6 @@ class ReduceConfig(Record):
     reduce_outputs: bool = True
     reduce_inputs: bool = True
     inputs: Literal["real", "random", "declared"] = "real"
-    data: str | None = None
-    iterations: int = 1
-    seed: int = 1
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     width: int = 1
     memory_limit_bytes: int = 2 << 30

@@ -30,7 +30,7 @@ from trtops.backend.onnx.submodel import Cutter, Declared, Values, is_large
 from trtops.backend.onnxrt.observe import RandomInputs, observe
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.judging.feeds import Feeds, open_feeds
+from trtops.ops.judging.feeds import Feeds
 from trtops.ops.judging.submodel import Check, describe
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import op_run
@@ -171,9 +171,8 @@ def _whole_model_feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed]
         return []
     if not inputs:
         return [{}]
-    source = feeds if feeds is not None else config.data
     given: list[Feed] = []
-    for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed):
+    for feed in config.open(inputs, feeds):
         given.append(dict(feed))
         check_feed(inputs, feed)
     return given

@@ -7,18 +7,15 @@ from typing import Literal
 
 from trtops import errors
 from trtops.comparator.report import Tolerances
-from trtops.record import Record
+from trtops.ops.judging.feeds import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageConfig(Record):
-    """How to look.
+class TriageConfig(DataConfig):
+    """How to look, and on what data.
 
     Attributes:
         tolerances: What each tensor must meet; by default what is expected of the precision under test, or of FP32.
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
-        iterations: How many random feeds.
-        seed: Seed of random data.
         window_bytes: How many bytes of tensors of one side are held at a time; smaller windows mean more passes over the
             model.
         observe: ``all`` makes all tensors of a window outputs at a time. ``one`` observes one tensor at a time, and finds
@@ -28,9 +25,6 @@ class TriageConfig(Record):
     """
 
     tolerances: Tolerances | None = None
-    data: str | None = None
-    iterations: int = 1
-    seed: int = 1
     window_bytes: int = 192 << 20
     observe: Literal["auto", "all", "one"] = "auto"
     max_probes: int = 64

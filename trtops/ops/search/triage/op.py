@@ -17,8 +17,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.judging.judgement import default_tolerances
+from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import op_run
 from trtops.ops.search.triage.config import TriageConfig
@@ -70,12 +69,10 @@ def triage(
     name = f"{subject.name} triage {side_name(actual)}"
     with op_run(tracker, experiment, name, kind="triage", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        inputs = TensorMetadata.of(opened.info.inputs)
-        source = config.data if feeds is None else feeds
-        given = [dict(feed) for feed in open_feeds(source, inputs, iterations=config.iterations, seed=config.seed)]
+        given = [dict(feed) for feed in config.open(TensorMetadata.of(opened.info.inputs), feeds)]
         built = Built(actual) if isinstance(actual, BuildConfig) else None
         make: MakeRunner = built or actual  # type: ignore[assignment]
-        tolerances = config.tolerances or default_tolerances(_tested_precision(actual))
+        tolerances = tolerances_for(_tested_precision(actual), config.tolerances)
         found = _compare_sides(Sides(opened.proto(), make, golden, given, tolerances), config, built, started)
         result = replace(found, title=f"triage {subject}").kept_in(run, experiment)
         if run is not NO_RUN:
