@@ -10,7 +10,7 @@ import pytest
 from tests import models
 from trtops.cli import groups, registry
 from trtops.cli.flags import Flag, UsageError, without_effect
-from trtops.cli.groups import LOGGING
+from trtops.cli.logs import LOGGING
 from trtops.cli.main import load, main, parser_of
 from trtops.cli.values import (
     attribute,

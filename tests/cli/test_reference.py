@@ -14,7 +14,7 @@ import pytest
 
 from trtops.cli import registry
 from trtops.cli.flags import Flag
-from trtops.cli.groups import LOGGING
+from trtops.cli.logs import LOGGING
 from trtops.cli.main import load
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "polygraphy.md"

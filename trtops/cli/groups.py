@@ -4,41 +4,7 @@ from __future__ import annotations
 
 from trtops.cli import values
 from trtops.cli.flags import Flag, Group
-from trtops.cli.logs import LEVELS
 from trtops.comparator.table import COMPARISONS, METRICS
-
-
-def _log_level(text: str) -> tuple[str, str]:
-    name, level = values.named(text)
-    if level.upper() not in LEVELS:
-        raise ValueError(f"{level!r} is no level; expected one of {', '.join(LEVELS)}")
-    return name, level.upper()
-
-
-LOGGING = Group(
-    "help and log",
-    (
-        Flag(names=("-h", "--help"), takes="switch", help="show this and exit"),
-        Flag(names=("-v", "--verbose"), takes="count", to="verbose", help="log more; again for still more"),
-        Flag(names=("--extra-verbose",), takes="count", help="as -v -v"),
-        Flag(names=("-q", "--quiet"), takes="count", to="quiet", help="log less; again for still less"),
-        Flag(
-            names=("--verbosity",),
-            takes="many",
-            convert=_log_level,
-            shown="LEVEL|PATH:LEVEL",
-            help="how much to log, for all or for modules: INFO backend/trt:VERBOSE",
-        ),
-        Flag(names=("--silent",), takes="switch", help="log and print nothing but the exit code"),
-        Flag(
-            names=("--log-format",),
-            takes="many",
-            choices=("timestamp", "line-info", "no-colors"),
-            help="what lines of the log have",
-        ),
-        Flag(names=("--log-file",), shown="FILE", help="a file that gets the log as well"),
-    ),
-)
 
 MODEL_TYPES = ("onnx", "engine", "trt-network-script", "keras", "frozen", "ckpt", "uff", "caffe")
 

@@ -10,13 +10,47 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtops.cli.flags import Asked
+from trtops.cli import values
+from trtops.cli.flags import Asked, Flag, Group
 from trtops.logger import G_LOGGER
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
 _LESS = (G_LOGGER.INFO, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
 _OFF = logging.CRITICAL + 1
 LEVELS = ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR", "CRITICAL")  # fmt: skip
+
+
+def _log_level(text: str) -> tuple[str, str]:
+    name, level = values.named(text)
+    if level.upper() not in LEVELS:
+        raise ValueError(f"{level!r} is no level; expected one of {', '.join(LEVELS)}")
+    return name, level.upper()
+
+
+LOGGING = Group(
+    "help and log",
+    (
+        Flag(names=("-h", "--help"), takes="switch", help="show this and exit"),
+        Flag(names=("-v", "--verbose"), takes="count", to="verbose", help="log more; again for still more"),
+        Flag(names=("--extra-verbose",), takes="count", help="as -v -v"),
+        Flag(names=("-q", "--quiet"), takes="count", to="quiet", help="log less; again for still less"),
+        Flag(
+            names=("--verbosity",),
+            takes="many",
+            convert=_log_level,
+            shown="LEVEL|PATH:LEVEL",
+            help="how much to log, for all or for modules: INFO backend/trt:VERBOSE",
+        ),
+        Flag(names=("--silent",), takes="switch", help="log and print nothing; only the exit code says how it went"),
+        Flag(
+            names=("--log-format",),
+            takes="many",
+            choices=("timestamp", "line-info", "no-colors"),
+            help="what lines of the log have",
+        ),
+        Flag(names=("--log-file",), shown="FILE", help="a file that gets the log as well"),
+    ),
+)
 
 _silent = False
 

@@ -21,8 +21,7 @@ from typing import Any
 from trtops import __version__
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
-from trtops.cli.groups import LOGGING
-from trtops.cli.logs import logging_as
+from trtops.cli.logs import LOGGING, logging_as
 from trtops.errors import ConfigError, TrtopsError, near
 
 INTERRUPTED = 130

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from trtops.cli import registry
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.groups import LOGGING
-from trtops.cli.logs import say
+from trtops.cli.logs import LOGGING, say
 from trtops.cli.main import load
 
 GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
