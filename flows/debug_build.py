@@ -1,7 +1,7 @@
 """The debug-build flow: one model is built again and again, until it is known which tactic makes some builds bad.
 
 From Python: ``from flows.debug_build import debug_build; debug_build("model.onnx", until=20)``. From the shell:
-``python -m flows.debug_build model.onnx --until 20``; to go on with a campaign that was killed:
+``python -m flows.debug_build model.onnx --until 20``; to resume a campaign that was killed:
 ``python -m flows.debug_build --resume <run>``. As a deployment: see ``prefect.yaml``.
 """
 
@@ -50,9 +50,9 @@ def debug_build(
     """Build a model until it is known which tactic makes some of its builds bad, and keep every build in MLflow.
 
     Args:
-        model: The ONNX file; may be left out when a campaign is gone on with.
+        model: The ONNX file; not needed to resume a campaign.
         config: Everything that can be chosen; what is given beside it takes its place.
-        resume: Run of a campaign that was interrupted, to go on with. Nothing that is finished is made again.
+        resume: Run of a campaign to resume. What is finished is not built again.
         until: A number of builds, the first ``good`` or ``bad`` one, or ``decided``: until the diff has an answer.
         precision: Lowest precision the engines may compute in.
         backend: What builds the engines, with that back end's default options.
@@ -82,7 +82,7 @@ def debug_build(
         until=config.until if until is None else until,
         parallel=parallel or config.parallel,
     )
-    with spread(config.parallel, dask) as submit, _shown() as tell:
+    with spread(config.parallel, dask) as submit, _shown_progress() as tell:
         result = debug_build_op(
             model,
             config,
@@ -98,7 +98,7 @@ def debug_build(
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
+def _shown_progress() -> Iterator[Callable[[Progress], None]]:
     """Progress as a bar on a terminal and as an artifact of the flow run."""
     artifact = create_progress_artifact(0.0, description="Builds: none yet")
     assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only

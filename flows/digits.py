@@ -53,27 +53,27 @@ def make_digits(folder: Path) -> Digits:
         labels=folder / "held_out_labels.npy",
         calibration=folder / "calibration_images.npz",
     )
-    onnx.save(_classifier(images[fitted], digits[fitted]), str(files.model))
+    onnx.save(_fit_classifier(images[fitted], digits[fitted]), str(files.model))
     np.savez(files.images, image=images[held_out])
     np.save(files.labels, digits[held_out].astype(np.int64))
     np.savez(files.calibration, image=images[fitted[:CALIBRATION_IMAGES]])
     return files
 
 
-def _classifier(images: NDArray[np.float32], digits: NDArray[Any]) -> onnx.ModelProto:
+def _fit_classifier(images: NDArray[np.float32], digits: NDArray[Any]) -> onnx.ModelProto:
     from onnx.reference import ReferenceEvaluator
     from sklearn.linear_model import LogisticRegression
 
     rng = np.random.default_rng(1)
-    filters = [_filters(rng, 1, FILTERS[0]), _filters(rng, FILTERS[0], FILTERS[1])]
-    outputs: Any = ReferenceEvaluator(_network(filters)).run(None, {"image": images})
+    filters = [_random_filters(rng, 1, FILTERS[0]), _random_filters(rng, FILTERS[0], FILTERS[1])]
+    outputs: Any = ReferenceEvaluator(_make_network(filters)).run(None, {"image": images})
     features: NDArray[np.float32] = outputs[0]
     scale = float(np.std(features))
     head = LogisticRegression(max_iter=300).fit(features / scale, digits)
-    return _network(filters, (head.coef_ / scale).astype(np.float32), head.intercept_.astype(np.float32))
+    return _make_network(filters, (head.coef_ / scale).astype(np.float32), head.intercept_.astype(np.float32))
 
 
-def _filters(rng: np.random.Generator, channels: int, count: int) -> NDArray[np.float32]:
+def _random_filters(rng: np.random.Generator, channels: int, count: int) -> NDArray[np.float32]:
     """3 by 3 filters of zero mean and unit norm."""
     weights: NDArray[np.float64] = rng.standard_normal((count, channels, 3, 3))
     weights -= weights.mean(axis=(1, 2, 3), keepdims=True)
@@ -81,7 +81,7 @@ def _filters(rng: np.random.Generator, channels: int, count: int) -> NDArray[np.
     return weights.astype(np.float32)
 
 
-def _network(
+def _make_network(
     filters: list[NDArray[np.float32]],
     weight: NDArray[np.float32] | None = None,
     bias: NDArray[np.float32] | None = None,

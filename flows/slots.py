@@ -74,7 +74,7 @@ def _first_free(gpus: Sequence[str], stack: ExitStack) -> str:
     while True:
         for gpu in gpus:
             name = limit_name(gpu)
-            _make(name)
+            _make_limit(name)
             try:
                 stack.enter_context(concurrency(name, strict=True, max_retries=0))
             except ConcurrencySlotAcquisitionError as exc:
@@ -86,7 +86,7 @@ def _first_free(gpus: Sequence[str], stack: ExitStack) -> str:
         time.sleep(_POLL_SECONDS)
 
 
-def _make(name: str) -> None:
+def _make_limit(name: str) -> None:
     with get_client(sync_client=True) as client:
         try:
             client.read_global_concurrency_limit_by_name(name)

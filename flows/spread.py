@@ -37,7 +37,7 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
     Raises:
         BackendUnavailableError: If Dask is asked for and prefect-dask is not installed.
     """
-    runner: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask(dask)
+    runner: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask_runner(dask)
     with runner:
 
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
@@ -56,7 +56,7 @@ def _hand_over(finished: PrefectFuture[IterationResult], done: Future[IterationR
         done.set_exception(exc)
 
 
-def _dask(address: str) -> TaskRunner[Any]:
+def _dask_runner(address: str) -> TaskRunner[Any]:
     try:
         from prefect_dask import DaskTaskRunner
     except ImportError as exc:

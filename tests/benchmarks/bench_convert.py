@@ -63,7 +63,7 @@ def main() -> None:
         op, work = Stopwatch(), Stopwatch()
         with (
             mock.patch("flows.convert.convert_op", op.around(convert_ops.convert)),
-            mock.patch.object(convert_ops, "_judge", work.around(convert_ops._judge)),
+            mock.patch.object(convert_ops, "_judge_build", work.around(convert_ops._judge_build)),
         ):
             start = time.perf_counter()
             result = convert(digits.model, config)

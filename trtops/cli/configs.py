@@ -46,7 +46,7 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
             also=tuple(asked[1:]),  # type: ignore[arg-type]
             strongly_typed=bool(args.strongly_typed),
             precision_constraints=mode or "none",  # type: ignore[arg-type]
-            workspace_bytes=_workspace(args),
+            workspace_bytes=_workspace_bytes(args),
             optimization_level=args.builder_optimization_level,
             tactic_sources=None if args.tactic_sources is None else tuple(args.tactic_sources),
             sparse_weights=bool(args.sparse_weights),
@@ -57,7 +57,7 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
             allow_gpu_fallback=bool(args.allow_gpu_fallback),
         )
     precision = asked[0] if asked else "fp32"
-    return BuildConfig(precision=precision, profiles=tuple(_profiles(args)), options=options)  # type: ignore[arg-type]
+    return BuildConfig(precision=precision, profiles=tuple(_optimization_profiles(args)), options=options)  # type: ignore[arg-type]
 
 
 def _refuse_others(args: Asked, backend: str) -> None:
@@ -100,7 +100,7 @@ def refuse(args: Asked, names: Iterable[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _workspace(args: Asked) -> int | None:
+def _workspace_bytes(args: Asked) -> int | None:
     limits = dict(args.pool_limit or ()) | ({"workspace": args.workspace} if args.workspace is not None else {})
     others = [pool for pool in limits if pool != "workspace"]
     if others:
@@ -108,8 +108,7 @@ def _workspace(args: Asked) -> int | None:
     return limits.get("workspace")
 
 
-def _profiles(args: Asked) -> list[OptimizationProfile]:
-
+def _optimization_profiles(args: Asked) -> list[OptimizationProfile]:
     made = []
     for profile in (loading.profiles(args) if hasattr(args, "trt_opt_shapes") else None) or ():
         ranges = [ShapeRange(name=a[0], **dict(kwargs)) for _, a, kwargs in profile.then]

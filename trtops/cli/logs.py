@@ -50,16 +50,16 @@ def logging_as(args: Asked) -> Iterator[logging.Logger]:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once: what is said of the data of one iteration is true of them all."""
+    """Lets a message pass once: what is logged about one iteration's data holds for all."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: set[str] = set()
+        self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        new = text not in self._told
-        self._told.add(text)
+        new = text not in self._seen
+        self._seen.add(text)
         return new
 
 
@@ -79,11 +79,11 @@ def say_page(page: str) -> None:
     lines: list[str] = []
     for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
         block = list(group)
-        lines += _aligned(block) if is_table else block
+        lines += _align_columns(block) if is_table else block
     say(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)))
 
 
-def _aligned(table: list[str], widest: int = 120) -> list[str]:
+def _align_columns(table: list[str], widest: int = 120) -> list[str]:
     head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     widths = [max(map(len, column)) for column in zip(head, *body)]
     if any(len(row) != len(head) for row in body) or sum(widths) + 3 * len(widths) > widest:

@@ -21,7 +21,7 @@ OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 An op that has more to tell calls with one frozen value of its own instead, under the same name.
 """
 
-_LONGEST_NAME = 250  # characters that stores take for a run's name
+LONGEST_NAME = 250  # characters that stores take for a run's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class OpResult(Record):
         # At run time there is no such attribute here: a dataclass would take it for the default of a subclass's field.
         @property
         def verdict(self) -> Verdict:
-            """``good`` if nothing was found wrong, ``bad`` if something was, ``error`` if that could not be told."""
+            """``good`` if nothing was found wrong, ``bad`` if something was, ``error`` if there could be no verdict."""
 
     @property
     def headline(self) -> str:
@@ -96,7 +96,7 @@ def op_run(
     if tracker is None:
         yield NO_RUN
         return
-    with tracked(tracker, experiment, name[:_LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
+    with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
         if model is not None:
             run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
         yield run

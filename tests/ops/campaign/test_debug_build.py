@@ -382,7 +382,7 @@ def test_two_processes_do_not_work_on_one_campaign(decided, model, data) -> None
         debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: None)
     [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
 
-    with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="at work"):
+    with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="working on"):
         debug_build(resume=parent.id, tracker=memory)
 
 

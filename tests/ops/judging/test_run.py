@@ -140,6 +140,8 @@ def test_a_run_of_the_memory_gets_every_statistic_and_polygraphys_results(model:
         ([CompareFunc.l2(l2_threshold=1e3)], False, "good", {"max_l2": 1e3, "atol": math.inf}),
         ([CompareFunc.l2(l2_threshold=0.1)], False, "bad", {"max_l2": 0.1, "atol": math.inf}),
         ([CompareFunc.simple(atol=1.0), CompareFunc.cosine_similarity(1.1)], False, "bad", {"min_cosine": 1.1}),
+        ([CompareFunc.psnr(psnr_threshold=1e3)], False, "bad", {"min_psnr": 1e3, "atol": math.inf}),
+        ([CompareFunc.kl(kl_threshold=-1.0)], False, "bad", {"max_kl": -1.0, "atol": math.inf}),
         ([CompareFunc.indices(index_tolerance=0)], False, "bad", {"atol": math.inf}),
         ([lambda a, b: dict.fromkeys(a, True)], False, "good", {"atol": math.inf}),
     ],

@@ -84,7 +84,7 @@ class Plan:
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
     kind = loading.model_type(args)
-    target = _target(args)
+    target = _target_kind(args)
     ending = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
     output = args.output or f"{Path(args.model_file).stem}{ending}"
     if target == "ort" or args.experiment is not None:
@@ -94,11 +94,11 @@ def plan(args: Asked) -> Plan:
             )
         return Plan(
             model=args.model_file,
-            config=_config(args, "tensorrt" if target == "trt" else "onnxruntime"),
+            config=_convert_config(args, "tensorrt" if target == "trt" else "onnxruntime"),
             output=output if args.output or args.experiment is None else None,
             experiment=args.experiment,
             store=args.store,
-            kept=_kept(args),
+            kept=_parts_to_save(args),
         )
     configs.refuse(args, ("rtol", "atol", "rebuild", "store"), "is for what is judged; add --experiment NAME")
     if target == "onnx":
@@ -109,7 +109,7 @@ def plan(args: Asked) -> Plan:
     return Plan(make=call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), output), output=output)
 
 
-def _target(args: Asked) -> str:
+def _target_kind(args: Asked) -> str:
     if args.convert_to is not None:
         return str(args.convert_to)
     suffix = Path(args.output or "x.engine").suffix.lower()
@@ -121,28 +121,27 @@ def _target(args: Asked) -> str:
     return found
 
 
-def _config(args: Asked, backend: str) -> ConvertConfig:
-
+def _convert_config(args: Asked, backend: str) -> ConvertConfig:
     return ops.ConvertConfig(
         build=configs.build_config(args, backend),
         check=configs.check_config(args),
-        timing_cache=args.load_timing_cache or _existing(args.timing_cache),
-        calibration_cache=_existing(args.calibration_cache),
+        timing_cache=args.load_timing_cache or _path_if_exists(args.timing_cache),
+        calibration_cache=_path_if_exists(args.calibration_cache),
         replay=args.load_tactics,
         rebuild=bool(args.rebuild),
     )
 
 
-def _existing(path: str | None) -> str | None:
+def _path_if_exists(path: str | None) -> str | None:
     """A cache that is read if it is there, and else written."""
     return path if path is not None and Path(path).exists() else None
 
 
-def _kept(args: Asked) -> tuple[tuple[str, str], ...]:
+def _parts_to_save(args: Asked) -> tuple[tuple[str, str], ...]:
     wanted = {
         "tactics": args.save_tactics,
         "timing_cache": args.save_timing_cache or args.timing_cache,
-        "calibration_cache": None if _existing(args.calibration_cache) else args.calibration_cache,
+        "calibration_cache": None if _path_if_exists(args.calibration_cache) else args.calibration_cache,
     }
     return tuple((name, path) for name, path in wanted.items() if path is not None)
 
@@ -162,13 +161,13 @@ def execute(plan: Plan) -> int:
         if plan.output is not None:
             save_bytes(build.engine.plan, plan.output)
         for name, path in plan.kept:
-            _keep(build, name, path)
+            _save_part(build, name, path)
     say_page(result.page())
     return 0 if result.verdict == "good" else 1
 
 
-def _keep(build: Build, name: str, path: str) -> None:
-    """Write a part of a build to a file; a build that has none is told of."""
+def _save_part(build: Build, name: str, path: str) -> None:
+    """Write a part of a build to a file, with a warning if the build has none."""
     found = getattr(build, name)
     if found is None:
         log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))

@@ -162,7 +162,7 @@ def plan(args: Asked) -> Plan:
     if args.save_layer_outputs:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
-    runners = tuple(_runner(args, kind, word) for kind, word in args.runners or ())
+    runners = tuple(_runner_call(args, kind, word) for kind, word in args.runners or ())
     if not runners and not args.load_outputs and not args.save_onnx:
         raise UsageError("there is nothing to run. Add runners, such as --onnxrt --trt, or outputs by --load-outputs")
     if args.gen_script and args.experiment:
@@ -186,7 +186,7 @@ def plan(args: Asked) -> Plan:
         runners=runners,
         data_loader=loading.data_loader(args),
         compare=tuple(loading.compare_functions(args)) if compared else (),
-        postprocess=tuple(_postprocess(args)),
+        postprocess=tuple(_postprocess_calls(args)),
         config=config,
         onnx=loading.onnx_model(args) if args.save_onnx and not runners else None,
         gen_script=args.gen_script,
@@ -209,23 +209,23 @@ def _check_averageable(args: Asked) -> None:
         )
 
 
-def _runner(args: Asked, kind: str, word: str | None) -> Call:
+def _runner_call(args: Asked, kind: str, word: str | None) -> Call:
     if kind in ("trt", "trt-engine"):
-        return call(loading.TRT, "TrtRunner", loading.engine(args, word), **_inference(args))
+        return call(loading.TRT, "TrtRunner", loading.engine(args, word), **_inference_options(args))
     found = loading.model_type(args)
     if kind == "tf" and found == "onnx":
         raise UsageError("--tf runs TensorFlow models (keras, frozen, ckpt), which are converted to ONNX; use --onnxrt")
     if found in ("engine", "trt-network-script"):
         raise UsageError(f"{args.model_file} is no ONNX model, so --{kind} cannot run it; use --trt")
     if kind in ("onnxrt", "tf"):
-        return call(loading.ORT, "OnnxrtRunner", _session(args, found))
+        return call(loading.ORT, "OnnxrtRunner", _session_call(args, found))
     model = loading.onnx_model(args)
     return call(
         "trtops.backend.pluginref", "PluginRefRunner", model, name=None if kind == "pluginref" else "onnx-reference"
     )
 
 
-def _session(args: Asked, found: str) -> Call:
+def _session_call(args: Asked, found: str) -> Call:
     level = _LEVELS[args.graph_optimization_level] if args.graph_optimization_level else None
     source: Any = args.model_file
     if found != "onnx" or loading.wants_onnx_changes(args):
@@ -238,7 +238,7 @@ def _session(args: Asked, found: str) -> Call:
     )  # fmt: skip
 
 
-def _inference(args: Asked) -> dict[str, Any]:
+def _inference_options(args: Asked) -> dict[str, Any]:
     unit, budget = args.weight_streaming_budget or (None, None)
     return {
         "optimization_profile": args.optimization_profile,
@@ -248,7 +248,7 @@ def _inference(args: Asked) -> dict[str, Any]:
     }
 
 
-def _postprocess(args: Asked) -> Iterator[Any]:
+def _postprocess_calls(args: Asked) -> Iterator[Any]:
     if args.postprocess:
         yield call(loading.COMPARATOR, "TopKPostprocessFunc", values.per_name(args.postprocess))
     if args.postprocess_func_script:
@@ -258,7 +258,7 @@ def _postprocess(args: Asked) -> Iterator[Any]:
 def execute(plan: Plan) -> int:
     """Write the script, or run."""
     if plan.gen_script is not None:
-        return _write(script(plan), plan.gen_script)
+        return _write_script(script(plan), plan.gen_script)
 
     make = Maker()
     if plan.onnx is not None:
@@ -285,8 +285,7 @@ def execute(plan: Plan) -> int:
     return 0 if result.verdict == "good" else 1
 
 
-def _write(text: str, path: str) -> int:
-
+def _write_script(text: str, path: str) -> int:
     if path == "-":
         say(text.rstrip())
     else:
@@ -303,10 +302,12 @@ def script(plan: Plan) -> str:
     """A Python script that does what the plan does."""
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
-    lines = [f"{logger}.severity = {logger}.INFO", *_saving(plan, source)]
+    lines = [f"{logger}.severity = {logger}.INFO"]
+    if plan.onnx is not None:
+        lines.append(f"{source.expression(plan.onnx)}()")
     if plan.runners or plan.config.load_outputs:
         source.use_module("sys")
-        lines += [*_running(plan, source), *_judging(plan, source), "sys.exit(0 if passed else 1)"]
+        lines += [*_running_lines(plan, source), *_judging_lines(plan, source), "sys.exit(0 if passed else 1)"]
     source.add('\n\nif __name__ == "__main__":')
     for line in lines:
         source.add(folded(line, "    "))
@@ -314,13 +315,7 @@ def script(plan: Plan) -> str:
     return source.text(f"Does what this does:\n\n{command}\n".replace("\\", "\\\\").replace('"""', "'''"))
 
 
-def _saving(plan: Plan, source: Source) -> Iterator[str]:
-    """Lines that write the model where nothing is run."""
-    if plan.onnx is not None:
-        yield f"{source.expression(plan.onnx)}()"
-
-
-def _running(plan: Plan, source: Source) -> Iterator[str]:
+def _running_lines(plan: Plan, source: Source) -> Iterator[str]:
     """Lines that run the runners, and read saved outputs."""
     config = plan.config
     options = {
@@ -343,7 +338,7 @@ def _running(plan: Plan, source: Source) -> Iterator[str]:
         yield f"results.extend({source.use(loading.COMPARATOR, 'RunResults')}.load({quoted(path)}).items())"
 
 
-def _judging(plan: Plan, source: Source) -> Iterator[str]:
+def _judging_lines(plan: Plan, source: Source) -> Iterator[str]:
     """Lines that compare what the runners say."""
     for each in plan.postprocess:
         yield f"Comparator.postprocess(results, {source.expression(each)})"

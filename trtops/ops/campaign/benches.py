@@ -1,7 +1,7 @@
-"""Places to build at: warm child processes, and devices of which each takes one build at a time.
+"""Where builds are made: warm child processes, and devices that take one build at a time.
 
-A build that shares its GPU with another one is timed wrongly and may run out of memory, so a device is locked for as
-long as it is built on, against every process of this machine.
+A build that shares its GPU with another one times its tactics wrongly and may run out of memory, so a device is locked for
+as long as something is built on it, against every process of this machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def gpus_of(backend: str, devices: Sequence[str] = ()) -> dict[str, str]:
 def _gpu_of(backend: str, device: str) -> str | None:
     with _asking:  # one at a time, or each thread of a campaign would start a child of its own to ask
         if device not in _gpus:
-            with _child(backend, device, _ANSWER_SECONDS) as child:
+            with _warm_child(backend, device, _ANSWER_SECONDS) as child:
                 try:
                     _gpus[device] = child.device_state()["uuid_sha256"]
                 except (errors.BackendError, KeyError):
@@ -75,7 +75,7 @@ def bench(place: Place) -> Iterator[IsolatedBackend]:
     backend, timeout = place.backend, place.timeout_seconds
     devices = devices_of(backend, place.devices)
     if not devices:
-        with _child(backend, "", timeout) as child:
+        with _warm_child(backend, "", timeout) as child:
             yield child
         return
     # One lock for a GPU, whatever it was called: "0" here may be "GPU-5f1c..." to somebody else.
@@ -84,14 +84,14 @@ def bench(place: Place) -> Iterator[IsolatedBackend]:
         for device, name in names.items():
             with held(f"device {name}") as mine:
                 if mine:
-                    with _child(backend, device, timeout) as child:
+                    with _warm_child(backend, device, timeout) as child:
                         yield child
                     return
         time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager
-def _child(backend: str, device: str, timeout: float | None = None) -> Iterator[IsolatedBackend]:
+def _warm_child(backend: str, device: str, timeout: float | None = None) -> Iterator[IsolatedBackend]:
     with _guard:
         idle = _idle.setdefault(device, [])
         worker = idle.pop() if idle else Worker({"CUDA_VISIBLE_DEVICES": device} if device else {})

@@ -1,7 +1,7 @@
 """Debug build: build one model again and again, judge each build, and find out which tactic makes some of them bad.
 
-A campaign is a parent run with a child run per iteration. It can be killed at any moment and gone on with: an iteration
-counts once its run is whole, what was half done is marked and made again with the same seed, and nothing is made twice.
+A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration counts
+once its run is whole, one that was cut short is marked and retried with the same seed, and none is built twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate
 from trtops.ops.campaign.locks import held
 from trtops.ops.judging.judgement import collect
-from trtops.ops.result import OpResult
+from trtops.ops.result import LONGEST_NAME, OpResult
 from trtops.record import sha256
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -46,7 +46,7 @@ class Progress:
         good: How many builds were good.
         bad: How many were bad.
         error: How many crashed, hung or failed.
-        last: The iteration that was just finished; None when a campaign is gone on with.
+        last: The iteration that was just finished; None at the start.
         found: What the diff says so far; None where nothing was asked of it.
     """
 
@@ -69,7 +69,7 @@ class DebugBuildResult(OpResult):
         good: How many were good.
         bad: How many were bad.
         errors: How many crashed, hung or failed.
-        interrupted: Runs of iterations that were killed half-way and made again.
+        interrupted: Runs of iterations that were cut short and retried.
         found: What the diff of all builds says.
     """
 
@@ -89,16 +89,16 @@ class DebugBuildResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """How many builds there were of each kind, and the diff's page."""
-        again = f" {len(self.interrupted)} were interrupted and made again." if self.interrupted else ""
+        again = f" {len(self.interrupted)} were interrupted and retried." if self.interrupted else ""
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
         return [f"{self.iterations} builds: {counted}{again}", "", *diff_body(self.found)]
 
 
 class Submit(Protocol):
-    """Has an iteration made somewhere, by :func:`trtops.ops.campaign.iteration.iterate`."""
+    """Runs an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`."""
 
     def __call__(self, campaign: Campaign, number: int) -> Future[IterationResult]:
-        """Begin an iteration and return at once, or make it and return when it is done."""
+        """Start an iteration and return at once, or run it and return when it is done."""
         ...
 
 
@@ -117,42 +117,46 @@ def debug_build(
     """Build a model until enough is known about its bad builds.
 
     Args:
-        model: The ONNX file; may be left out when a campaign is gone on with.
+        model: The ONNX file; not needed to resume a campaign.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The memory.
-        resume: A campaign's run to go on with, or what its id begins with. Its own config holds unless another is given,
-            which may differ in when to stop and in what runs side by side, and in nothing that decides a build or its
+        resume: The run of a campaign to resume, or what its id begins with. Its own config holds unless another is given,
+            which may differ in when to stop and in what runs in parallel, but in nothing that decides a build or its
             verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
         judge: A Python callable that judges engines in place of the config's check.
         submit: Where iterations are made; one after the other in this thread unless given.
-        progress: Told after every iteration, and once at the start.
+        progress: Called after every iteration, and once at the start.
 
     Returns:
-        How many builds were good and bad, and what the diff says about why. That of a campaign that had ended already is
-        returned again.
+        How many builds were good and bad, and what the diff says about why. A campaign that has ended gives the result it
+        had.
 
     Raises:
-        ConfigError: If the config contradicts itself, or the one of the campaign to be gone on with.
-        LogError: If another process is at work on the campaign.
+        ConfigError: If the config contradicts itself, or that of the campaign to resume.
+        LogError: If another process is working on the campaign.
         TrtopsError: Whatever keeps all builds from being made or judged; what one build does is a verdict.
     """
     if resume is not None:
         resume = tracker.whole_id(resume)
-        if (ended := _ended(tracker, resume)) is not None:
+        if (ended := _result_if_ended(tracker, resume)) is not None:
             return ended
-    with _prepared(model, config, tracker, resume, experiment, tags, judge) as (campaign, run):
+        opened = _resumed(resume, model, config, tracker)
+    else:
+        opened = _started(model, config, experiment, tracker, tags)
+    with opened as begun:
         try:
-            state = _State.read(tracker, campaign, run)
+            campaign = _log_beginning(begun, tracker, tags, judge)
+            state = _CampaignState.read(tracker, campaign, begun.run)
             one = submit or _in_this_thread(tracker, judge)
-            state.tell(progress, None)
-            for result in _made(campaign, state, one):
+            state.report(progress, None)
+            for result in _results_as_they_come(campaign, state, one):
                 state.add(result)
-                state.tell(progress, result)
+                state.report(progress, result)
             return state.finish()
         except BaseException as exc:
-            run.fail(exc)
+            begun.run.fail(exc)
             raise
         finally:
             close_benches()
@@ -167,8 +171,8 @@ def _in_this_thread(tracker: Tracker, judge: EngineJudge | None) -> Submit:
     return make
 
 
-def _made(campaign: Campaign, state: _State, submit: Submit) -> Iterator[IterationResult]:
-    """Results as they come, as many under way as the config allows, until the state has enough."""
+def _results_as_they_come(campaign: Campaign, state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
+    """Results in the order in which iterations finish, as many at a time as the config allows, until there are enough."""
     pending: set[Future[IterationResult]] = set()
     numbers = state.missing()
     while True:
@@ -184,7 +188,7 @@ def _made(campaign: Campaign, state: _State, submit: Submit) -> Iterator[Iterati
             yield future.result()
 
 
-class _State:
+class _CampaignState:
     """What is known of a campaign so far; the parent run is written from here alone."""
 
     def __init__(self, campaign: Campaign, run: Run, table: CampaignTable, found: campaigns.Iterations) -> None:
@@ -194,11 +198,11 @@ class _State:
         self._found = found
         self._diff: TacticDiff | None = None
         self._written = self._weighed = 0
-        self._weigh()
+        self._update_diff()
 
     @classmethod
-    def read(cls, tracker: Tracker, campaign: Campaign, run: Run) -> _State:
-        """What the memory knows; iterations that were left half-done are marked."""
+    def read(cls, tracker: Tracker, campaign: Campaign, run: Run) -> _CampaignState:
+        """What the memory has; iterations that were cut short are marked."""
         info = tracker.info(campaign.run_id)
         found = campaigns.iterations(tracker, info)
         return cls(campaign, run, campaigns.table_of(tracker, info, found.whole.values()), found)
@@ -222,23 +226,24 @@ class _State:
         """Take in an iteration."""
         self._table.append(result.run_id, result.verdict, result.tactics)
         count = len(self._table)
+        # A diff reads the whole table, and so does writing it: done at every build, a campaign would cost its square.
         if count <= _ALWAYS_DIFFED or count >= self._weighed * 1.02:
-            self._weigh()
+            self._update_diff()
         if count <= _ALWAYS_DIFFED // 4 or count >= self._written * 1.04:
             campaigns.log_table(self._run, self._table)
             self._written = count
 
-    def _weigh(self) -> None:
+    def _update_diff(self) -> None:
         self._weighed = len(self._table)
         if self._campaign.config.until == "decided":
-            self._diff = self._weighed_now()
+            self._diff = self._diff_now()
 
-    def _weighed_now(self) -> TacticDiff:
+    def _diff_now(self) -> TacticDiff:
         config = self._campaign.config
         return diff(self._table, confidence=config.confidence, by=config.by)
 
-    def tell(self, progress: Callable[[Progress], None] | None, last: IterationResult | None) -> None:
-        """Tell whoever wants to know."""
+    def report(self, progress: Callable[[Progress], None] | None, last: IterationResult | None) -> None:
+        """Report where the campaign stands."""
         if progress is not None:
             limit, counts = self._campaign.config.limit, campaigns.counts(self._table)
             progress(Progress(done=len(self._table), limit=limit, last=last, found=self._diff, **counts))
@@ -246,7 +251,7 @@ class _State:
     def finish(self) -> DebugBuildResult:
         """Log table, diff and page, and end the parent run."""
         run, table = self._run, self._table
-        found = self._weighed_now()
+        found = self._diff_now()
         campaigns.log_table(run, table)
         log_diff(run, table, found)
         result = _campaign_result(table, found, self._found.marked)
@@ -286,11 +291,11 @@ def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
         run.log_bytes(draw(table, found), schema.Artifact.DIFF_PICTURE)
 
 
-def _ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
-    """The result of a campaign that has ended; None if there is something to go on with."""
+def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
+    """The result of a campaign that has ended; None if it can be resumed."""
     info = _campaign_info(tracker, run_id)
     if info.status == "running" and tracker.peek(run_id, schema.Artifact.MANIFEST) is not None:
-        info = tracker.close(run_id, "")  # it lacked the last word only
+        info = tracker.close(run_id, "")  # its manifest is there: it was killed after its last artifact
     if info.status != "finished":
         return None
     stored = tracker.load(run_id)
@@ -307,89 +312,89 @@ def _campaign_info(tracker: Tracker, run_id: str) -> RunInfo:
     return info
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A campaign that was started or resumed, and is this process's alone.
+
+    Attributes:
+        run: The parent run.
+        path: The ONNX file, absolute.
+        model: The same, loaded.
+        config: The campaign's config.
+        experiment: Its experiment.
+    """
+
+    run: Run
+    path: Path
+    model: Model
+    config: DebugBuildConfig
+    experiment: str
+
+
 @contextlib.contextmanager
-def _prepared(
+def _started(
     model: str | Path | None,
     config: DebugBuildConfig | None,
-    tracker: Tracker,
-    resume: str | None,
     experiment: str | None,
+    tracker: Tracker,
     tags: Mapping[str, str] | None,
-    judge: EngineJudge | None,
-) -> Iterator[tuple[Campaign, Run]]:
-    """A campaign, begun or gone on with, and its parent run, which is nobody else's for as long as the block lasts."""
-    if resume is not None:
-        with _alone(resume):
-            info = _campaign_info(tracker, resume)
-            model, config = _as_begun(tracker, info, model, config)
-            run = tracker.reopen(resume)
-            with _failing(run):
-                campaign = _begin(Model.load(model), Path(model), config, run, info.experiment, tracker, tags, judge)
-            yield campaign, run
-        return
+) -> Iterator[_Begun]:
+    """A new campaign, and its parent run, which is nobody else's for as long as the block lasts."""
     if model is None:
-        raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to go on with.")
+        raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
     config = DebugBuildConfig() if config is None else config
     path = Path(model).absolute()
     loaded = Model.load(path)
-    name = f"debug build {path.stem} {config.build.precision} {config.build.backend}"[:250]
+    experiment = experiment or path.stem
+    name = f"debug build {path.stem} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
     first = {**(tags or {}), schema.Tag.MODEL_PATH: str(path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
-    run = tracker.start(experiment or path.stem, name, kind="debug_build", tags=first)
-    with _alone(run.id):
-        with _failing(run):
-            campaign = _begin(loaded, path, config, run, experiment or path.stem, tracker, tags, judge)
-        yield campaign, run
+    run = tracker.start(experiment, name, kind="debug_build", tags=first)
+    with _locked_campaign(run.id):
+        yield _Begun(run, path, loaded, config, experiment)
 
 
 @contextlib.contextmanager
-def _failing(run: Run) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as exc:
-        run.fail(exc)
-        raise
+def _resumed(
+    run_id: str, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker
+) -> Iterator[_Begun]:
+    """A campaign that was interrupted, likewise; with what a given config may change."""
+    with _locked_campaign(run_id):
+        info = _campaign_info(tracker, run_id)
+        path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
+        loaded = Model.load(path)
+        if loaded.info.sha256 != info.tags.get(schema.Tag.MODEL_SHA256):
+            raise errors.ConfigError(
+                f"{path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with "
+                f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or start another campaign."
+            )
+        config = _resumed_config(info.id, tracker.peek(info.id, schema.Artifact.CAMPAIGN), config)
+        yield _Begun(tracker.reopen(run_id), path, loaded, config, info.experiment)
 
 
-def _as_begun(
-    tracker: Tracker, info: RunInfo, model: str | Path | None, config: DebugBuildConfig | None
-) -> tuple[Path, DebugBuildConfig]:
-    """The model and the config of a campaign, with what a given config may change."""
-    path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
-    found = Model.load(path).info.sha256
-    if found != info.tags.get(schema.Tag.MODEL_SHA256):
+def _resumed_config(run_id: str, stored: bytes | None, given: DebugBuildConfig | None) -> DebugBuildConfig:
+    """The config to resume with: the given one, if nothing in it that decides a build or a verdict is new."""
+    if stored is None:
+        if given is None:
+            raise errors.ConfigError(f"Campaign {run_id} was killed before it had logged its config. Give it again.")
+        return given
+    begun = DebugBuildConfig.from_json(stored)
+    if given is not None and not given.same_builds(begun):
         raise errors.ConfigError(
-            f"{path} has digest {found[:12]}, and campaign {info.id} was begun with "
-            f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or begin another campaign."
-        )
-    data = tracker.peek(info.id, schema.Artifact.CAMPAIGN)
-    if data is None:
-        if config is None:
-            raise errors.ConfigError(f"Campaign {info.id} was killed before it had logged its config. Give it again.")
-        return path, config
-    begun = DebugBuildConfig.from_json(data)
-    if config is not None and not config.same_builds(begun):
-        raise errors.ConfigError(
-            f"The config is not that of campaign {info.id}: going on may change until, max_iterations, parallel, devices, "
+            f"The config is not that of campaign {run_id}: resuming may change until, max_iterations, parallel, devices, "
             "timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
         )
-    return path, begun if config is None else config
+    return begun if given is None else given
 
 
-def _begin(
-    model: Model,
-    path: Path,
-    config: DebugBuildConfig,
-    run: Run,
-    experiment: str,
-    tracker: Tracker,
-    tags: Mapping[str, str] | None,
-    judge: EngineJudge | None,
+def _log_beginning(
+    begun: _Begun, tracker: Tracker, tags: Mapping[str, str] | None, judge: EngineJudge | None
 ) -> Campaign:
-    """Log what the campaign is, unless that was done, and make the golden outputs."""
+    """Log what the campaign is, unless an earlier process did, and compute the golden outputs."""
+    run, model, config = begun.run, begun.model, begun.config
     campaign = Campaign(
         run_id=run.id,
-        experiment=experiment,
-        model=str(path),
+        experiment=begun.experiment,
+        model=str(begun.path),
         model_sha256=model.info.sha256,
         config=config,
         tags=tuple((tags or {}).items()),
@@ -404,16 +409,12 @@ def _begin(
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         run.set_tags(builds.environment_tags(environment))
-    if judge is not None or (config.command is not None and not _wants_golden(config)):
+    if judge is not None or (config.command is not None and not config.command.wants("{golden}")):
         return campaign
-    return replace(campaign, golden_sha256=_golden(model, config, run, info, tracker))
+    return replace(campaign, golden_sha256=_ensure_golden(model, config, run, info, tracker))
 
 
-def _wants_golden(config: DebugBuildConfig) -> bool:
-    return config.command is not None and any("{golden}" in argument for argument in config.command.command)
-
-
-def _golden(model: Model, config: DebugBuildConfig, run: Run, info: RunInfo, tracker: Tracker) -> str:
+def _ensure_golden(model: Model, config: DebugBuildConfig, run: Run, info: RunInfo, tracker: Tracker) -> str:
     """Digest of the golden outputs in the parent; computed if it has none yet."""
     known = info.tags.get(schema.Tag.GOLDEN_SHA256)
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
@@ -438,9 +439,11 @@ def _golden_results(model: Model, config: DebugBuildConfig) -> RunResults:
 
 
 @contextlib.contextmanager
-def _alone(campaign_id: str) -> Iterator[None]:
-    """Keep other processes of this machine off a campaign."""
+def _locked_campaign(campaign_id: str) -> Iterator[None]:
+    """Keep this machine's other processes from working on a campaign."""
     with held(f"campaign {campaign_id}") as mine:
         if not mine:
-            raise errors.LogError(f"Another process of this machine is at work on campaign {campaign_id}.")
+            raise errors.LogError(
+                f"Another process of this machine is working on campaign {campaign_id}. Wait for it, or stop it."
+            )
         yield

@@ -26,14 +26,14 @@ _SHOWN = 10  # runs and files that were passed over, on a page
 class DiffTacticsConfig(Record):
     """Where good and bad builds come from, and what is compared. One source, or several campaigns.
 
-    Builds of the store are weighed in the order in which they ended, so the diff may be made again as more of them come.
-    Files have no order: their diff holds for one look at a number of builds fixed beforehand.
+    Builds of the store are compared in the order in which they ended, so the diff may be repeated as more of them end.
+    Files have no order: their diff is valid once, for a number of builds that was fixed beforehand.
 
     Attributes:
         runs: Campaigns, by the ids of their runs or what those begin with; and single builds or iterations, by theirs.
         experiment: All judged builds of an experiment, campaigns' among them.
         tags: Only builds whose runs have these tags.
-        folder: A folder with ``good/`` and ``bad/`` in it, as the field's tool sorts its replays.
+        folder: A folder with ``good/`` and ``bad/`` in it, as Polygraphy sorts its replays.
         good: A tactic record or replay of a good build, or a folder of them; with ``bad``.
         bad: Likewise, of bad builds.
         by: What is compared.
@@ -118,7 +118,7 @@ def diff_tactics(
         RunNotFoundError: If a run does not exist.
     """
     config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
-    place, parent, loaded = _load(config, tracker)
+    place, parent, loaded = _load_builds(config, tracker)
     if not len(loaded.table):
         raise errors.ConfigError(
             "There is no judged build to compare. Give runs, or files, with tactics and a verdict."
@@ -138,61 +138,63 @@ def diff_tactics(
     return result.kept_in(run, experiment)
 
 
-def _load(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str | None, LoadedReplays]:
+def _load_builds(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str | None, LoadedReplays]:
     """The builds, the experiment that they belong to, and their campaign if it is one."""
     if config.folder is not None:
         return "tactics", None, load_replay_folder(config.folder)
     if config.good is not None and config.bad is not None:
         return "tactics", None, load_replays(Path(config.good), Path(config.bad))
     if config.experiment is not None:
-        return config.experiment, None, _of_experiment(config.experiment, config.tags, tracker)
+        return config.experiment, None, _load_experiment(config.experiment, config.tags, tracker)
     infos = [tracker.info(run_id) for run_id in config.runs]
-    parent = infos[0].id if len(infos) == 1 and _kind(infos[0]) == _CAMPAIGN else None
-    return infos[0].experiment, parent, _of_runs(infos, tracker)
+    parent = infos[0].id if len(infos) == 1 and _kind_of(infos[0]) == _CAMPAIGN else None
+    return infos[0].experiment, parent, _load_runs(infos, tracker)
 
 
-def _kind(info: RunInfo) -> str:
+def _kind_of(info: RunInfo) -> str:
     return info.tags.get(schema.Tag.KIND, "")
 
 
-def _of_runs(infos: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
+def _load_runs(infos: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
     infos = sorted(infos, key=lambda info: info.start_time)
-    whole = [info for info in infos if _kind(info) == _CAMPAIGN]
-    single, skipped = _of_builds((info for info in infos if _kind(info) != _CAMPAIGN), tracker)
+    whole = [info for info in infos if _kind_of(info) == _CAMPAIGN]
+    single, skipped = _load_single_builds((info for info in infos if _kind_of(info) != _CAMPAIGN), tracker)
     table = merge([*((campaigns.load_table(tracker, info.id), None) for info in whole), (single, None)])
     if len(infos) > 1:
         children = [child for info in whole for child in tracker.find(info.experiment, parent=info.id)]
-        table = _by_arrival(table, [*children, *infos])
+        table = _in_order_of_arrival(table, [*children, *infos])
     return LoadedReplays(table=table, skipped=skipped)
 
 
-def _of_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -> LoadedReplays:
+def _load_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -> LoadedReplays:
     """All judged builds; those of campaigns from their tables, which takes a thousandth of the time."""
-    found = [info for info in tracker.find(experiment, tags=tags, status="finished") if _kind(info) in _BUILDS]
+    found = [info for info in tracker.find(experiment, tags=tags, status="finished") if _kind_of(info) in _BUILDS]
     by_parent: dict[str | None, list[RunInfo]] = {}
     for info in reversed(found):
         by_parent.setdefault(info.parent, []).append(info)
     parts: list[tuple[CampaignTable, Sequence[str] | None]] = []
     singles: list[RunInfo] = []
     for parent, infos in by_parent.items():
-        if parent is None or _kind(tracker.info(parent)) != _CAMPAIGN:
+        if parent is None or _kind_of(tracker.info(parent)) != _CAMPAIGN:
             singles += infos
         else:
             parts.append((campaigns.load_table(tracker, parent), [info.id for info in infos]))
-    single, skipped = _of_builds(singles, tracker)
-    return LoadedReplays(table=_by_arrival(merge([*parts, (single, None)]), found), skipped=skipped)
+    single, skipped = _load_single_builds(singles, tracker)
+    return LoadedReplays(table=_in_order_of_arrival(merge([*parts, (single, None)]), found), skipped=skipped)
 
 
-def _by_arrival(table: CampaignTable, infos: Iterable[RunInfo]) -> CampaignTable:
+def _in_order_of_arrival(table: CampaignTable, infos: Iterable[RunInfo]) -> CampaignTable:
     """The builds in the order in which they ended: whoever looks again later finds all that was there, and more after it."""
     ended = {info.id: info.end_time or 0.0 for info in infos}
     return merge([(table, sorted(table.names, key=lambda name: ended.get(name, 0.0)))])
 
 
-def _of_builds(infos: Iterable[RunInfo], tracker: Tracker) -> tuple[CampaignTable, tuple[tuple[str, str], ...]]:
+def _load_single_builds(
+    infos: Iterable[RunInfo], tracker: Tracker
+) -> tuple[CampaignTable, tuple[tuple[str, str], ...]]:
     table, skipped = CampaignTable(), []
     for info in infos:
-        if (why := _unfit(info)) is not None:
+        if (why := _why_unfit(info)) is not None:
             skipped.append((info.id, why))
             continue
         try:
@@ -202,7 +204,7 @@ def _of_builds(infos: Iterable[RunInfo], tracker: Tracker) -> tuple[CampaignTabl
     return table, tuple(skipped)
 
 
-def _unfit(info: RunInfo) -> str | None:
+def _why_unfit(info: RunInfo) -> str | None:
     if info.verdict is None:
         return "it has no verdict"
     if schema.Tag.REUSED_FROM in info.tags:

@@ -1,4 +1,4 @@
-"""One iteration of a campaign: build in a child process, judge, and leave a whole run, whatever the build did."""
+"""One iteration of a campaign: build in a child process, judge, and log a whole run, whatever the build did."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -18,12 +18,13 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
+from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.judging.command import CommandCheck, run_group
+from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import op_run
@@ -66,7 +67,7 @@ class IterationResult(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Order(Record):
-    """One build to be made and judged, of a campaign or of a proof.
+    """One build that a campaign or a proof asks for.
 
     Attributes:
         build: How to build.
@@ -82,7 +83,7 @@ class Order(Record):
 def iterate(
     campaign: Campaign, number: int, *, tracker: Tracker, judge_engine: EngineJudge | None = None
 ) -> IterationResult:
-    """Make an iteration of a campaign. Safe to call in any thread, process or machine that reaches memory and model.
+    """Run an iteration of a campaign. Safe in any thread, process or machine that reaches the memory and the model.
 
     Args:
         campaign: The campaign.
@@ -107,15 +108,15 @@ def make(
     campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, judge_engine: EngineJudge | None = None
 ) -> IterationResult:
     """Build, judge, log to a run, and finish it with the verdict; see :func:`iterate`."""
-    model = _model(campaign)
+    model = _campaign_model(campaign)
     with bench(campaign.config.place) as backend:
         try:
-            build = _build(backend, model, campaign.config, order, run, tracker)
-            verdict, reasons = _verdict(campaign, model, backend, build, run, tracker, judge_engine)
+            build = _build_engine(backend, model, campaign.config, order, run, tracker)
+            verdict, reasons = _reach_verdict(campaign, model, backend, build, run, tracker, judge_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
                 raise
-            return _failed(run, exc)
+            return _log_failure(run, exc)
     run.finish(verdict)
     return IterationResult(
         number=0,
@@ -128,7 +129,7 @@ def make(
     )
 
 
-def _failed(run: Run, error: errors.BackendError) -> IterationResult:
+def _log_failure(run: Run, error: errors.BackendError) -> IterationResult:
     """An error of the build is a verdict, with whatever the child said last."""
     text = f"{type(error).__name__}: {error}"
     run.log_text(text, schema.Artifact.BUILD_LOG)
@@ -137,8 +138,8 @@ def _failed(run: Run, error: errors.BackendError) -> IterationResult:
     return IterationResult(number=0, run_id=run.id, verdict="error", reasons=(text,))
 
 
-def _model(campaign: Campaign) -> Model:
-    model = _loaded(campaign.model)
+def _campaign_model(campaign: Campaign) -> Model:
+    model = _load_model(campaign.model)
     if model.info.sha256 != campaign.model_sha256:
         raise errors.InvalidModelError(
             f"{campaign.model} is not the model that the campaign began with: it has digest {model.info.sha256[:12]}, "
@@ -148,11 +149,11 @@ def _model(campaign: Campaign) -> Model:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(path: str) -> Model:
+def _load_model(path: str) -> Model:
     return Model.load(path)
 
 
-def _build(
+def _build_engine(
     backend: IsolatedBackend, model: Model, config: DebugBuildConfig, order: Order, run: Run, tracker: Tracker
 ) -> Build:
     environment = backend.environment()
@@ -174,7 +175,7 @@ def _build(
     return build
 
 
-def _verdict(
+def _reach_verdict(
     campaign: Campaign,
     model: Model,
     backend: IsolatedBackend,
@@ -185,9 +186,9 @@ def _verdict(
 ) -> tuple[Verdict, tuple[str, ...]]:
     config = campaign.config
     if judge_engine is not None:
-        return _of(CheckOutcome.of(judge_engine(build.engine)))
+        return _verdict_of(CheckOutcome.of(judge_engine(build.engine)))
     if config.command is not None:
-        return _of(check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker))
+        return _verdict_of(check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker))
     golden = golden_file(tracker, campaign)
     judgement, pictures = backend.worker.run(
         judge_in_child, build.engine, model, config.check, build.spec.config, str(golden), timeout=backend.timeout
@@ -198,7 +199,7 @@ def _verdict(
     return judgement.report.verdict, judgement.report.reasons
 
 
-def _of(outcome: CheckOutcome) -> tuple[Verdict, tuple[str, ...]]:
+def _verdict_of(outcome: CheckOutcome) -> tuple[Verdict, tuple[str, ...]]:
     return _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
 
 
@@ -209,7 +210,7 @@ def judge_in_child(
     tolerances = tolerances_for(build.precision, check.tolerances)
     feeds = check.open(TensorMetadata.of(model.info.inputs))
     with engine_backend(engine.backend).runner(engine) as runner:
-        judgement, outputs, expected = judge(runner, _golden(golden), feeds, check, tolerances)
+        judgement, outputs, expected = judge(runner, _load_golden(golden), feeds, check, tolerances)
     if check.plots == "never" or (check.plots == "bad" and judgement.report.verdict == "good"):
         return judgement, ()
     from trtops.comparator.plot import error_figures
@@ -243,14 +244,14 @@ def errors_in_child(
     found = []
     with engine_backend(engine.backend).runner(engine) as runner:
         for _ in range(runs):
-            report = compare_outputs(collect(runner, feeds), _golden(golden), Tolerances())
+            report = compare_outputs(collect(runner, feeds), _load_golden(golden), Tolerances())
             statistics = (output.statistics for output in report.outputs)
             found.append(max(getattr(s, statistic) for s in statistics if s is not None))
     return found
 
 
 @functools.lru_cache(maxsize=1)
-def _golden(path: str) -> RunResults:
+def _load_golden(path: str) -> RunResults:
     return RunResults.load(path)
 
 
@@ -258,13 +259,13 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
     """A local file with a campaign's golden outputs, fetched once per process.
 
     Raises:
-        IncompleteRunError: If the campaign has none, or others than its iterations were told of.
+        IncompleteRunError: If the campaign has none, or has others than those that it began with.
     """
     wanted = campaign.golden_sha256
     if wanted is None:
         raise incomplete(campaign.run_id, "it has no golden outputs")
     with _fetching:
-        file = Path(_scratch().name, f"{wanted}.npz")
+        file = Path(_scratch_folder().name, f"{wanted}.npz")
         if not file.exists():
             data = tracker.peek(campaign.run_id, schema.Artifact.GOLDEN)
             if data is None or sha256(data) != wanted:
@@ -278,7 +279,7 @@ _fetching = threading.Lock()
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="trtops-golden-")
 
 
@@ -291,28 +292,18 @@ def check_engine(
         ConfigError: If the program does not exist or cannot be run.
     """
     with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
-        file = Path(check.artifact) if check.artifact is not None else Path(folder, f"engine{suffix}")
-        file.write_bytes(engine.plan)
-        paths: dict[str, Any] = {"{model}": file, "{engine}": file}
-        if any("{golden}" in argument for argument in check.command):
+        file = Path(folder, f"engine{suffix}") if check.artifact is None else Path(check.artifact)
+        paths = {"{model}": file, "{engine}": file}
+        if check.wants("{golden}"):
             paths["{golden}"] = Path(folder, "golden.json")
             RunResults.load(golden_file(tracker, campaign)).save(paths["{golden}"])
-        if any("{inputs}" in argument for argument in check.command):
+        if check.wants("{inputs}"):
             paths["{inputs}"] = Path(folder, "inputs.json")
-            _save_inputs(campaign.config.check, model, paths["{inputs}"])
-        arguments = [functools.reduce(lambda a, p: a.replace(p[0], str(p[1])), paths.items(), a) for a in check.command]
+            feeds = campaign.config.check.open(TensorMetadata.of(model.info.inputs))
+            save_json([dict(feed) for feed in feeds], str(paths["{inputs}"]), "inputs of the check")
+        file.write_bytes(engine.plan)
         try:
-            with tempfile.TemporaryFile() as output:
-                code = run_group(arguments, output, check.timeout_seconds)
-                output.seek(0)
-                return check.judge(code, output.read().decode(errors="replace"))
+            return check.run(paths)
         finally:
             if check.artifact is not None:
                 file.unlink(missing_ok=True)
-
-
-def _save_inputs(check: CheckConfig, model: Model, path: Path) -> None:
-    from trtops.json import save_json
-
-    feeds = check.open(TensorMetadata.of(model.info.inputs))
-    save_json([dict(feed) for feed in feeds], str(path), "inputs of the check")

@@ -104,7 +104,7 @@ def noise(
         config: How much is measured.
         tracker: The memory.
         tags: Further tags of the run.
-        progress: Told how many engines are done, of how many.
+        progress: Called after each engine.
 
     Raises:
         ConfigError: If the campaign has fewer than two engines, or kept no golden outputs.
@@ -125,7 +125,7 @@ def noise(
             run.log_params(schema.flat_params(config))
             rows = []
             for run_id in engines:
-                rows.append(_errors(campaign, run_id, config, tracker))
+                rows.append(_measure_engine(campaign, run_id, config, tracker))
                 if progress is not None:
                     progress(len(rows), len(engines))
             found = split(rows, confidence=config.confidence)
@@ -142,7 +142,7 @@ def noise(
     return result
 
 
-def _errors(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:
+def _measure_engine(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:
     engine = builds.load_engine(tracker.load(run_id))
     golden = golden_file(tracker, campaign)
     with bench(campaign.config.place.on(config.devices)) as backend:

@@ -1,4 +1,4 @@
-"""A campaign that was made, opened again: to prove what it suspects, to build from its good runs, to measure its noise."""
+"""Earlier campaigns opened again: to prove a suspect, to promote a good build, to measure noise."""
 
 from __future__ import annotations
 

@@ -157,7 +157,10 @@ def promote(
             f"Run {run_id} has the verdict {stored.info.verdict!r}; only good builds are promoted."
         )
     source = builds.load_build(builds.holder_of_engine(tracker, stored.info))
-    model = Model.load(find_model(tracker, _begun_by(tracker, stored.info), config.model))
+    # The build's own run knows where its model is, or else its campaign's does.
+    ancestors = _run_and_ancestors(tracker, stored.info)
+    knowing = next((info for info in ancestors if schema.Tag.MODEL_PATH in info.tags), stored.info)
+    model = Model.load(find_model(tracker, knowing, config.model))
     if model.info.sha256 != source.spec.model_sha256:
         raise errors.ConfigError(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from {source.spec.model_sha256[:12]}."
@@ -166,7 +169,7 @@ def promote(
     own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
     try:
         with op_run(tracker, stored.info.experiment, name, kind="promote", tags=own) as run:
-            return _promote(stored, source, model, config, run, tracker)
+            return _build_and_register(stored, source, model, config, run, tracker)
     finally:
         close_benches()
 
@@ -178,10 +181,10 @@ def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
     return Place(backend=backend, devices=config.devices, timeout_seconds=config.timeout_seconds)
 
 
-def _promote(
+def _build_and_register(
     stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: RegisteringTracker
 ) -> PromoteResult:
-    check = config.check or _check_of(tracker, stored.info)
+    check = config.check or _check_config_of(tracker, stored.info)
     options = replace(source.spec.config.options, tactic_seed=None)
     wanted = replace(source.spec.config, options=options)
     with bench(promotion_place(stored.info, config)) as backend:
@@ -240,7 +243,7 @@ def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None
             )
 
 
-def _lineage(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
+def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
     """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
     yield info
     while info.parent is not None:
@@ -248,14 +251,9 @@ def _lineage(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
         yield info
 
 
-def _begun_by(tracker: Tracker, info: RunInfo) -> RunInfo:
-    """The run that knows where the model is: the build's own, or its campaign's."""
-    return next((each for each in _lineage(tracker, info) if schema.Tag.MODEL_PATH in each.tags), info)
-
-
-def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+def _check_config_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     """How a run's campaign judged its builds; the usual check for a build of its own."""
-    held = (tracker.peek(each.id, schema.Artifact.CAMPAIGN) for each in _lineage(tracker, info))
+    held = (tracker.peek(each.id, schema.Artifact.CAMPAIGN) for each in _run_and_ancestors(tracker, info))
     data = next((data for data in held if data is not None), None)
     return DebugBuildConfig().check if data is None else DebugBuildConfig.from_json(data).check
 
@@ -343,14 +341,14 @@ def _why_none(tracker: RegisteringTracker, asked: Resolution, model: Model, here
             f"{model.info.sha256[:12]}. Promote a good run of it on {wanted}."
         )
     versions = [version for alias in own if (version := tracker.registered(asked.name, alias)) is not None]
-    places = sorted({_place(version.tags) for version in versions})
+    places = sorted({_device_text(version.tags) for version in versions})
     return (
         f"Engines of this model were accepted for {'; '.join(places)}, and none for {wanted} "
         f"({here.device_sha256[:8]}). Promote a good run made here."
     )
 
 
-def _place(tags: Mapping[str, str]) -> str:
+def _device_text(tags: Mapping[str, str]) -> str:
     device, backend, release, sha = (
         tags.get(tag, "?")
         for tag in (schema.Tag.DEVICE, schema.Tag.BACKEND, schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)

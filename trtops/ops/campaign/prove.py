@@ -1,8 +1,8 @@
 """Proof: put a suspect into a good build, take it out of a bad one, and see whether the verdicts go with it.
 
-Statistics say which tactic comes with the bad builds; only an intervention says that it makes them bad. Four kinds of
-builds, each a replay: the good build as it was and the bad one as it was (does a replay repeat the verdict at all?), the
-good one with only the suspect put in, and the bad one with only the suspect taken out.
+Statistics say which tactic the bad builds have in common; only an intervention shows that it makes them bad. There are
+four kinds of builds, each a replay: the good build and the bad one unchanged (does a replay repeat the verdict at all?), the
+good one with the suspect put in and nothing else, and the bad one with the suspect taken out and nothing else.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def prove(
         tracker: The memory.
         tags: Further tags of all runs.
         judge: What judged the campaign's engines, if it was a Python callable.
-        progress: Told how many builds are done, of how many.
+        progress: Called after each build.
 
     Raises:
         ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
@@ -163,7 +163,7 @@ def prove(
         with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as run:
             run.log_params({"suspect": case.suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
             trials = []
-            plan = _plan(config.repeats)
+            plan = _swaps_in_turn(config.repeats)
             for swap in plan:
                 trials.append(case.trial(swap, run.id, tracker, judge))
                 if progress is not None:
@@ -187,8 +187,8 @@ def prove(
     return result
 
 
-def _plan(repeats: int) -> list[Swap]:
-    """In turns, so that a drift of the machine does not look like an effect."""
+def _swaps_in_turn(repeats: int) -> list[Swap]:
+    """The builds of a proof in order: put in and taken out by turns, so that a drift of the machine is not an effect."""
     swaps: list[Swap] = ["good as it was", "bad as it was"]
     for _ in range(repeats):
         swaps += ["in", "out"]
@@ -228,9 +228,9 @@ class _Case:
         """Make one build of the proof."""
         start, other = (self.good, self.bad) if swap in ("good as it was", "in") else (self.bad, self.good)
         wanted = self._record(swap)
-        replay = _replay(wanted, start)
+        replay = _replayable_record(wanted, start)
         varied = tuple(pair for pair in wanted.settings if pair[0] not in dict(replay.settings))
-        order = Order(build=with_varied(_build_config(start), varied), replay=replay, varied=varied)
+        order = Order(build=with_varied(_config_of_build(start), varied), replay=replay, varied=varied)
         tags = {
             **dict(self.campaign.tags),
             schema.Tag.TRIAL: swap,
@@ -282,12 +282,12 @@ class _Case:
             return False, ()
         start = self.good_record if swap in ("good as it was", "in") else self.bad_record
         source = self.bad_record if swap in ("bad as it was", "in") else self.good_record
-        got, wanted = _tactics(made.tactics.choices), _tactics(source.choices)
+        got, wanted = _tactics_by_layer(made.tactics.choices), _tactics_by_layer(source.choices)
         settings, prescribed = dict(made.tactics.settings), dict(source.settings)
         followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers) and all(
             settings.get(name) == prescribed.get(name) for name, _ in self.suspect.settings
         )
-        before = _tactics(start.choices)
+        before = _tactics_by_layer(start.choices)
         changed = (n for n in dict.fromkeys([*before, *got]) if n not in self._layers and before.get(n) != got.get(n))
         return followed, tuple(changed)
 
@@ -302,17 +302,17 @@ class _Case:
         )
 
 
-def _tactics(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
+def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
     return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
 
 
-def _build_config(run: StoredRun) -> BuildConfig:
+def _config_of_build(run: StoredRun) -> BuildConfig:
     """The config that a build was made with, its tactics no longer chosen at random."""
     config = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
     return replace(config, options=replace(config.options, tactic_seed=None))
 
 
-def _replay(record: TacticRecord, run: StoredRun) -> TacticRecord:
+def _replayable_record(record: TacticRecord, run: StoredRun) -> TacticRecord:
     """A record that can be replayed: without what the campaign varied, which is no choice of the builder.
 
     What ONNX Runtime's layers get follows from its settings, so a record of these alone is what prescribes a swap.
@@ -367,7 +367,7 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     for swap, expected in control.items():
         for trial in by[swap]:  # type: ignore[index]
             if trial.verdict != expected:
-                why = f"is {trial.verdict} when its tactics are replayed{_because(trial)}"
+                why = f"is {trial.verdict} when its tactics are replayed{_reason_text(trial)}"
                 return (
                     "not isolable",
                     f"The {expected} build {why}, so tactics that can be replayed do not decide the verdict.",
@@ -376,7 +376,7 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     if strayed is not None:
         return (
             "not isolable",
-            f"The suspect could not be swapped {strayed.swap}: the replay was not followed{_because(strayed)}.",
+            f"The suspect could not be swapped {strayed.swap}: the replay was not followed{_reason_text(strayed)}.",
         )
     harmful = {t.verdict for t in put_in}
     healing = {t.verdict for t in taken_out}
@@ -386,9 +386,7 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
         if others
         else ""
     )
-    counted = (
-        f"put into a good build, {_share(put_in, 'bad')} bad; taken out of a bad one, {_share(taken_out, 'good')} good"
-    )
+    counted = f"put into a good build, {_count_text(put_in, 'bad')} bad; taken out of a bad one, {_count_text(taken_out, 'good')} good"
     if len(harmful) > 1 or len(healing) > 1:
         return "not isolable", f"The same tactics gave good and bad builds: {counted}. Look at noise from run to run."
     if harmful == {"bad"} and healing == {"good"}:
@@ -400,9 +398,9 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     return "refuted", f"Refuted: {counted}.{beside}"
 
 
-def _share(trials: list[Trial], verdict: Verdict) -> str:
+def _count_text(trials: list[Trial], verdict: Verdict) -> str:
     return f"{sum(t.verdict == verdict for t in trials)} of {len(trials)}"
 
 
-def _because(trial: Trial) -> str:
+def _reason_text(trial: Trial) -> str:
     return f" ({trial.reason[:300]})" if trial.reason else ""

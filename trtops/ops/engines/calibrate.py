@@ -179,7 +179,7 @@ def calibrate(
         cache, histograms = collect_ranges(loaded, config, data=data, run=run, progress=progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
-        engines = _engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
+        engines = _build_engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
         _log_engines(run, engines)
         int8 = engines[-1]
         run.finish(int8.verdict)
@@ -270,7 +270,7 @@ def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterabl
 
     backend = TensorRTBackend(calibration_algorithm=_TENSORRT_ALGORITHMS[config.algorithm])
     options = config.build.options if isinstance(config.build.options, TensorRTOptions) else TensorRTOptions()
-    counted = _Counted(feeds)
+    counted = _CountedFeeds(feeds)
     # The feeds are limited already.
     build_config = replace(config.build, precision="int8", options=options, calibration_samples=2**31 - 1)
     build = backend.build(model, build_config, calibration_data=counted)
@@ -289,7 +289,7 @@ def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterabl
     )
 
 
-class _Counted:
+class _CountedFeeds:
     """Feeds, counted and digested as they pass."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
@@ -346,7 +346,7 @@ def _log_cache(
         write_cache(cache, config.output)
 
 
-def _engines(
+def _build_engines(
     path: Path,
     cache: CalibrationCache,
     config: CalibrateConfig,

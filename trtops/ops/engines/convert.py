@@ -38,9 +38,9 @@ class ConvertConfig(Record):
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         timing_cache: A timing cache file to build with.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
-        replay: A tactic record (``tactics/replay.json`` of a run) whose choices must be made again.
-        mind_deny_list: Keep off tactics that were proved guilty on this device and release; a replay is refused if it has
-            one.
+        replay: A tactic record (``tactics/replay.json`` of a run) to be replayed.
+        mind_deny_list: Leave out tactics that are on the deny-list of this device and release; a replay that has one is
+            refused.
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
@@ -146,8 +146,7 @@ def convert(
         The result. A bad engine is a result; only what prevents a verdict raises.
 
     Raises:
-        TrtopsError: Whatever went wrong, told in the error; the run, if it could be started, is marked failed with
-            that message.
+        TrtopsError: Whatever went wrong; the run, if it could be started, is marked failed with the error's message.
     """
     config = ConvertConfig() if config is None else config
     path = Path(model)
@@ -156,7 +155,7 @@ def convert(
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         loaded = Model.load(path)
         with _opened_backend(config) as backend:
-            result = _convert(backend, loaded, config, run, tracker)
+            result = _build_and_judge(backend, loaded, config, run, tracker)
         run.finish(result.verdict)
         return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
@@ -171,7 +170,9 @@ def _opened_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
         yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
 
 
-def _convert(backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker) -> ConvertResult:
+def _build_and_judge(
+    backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker
+) -> ConvertResult:
     """Build or reuse, judge, and log all of it; the run is not ended."""
     feeds = config.check.open(TensorMetadata.of(model.info.inputs))
     job = _prepared_job(model, config, backend, tracker)
@@ -186,7 +187,7 @@ def _convert(backend: EngineBackend, model: Model, config: ConvertConfig, run: R
                 run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
     else:
         builds.log_reuse(run, build, reused_from)
-    judgement, outputs, golden = _judge(model, build, backend, feeds, config)
+    judgement, outputs, golden = _judge_build(model, build, backend, feeds, config)
     log_judgement(run, judgement)
     verdict = judgement.report.verdict
     if config.check.plots == "always" or (config.check.plots == "bad" and verdict == "bad"):
@@ -242,7 +243,7 @@ def read_caches(config: ConvertConfig) -> Caches:
     )
 
 
-def _judge(
+def _judge_build(
     model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
 ) -> tuple[Judgement, RunResults, RunResults]:
     check = config.check

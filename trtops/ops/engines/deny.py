@@ -106,10 +106,10 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
     found = tracker.find(tags=place, status="finished")
     pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
     runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
-    entries = (_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)) for run_id in runs)
+    entries = (_parse_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)) for run_id in runs)
     return DenyList(entries=tuple(dict.fromkeys(entries)))
 
 
 @functools.lru_cache(maxsize=256)
-def _entry(data: bytes) -> DeniedTactic:
+def _parse_entry(data: bytes) -> DeniedTactic:
     return DeniedTactic.from_json(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +28,6 @@ from trtops.tracking.tables import log_table
 
 if TYPE_CHECKING:
     import onnx
-
-log = logging.getLogger(__name__)
 
 _PRUNED = 32  # layers that are given back at most, one by one
 _SHOWN = 30  # layers on a page
@@ -172,17 +169,17 @@ def sensitivity(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         trial = _Trial.prepare(loaded, cache, config, data)
-        result = replace(_propose(trial, config, progress), title=f"sensitivity {path.name}")
+        result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}")
         result = result.kept_in(run, experiment)
-        _log(run, result)
+        _log_result(run, result)
         return result
 
 
-def _propose(trial: _Trial, config: SensitivityConfig, progress: OnProgress | None) -> SensitivityResult:
+def _propose_layers(trial: _Trial, config: SensitivityConfig, progress: OnProgress | None) -> SensitivityResult:
     whole = trial.error(())
-    measured = _measure(trial, config.mode, whole, progress)
+    measured = _measure_layers(trial, config.mode, whole, progress)
     ranked = sorted(measured, key=lambda name: -measured[name])
-    keep, error_kept = _within(trial, ranked, whole, config.budget)
+    keep, error_kept = _keep_within_budget(trial, ranked, whole, config.budget)
     total = sum(error**2 for error in measured.values()) or 1.0
     return SensitivityResult(
         error=whole,
@@ -203,7 +200,7 @@ def _propose(trial: _Trial, config: SensitivityConfig, progress: OnProgress | No
     )
 
 
-def _measure(
+def _measure_layers(
     trial: _Trial, mode: Literal["one", "rest"], whole: float, progress: OnProgress | None
 ) -> dict[str, float]:
     """The error that each layer is to blame for."""
@@ -218,7 +215,7 @@ def _measure(
     return measured
 
 
-def _within(trial: _Trial, ranked: Sequence[str], whole: float, budget: float) -> tuple[set[str], float]:
+def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budget: float) -> tuple[set[str], float]:
     """The layers to keep so that the error is within the budget, and the error then."""
     if whole <= budget:
         return set(), whole
@@ -268,7 +265,7 @@ class _Trial:
         trial = cls(folded, cache, config, {}, fixed, feeds, [])
         names = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
         if config.fit == "partial":
-            names = trial.quantize(_copy(folded), ())
+            names = trial.quantize(_copy_proto(folded), ())
         by_name = {n: node.op_type for node in folded.graph.node for n in (node.name, *node.output) if n}
         trial.ops = {name: by_name[name] for name in names}
         if not trial.ops:
@@ -297,7 +294,7 @@ class _Trial:
         keep = tuple(keep)
         if len(set(keep)) == len(self.ops):
             return 0.0
-        proto = _copy(self.model)
+        proto = _copy_proto(self.model)
         self.quantize(proto, keep)
         self.count += 1
         return _relative_error(self.outputs(proto), self.golden)
@@ -310,7 +307,7 @@ class _Trial:
             return [runner.infer(feed) for feed in self.feeds]
 
 
-def _copy(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _copy_proto(proto: onnx.ModelProto) -> onnx.ModelProto:
     copy = type(proto)()
     copy.CopyFrom(proto)
     return copy
@@ -330,16 +327,11 @@ def _relative_error(actual: Iterable[Mapping[str, Any]], golden: Sequence[Mappin
             sizes[name] = sizes.get(name, 0.0) + float(np.square(right).sum())
     if not differences:
         raise errors.CalibrationError("The model has no floating-point output to measure an error of.")
-    return max(_ratio(differences[name], sizes[name]) for name in differences)
+    ratios = ((difference, sizes[name]) for name, difference in differences.items())
+    return max(0.0 if d == 0 else math.sqrt(d / size) if size else math.inf for d, size in ratios)
 
 
-def _ratio(difference: float, size: float) -> float:
-    if difference == 0:
-        return 0.0
-    return math.sqrt(difference / size) if size else math.inf
-
-
-def _log(run: Run, result: SensitivityResult) -> None:
+def _log_result(run: Run, result: SensitivityResult) -> None:
     log_table(
         run,
         schema.Artifact.SENSITIVITY,

@@ -1,4 +1,4 @@
-"""External commands as checks: an exit code and what was printed decide, and only the failure that is meant counts."""
+"""External commands as checks: the exit code and the output decide which failure it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,22 +19,23 @@ from trtops.json import save_json
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.record import JSONValue, Record
 
-PLACEHOLDERS = ("{model}", "{inputs}", "{golden}")
 _TAIL_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCheck(Record):
-    """Runs a command on each sub-model; one command is one new process group, which does not outlive its turn.
+    """Runs a command on each sub-model, in a process group of its own, which ends with the check.
 
-    Without further options any exit code but 0 is the failure. The rules are those of the field's tool: a code in
-    ``ignore_fail_codes`` passes, whatever was printed; with ``fail_codes`` only these can be the failure, and with
-    ``fail_regex`` too, only if one is found as well; with ``fail_regex`` alone a match is the failure, whatever the code.
+    Without further options any exit code but 0 is the failure. The rules are Polygraphy's: a code in
+    ``ignore_fail_codes`` passes, whatever was printed. With ``fail_codes`` only these can be the failure; with
+    ``fail_regex`` as well, only if an expression is found too. With ``fail_regex`` alone a match is the failure,
+    whatever the code.
 
     Attributes:
         command: The program and its arguments, which no shell sees. In each, ``{model}`` stands for the sub-model's path
-            (for an engine's, where engines are checked, which may be written ``{engine}`` as well), ``{inputs}`` for a JSON file of its inputs, as ``--load-inputs`` of the field's tool takes them, and
-            ``{golden}`` for one of the outputs that are expected, as ``--load-outputs`` takes them.
+            (or ``{engine}`` for an engine's, where engines are checked), ``{inputs}`` for a JSON file of its inputs, as
+            Polygraphy's ``--load-inputs`` takes them, and ``{golden}`` for one of the expected outputs, as
+            ``--load-outputs`` takes them.
         fail_codes: Exit codes that are the failure. A signal counts as its negative number.
         ignore_fail_codes: Exit codes that are not.
         fail_regex: Regular expressions of which one must be found in the output.
@@ -41,7 +43,7 @@ class CommandCheck(Record):
         timeout_fails: Whether running out of time is the failure that is meant.
         artifact: Where to write the sub-model for commands that do not say ``{model}``. Then sub-models are checked one
             at a time.
-        tell_passing: Whether what passing checks print is told as well.
+        tell_passing: Whether the outcome of a passing check has its output too.
     """
 
     command: tuple[str, ...]
@@ -58,7 +60,7 @@ class CommandCheck(Record):
             raise errors.ConfigError("The check command is empty; expected a program and its arguments.")
         if self.fail_codes and self.ignore_fail_codes:
             raise errors.ConfigError("Give fail_codes or ignore_fail_codes, not both.")
-        if self.artifact is None and not any("{model}" in a or "{engine}" in a for a in self.command):
+        if self.artifact is None and not (self.wants("{model}") or self.wants("{engine}")):
             raise errors.ConfigError(
                 f"The command {' '.join(self.command)!r} does not say where the model goes. Put {{model}} where its path "
                 "belongs, or name the file that the command reads as artifact."
@@ -70,7 +72,7 @@ class CommandCheck(Record):
                 raise errors.ConfigError(f"{expression!r} is no regular expression: {exc}.") from None
 
     def deciding(self) -> JSONValue:
-        """What decides the answers: all but what is told of them."""
+        """What decides the answers: all but how much of the output is kept."""
         return {name: value for name, value in self.to_dict().items() if name != "tell_passing"}
 
     @property
@@ -85,17 +87,42 @@ class CommandCheck(Record):
             ConfigError: If the program does not exist or cannot be run.
         """
         with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
-            model = Path(self.artifact) if self.artifact is not None else Path(folder, "model.onnx")
+            model = Path(folder, "model.onnx") if self.artifact is None else Path(self.artifact)
+            paths = {"{model}": model, "{inputs}": Path(folder, "inputs.json"), "{golden}": Path(folder, "golden.json")}
+            if self.wants("{inputs}"):
+                save_json(part.feeds, paths["{inputs}"], "inputs of a sub-model")
+            if self.wants("{golden}"):
+                _save_golden(part, paths["{golden}"])
             part.save(model)
             try:
-                with tempfile.TemporaryFile() as output:
-                    code = run_group(self._arguments(part, model, Path(folder)), output, self.timeout_seconds)
-                    output.seek(0)
-                    printed = output.read().decode(errors="replace")
+                return self.run(paths)
             finally:
                 if self.artifact is not None:
-                    _remove(model)
-        return self.judge(code, printed)
+                    for path in (model, model.with_name(f"{model.name}.data")):
+                        path.unlink(missing_ok=True)
+
+    def wants(self, placeholder: str) -> bool:
+        """Whether a placeholder stands in the command."""
+        return any(placeholder in argument for argument in self.command)
+
+    def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
+        """Run the command once, and judge.
+
+        Args:
+            paths: Files by the placeholders that they take the place of.
+
+        Raises:
+            ConfigError: If the program does not exist or cannot be run.
+        """
+        arguments = []
+        for argument in self.command:
+            for placeholder, path in paths.items():
+                argument = argument.replace(placeholder, str(path))
+            arguments.append(argument)
+        with tempfile.TemporaryFile() as output:
+            code = run_group(arguments, output, self.timeout_seconds)
+            output.seek(0)
+            return self.judge(code, output.read().decode(errors="replace"))
 
     def judge(self, code: int | None, printed: str) -> CheckOutcome:
         """The outcome of an exit code (None: out of time) and of what was printed."""
@@ -104,11 +131,11 @@ class CommandCheck(Record):
             detail = f"no answer within {self.timeout_seconds:g} s\n{tail}"
             return CheckOutcome(verdict="fail" if self.timeout_fails else "error", detail=detail)
         failed = self._is_meant(code, printed)
-        # What is neither passing by its code nor the failure that is meant is another failure.
+        # A code that neither passes nor is the failure searched for is some other failure.
         other = not failed and code != 0 and code not in self.ignore_fail_codes
         verdict = "fail" if failed else "error" if other else "pass"
-        told = verdict != "pass" or self.tell_passing
-        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if told else "")  # type: ignore[arg-type]
+        keeps_output = verdict != "pass" or self.tell_passing
+        return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if keeps_output else "")  # type: ignore[arg-type]
 
     def _is_meant(self, code: int, printed: str) -> bool:
         if code in self.ignore_fail_codes:
@@ -119,26 +146,6 @@ class CommandCheck(Record):
             return any(re.search(expression, printed) for expression in self.fail_regex)
         return bool(self.fail_codes) or code != 0
 
-    def _arguments(self, part: SubModel, model: Path, folder: Path) -> list[str]:
-        paths = {"{model}": model, "{inputs}": folder / "inputs.json", "{golden}": folder / "golden.json"}
-        used = {name for name in PLACEHOLDERS if any(name in argument for argument in self.command)}
-        if "{inputs}" in used:
-            save_json(part.feeds, paths["{inputs}"], "inputs of a sub-model")
-        if "{golden}" in used:
-            _save_golden(part, paths["{golden}"])
-        return [_filled(argument, {name: str(paths[name]) for name in used}) for argument in self.command]
-
-
-def _remove(model: Path) -> None:
-    for path in (model, model.with_name(f"{model.name}.data")):
-        path.unlink(missing_ok=True)
-
-
-def _filled(argument: str, paths: dict[str, str]) -> str:
-    for name, path in paths.items():
-        argument = argument.replace(name, path)
-    return argument
-
 
 def _save_golden(part: SubModel, path: Path) -> None:
     from trtops.comparator.results import IterationResult, RunResults
@@ -148,7 +155,7 @@ def _save_golden(part: SubModel, path: Path) -> None:
 
 
 def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | None) -> int | None:
-    """Run a program in a process group of its own, and end whatever is left of the group.
+    """Run a program in a process group of its own, and kill what is left of the group when the program ends.
 
     Args:
         arguments: The program and its arguments.
@@ -172,7 +179,7 @@ def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | 
     except subprocess.TimeoutExpired:
         return None
     finally:
-        # Its children too: one left running would hold the GPU, or write into the next sub-model's files.
+        # The whole group: a child left running would hold the GPU, or write into the next sub-model's files.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -43,6 +43,7 @@ class CompareResult(OpResult):
         judgement: The numbers.
     """
 
+    title: str = "compare"
     verdict: Verdict
     reasons: tuple[str, ...]
     judgement: Judgement
@@ -77,29 +78,30 @@ def compare(
         parent: Id of a parent run.
 
     Raises:
-        ConfigError: If a side is nothing of the above.
+        ConfigError: If a side is none of these.
         TrtopsError: If a side cannot be loaded or run. Outputs that differ are a result.
     """
     config = CompareConfig() if config is None else config
-    actual, golden = _whole(actual, tracker), _whole(golden, tracker)
-    experiment = experiment or _experiment_of(actual, tracker)
-    name = f"{_short(actual)} vs {_short(golden)}"
+    actual, golden = _with_whole_id(actual, tracker), _with_whole_id(golden, tracker)
+    if experiment is None:
+        is_run = actual.startswith(RUN_PREFIX)
+        experiment = tracker.info(actual.removeprefix(RUN_PREFIX)).experiment if is_run else Path(actual).stem
+    name = f"{_short_name(actual)} vs {_short_name(golden)}"
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
-        judgement = _compare(actual, golden, config.check, tracker)
+        judgement = _judge_sides(actual, golden, config.check, tracker)
         log_judgement(run, judgement)
         report = judgement.report
         run.finish(report.verdict)
-        result = CompareResult(
-            title=f"compare {name}", verdict=report.verdict, reasons=report.reasons, judgement=judgement
-        )
+        result = CompareResult(verdict=report.verdict, reasons=report.reasons, judgement=judgement)
         return result.kept_in(run, experiment)
 
 
-def _compare(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
+def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
     tolerances = tolerances_for("fp32", check.tolerances)
     with ExitStack() as stack:
         sides = [open_side(side, tracker) for side in (actual, golden)]
+        # Saved results are data; only runners need to be activated and let go.
         under_test, right = (stack.enter_context(s) if isinstance(s, BaseRunner) else s for s in sides)
         if isinstance(under_test, RunResults):
             if not isinstance(right, RunResults):
@@ -136,17 +138,11 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     return backend.runner(Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment()))
 
 
-def _whole(side: str | Path, tracker: Tracker) -> str:
+def _with_whole_id(side: str | Path, tracker: Tracker) -> str:
     """A side as text, a run among them with its whole id."""
     text = str(side)
     return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
 
 
-def _experiment_of(side: str, tracker: Tracker) -> str:
-    if side.startswith(RUN_PREFIX):
-        return tracker.info(side[len(RUN_PREFIX) :]).experiment
-    return Path(side).stem
-
-
-def _short(side: str) -> str:
+def _short_name(side: str) -> str:
     return side if side.startswith(RUN_PREFIX) else Path(side).name

@@ -74,13 +74,13 @@ def open_feeds(
     iterations: int = 1,
     seed: int = 1,
 ) -> Feeds:
-    """Find out what kind of data source something is.
+    """Open a data source of any kind.
 
     Args:
         source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
             input, ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
             ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
-            :class:`~trtops.comparator.DataLoader` is told of the inputs first.
+            :class:`~trtops.comparator.DataLoader` is given the inputs first.
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
         iterations: How many random feeds.
         seed: Seed of the first random feed; each next one counts up.
@@ -98,7 +98,7 @@ def open_feeds(
     if isinstance(source, (str, Path)):
         return _from_path(str(source), inputs)
     if hasattr(source, "input_metadata"):
-        return _made_up(source, inputs)
+        return _generated_feeds(source, inputs)
     if isinstance(source, Iterator):
         kept = list(source)  # a bare iterator can be read only once
         return Feeds("the given iterator", lambda: kept)
@@ -133,8 +133,8 @@ class DataConfig(Record):
         return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
 
 
-def _made_up(loader: Any, inputs: TensorMetadata) -> Feeds:
-    """A data loader that makes what a model takes, once it knows what that is."""
+def _generated_feeds(loader: Any, inputs: TensorMetadata) -> Feeds:
+    """The feeds of a data loader that generates them from the model's inputs."""
 
     def feeds() -> Iterable[Feed]:
         loader.input_metadata = inputs

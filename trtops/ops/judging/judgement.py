@@ -100,7 +100,7 @@ class Judgement(Record):
 
 
 def default_tolerances(precision: Precision) -> Tolerances:
-    """What a sound engine of a precision is expected to keep, when nobody says more.
+    """What a sound engine of a precision is expected to meet, where nobody gave tolerances.
 
     FP32 is held to Polygraphy's default. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
     roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something;
@@ -156,7 +156,7 @@ def judge(
     report = compare_outputs(actual_results, golden_results, tolerances)
     accuracy = None
     if config.labels is not None:
-        accuracy = _accuracy(actual_results, golden_results, read_labels(Path(config.labels)))
+        accuracy = _measure_accuracy(actual_results, golden_results, read_labels(Path(config.labels)))
     judgement = Judgement(report=report, latency=measure_latency(runner, feeds, config), accuracy=accuracy)
     return judgement, actual_results, golden_results
 
@@ -204,7 +204,7 @@ def read_labels(path: Path) -> NDArray[Any]:
     return labels.reshape(-1)
 
 
-def _accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any]) -> Accuracy:
+def _measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any]) -> Accuracy:
     shares = []
     for results in (actual, golden):
         classes = _best_classes(results)

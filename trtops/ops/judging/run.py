@@ -21,6 +21,7 @@ from trtops.comparator.report import (
     compare_outputs,
 )
 from trtops.comparator.results import PostprocessFunction, RunResults
+from trtops.comparator.table import LIMITED
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
@@ -29,7 +30,7 @@ from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Record):
-    """How runners are run, and what is done with what they say.
+    """How runners are run, and what is done with their outputs.
 
     Attributes:
         warm_up: Inferences of each runner before it is timed.
@@ -170,10 +171,10 @@ def _run_and_compare(
     )
     if config.save_accuracy is not None:
         accuracy.save(config.save_accuracy)
-    return results, accuracy, reasons + _differences(accuracy)
+    return results, accuracy, reasons + _describe_differences(accuracy)
 
 
-def _differences(accuracy: AccuracyResults) -> list[str]:
+def _describe_differences(accuracy: AccuracyResults) -> list[str]:
     """A sentence per pair of runners, and compare function, that do not agree."""
     reasons = []
     for result in accuracy:
@@ -201,7 +202,7 @@ def _mean_ms(iterations: Sequence[Any]) -> float | None:
 
 
 def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, result: RunResult) -> None:
-    """Keep every statistic of the first pair as metrics, and all numbers as an artifact, with what was decided."""
+    """Log every statistic of the first pair as metrics, all numbers as an artifact, and the verdict as it was decided."""
     if run is NO_RUN:
         return
     report = decided_report(accuracy, results)
@@ -237,7 +238,7 @@ def _as_decided(output: OutputComparison, matches: Iterable[Match]) -> OutputCom
     return dataclasses.replace(output, verdict="bad", reasons=reasons)
 
 
-_TOLERANCES = {"l2_norm": "max_l2", "cosine_similarity": "min_cosine", "psnr": "min_psnr", "snr": "min_snr"}
+_TOLERANCES = {metric.polygraphy: str(metric.tolerance) for metric in LIMITED}
 """Tolerances by the names that compare results have for what they limit."""
 
 

@@ -15,8 +15,8 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """Make inputs of the arrays that files have for the same iteration.
 
     Args:
-        paths: Files of saved inputs or outputs. Of one that holds several runners the last counts; of arrays of the same
-            name in several files the last, too.
+        paths: Files of saved inputs or outputs. Of a file that holds several runners the last one counts; so does the last
+            of arrays with the same name in several files.
         output: Where to write the inputs.
 
     Returns:
@@ -28,7 +28,7 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """
     merged: list[dict[str, Any]] = []
     for place, path in enumerate(paths):
-        feeds = _feeds(path)
+        feeds = _feeds_in(path)
         if place and len(feeds) != len(merged):
             raise errors.IterationMismatchError(
                 f"{path} has {len(feeds)} iterations, the files before it {len(merged)}; expected as many in each."
@@ -54,7 +54,7 @@ def concat(paths: Sequence[str | Path], output: str | Path) -> int:
         FormatError: If a file cannot be read, or holds something else.
         ComparisonError: If inputs and outputs are mixed, or outputs are of different numbers of runners.
     """
-    loaded = [_loaded(path) for path in paths]
+    loaded = [_load_saved(path) for path in paths]
     runs = [held for held in loaded if isinstance(held, RunResults)]
     if runs and len(runs) < len(loaded):
         raise errors.ComparisonError("Some files hold inputs and some outputs; join one kind at a time.")
@@ -72,7 +72,7 @@ def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     return max((len(iterations) for iterations in joined.values()), default=0)
 
 
-def _loaded(path: str | Path) -> Any:
+def _load_saved(path: str | Path) -> Any:
     held = load_json(str(path))
     if isinstance(held, Mapping):
         held = [held]
@@ -81,8 +81,8 @@ def _loaded(path: str | Path) -> Any:
     raise errors.FormatError(f"{path} holds a {type(held).__name__}; expected saved inputs or outputs.")
 
 
-def _feeds(path: str | Path) -> list[dict[str, Any]]:
-    held = _loaded(path)
+def _feeds_in(path: str | Path) -> list[dict[str, Any]]:
+    held = _load_saved(path)
     if isinstance(held, RunResults):
         if not len(held):
             raise errors.FormatError(f"{path} holds the outputs of no runner.")

@@ -1,9 +1,8 @@
 """Checks: what is asked of a sub-model, and in which ways it can be answered.
 
 A check is any callable that takes a :class:`~trtops.backend.onnx.submodel.SubModel` and says whether it passes: True or
-``"pass"``; False or ``"fail"``; or ``"error"``, which means that it went wrong in another way than the one that is hunted.
-Only ``"fail"`` counts as the failure. A check that raises counts as an error. The data of a sub-model can be read while it is
-checked, not later.
+``"pass"``; False or ``"fail"``; or ``"error"``, for a failure of another kind than the one searched for. A check that raises
+counts as an error. The data of a sub-model can be read while it is checked, not later.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class CheckOutcome(Record):
     """What a check says.
 
     Attributes:
-        verdict: ``fail`` is the failure that is hunted, ``error`` any other.
+        verdict: ``fail`` is the failure that is searched for, ``error`` any other.
         detail: Why, in words, for people.
     """
 
@@ -66,9 +65,8 @@ class ComparisonCheck:
     Attributes:
         runner: Makes a runner of a sub-model, which it may share but not change; the runner is not active yet.
         tolerances: When outputs are good enough.
-        failures: Which failures are hunted: outputs that differ, engines that are not built, inferences that fail.
-        name: Names the back end and its settings, so that answers are not taken for those of another; unless given, the
-            name of ``runner``.
+        failures: Which failures are searched for: outputs that differ, engines that cannot be built, inferences that fail.
+        name: The back end and its settings, by which cached answers are told apart; the name of ``runner`` unless given.
     """
 
     runner: Callable[[onnx.ModelProto], BaseRunner]
@@ -85,7 +83,7 @@ class ComparisonCheck:
         except (errors.BackendError, errors.ModelError) as exc:
             return self._failed("build", str(exc))
         try:
-            outputs = [_copied(runner.infer(feed), last=feed is feeds[-1]) for feed in feeds]
+            outputs = [_owned_outputs(runner.infer(feed), last=feed is feeds[-1]) for feed in feeds]
             report = compare_outputs(outputs, golden, self.tolerances)
         except errors.BackendError as exc:
             return self._failed("inference", str(exc))
@@ -102,8 +100,8 @@ class ComparisonCheck:
         return f"comparison:{runner}:{self.tolerances.digest}:{','.join(sorted(self.failures))}"
 
 
-def _copied(outputs: Arrays, *, last: bool) -> Arrays:
-    """Outputs that outlive the next inference."""
+def _owned_outputs(outputs: Arrays, *, last: bool) -> Arrays:
+    """Outputs that stay valid: copied, unless no further inference can overwrite them."""
     return outputs if last else {name: array.copy() for name, array in outputs.items()}
 
 
@@ -135,7 +133,7 @@ class EngineRunner:
 
 
 def describe(check: Check) -> str:
-    """Text that differs for checks that may answer differently, as far as that can be told from outside."""
+    """Text that identifies a check in caches: two checks with the same text are taken to answer alike."""
     own = getattr(check, "describe", None)
     if callable(own):
         return str(own())

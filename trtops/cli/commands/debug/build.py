@@ -30,7 +30,7 @@ CAMPAIGN = Group(
         ),
         Flag(names=("--parallel",), convert=int, shown="N", help="builds under way at a time"),
         Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long one build may take"),
-        Flag(names=("--resume",), shown="RUN", help="a campaign to go on with"),
+        Flag(names=("--resume",), shown="RUN", help="a campaign to resume"),
     ),
 )
 GROUPS = (
@@ -58,7 +58,7 @@ class Plan:
         campaign: The campaign's config.
         experiment: Where it is remembered.
         store: Where the memory is.
-        resume: The campaign to go on with.
+        resume: The campaign to resume.
     """
 
     build: Call | None = None
@@ -73,7 +73,7 @@ class Plan:
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
     if args.experiment is not None or args.resume or args.backend == "onnxruntime":
-        return _campaign(args)
+        return _campaign_plan(args)
     artifact = args.iter_artifact or ARTIFACT
     if args.until == "decided" or (args.until is None and not args.resume):
         raise UsageError(
@@ -95,8 +95,7 @@ def plan(args: Asked) -> Plan:
     )
 
 
-def _campaign(args: Asked) -> Plan:
-
+def _campaign_plan(args: Asked) -> Plan:
     if args.resume and args.model_file is None:
         return Plan(resume=args.resume, store=args.store)
     if loading.wants_onnx_changes(args) or loading.model_type(args) != "onnx":
@@ -125,22 +124,26 @@ def _campaign(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Build, judge, and tell."""
     if plan.build is not None:
-        return _repeat(plan)
+        return _repeat_builds(plan)
     tracker = configs.opened(plan.store) if plan.resume else configs.memory(plan.experiment, plan.store)
     result = ops.debug_build(
-        plan.model, plan.campaign, tracker=tracker, resume=plan.resume, experiment=plan.experiment, progress=_tell
+        plan.model,
+        plan.campaign,
+        tracker=tracker,
+        resume=plan.resume,
+        experiment=plan.experiment,
+        progress=_say_progress,
     )
     say_page(result.page())
     return 0 if result.verdict == "good" else 1
 
 
-def _tell(progress: Progress) -> None:
-
+def _say_progress(progress: Progress) -> None:
     if progress.last is not None:
         say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
 
 
-def _repeat(plan: Plan) -> int:
+def _repeat_builds(plan: Plan) -> int:
     """Builds in a warm child process, so that a crash is a verdict."""
     from trtops.backend.trt import library
     from trtops.backend.worker import Worker

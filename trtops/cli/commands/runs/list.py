@@ -14,8 +14,7 @@ from trtops.ops.tables import table
 from trtops.tracking.schema import KINDS
 
 
-def _kind(text: str) -> str:
-
+def _known_kind(text: str) -> str:
     if text not in KINDS:
         raise ValueError(f"{text!r} is no kind of run. {near(text, KINDS)}")
     return text
@@ -26,7 +25,11 @@ GROUPS = (
         "which",
         (
             Flag(names=("--experiment",), shown="NAME", help="only of this experiment"),
-            Flag(names=("--kind",), convert=_kind, help="only of this kind: build, compare, debug_build, reduce, ..."),
+            Flag(
+                names=("--kind",),
+                convert=_known_kind,
+                help="only of this kind: build, compare, debug_build, reduce, ...",
+            ),
             Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict"),
             Flag(
                 names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
