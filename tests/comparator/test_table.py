@@ -43,7 +43,7 @@ def named(metrics):
 def test_names_that_metrics_give_to_things_are_their_own():
     for names in (
         [m.name for m in METRICS],
-        [m.polygraphy for m in METRICS],
+        [m.result_field for m in METRICS],
         [m.tolerance for m in LIMITED],
         [c.name for c in COMPARISONS],
         [flag for group in (groups.THRESHOLDS, groups.COMPARING) for f in group.flags for flag in f.names],
@@ -92,7 +92,7 @@ def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
     assert getattr(function(), metric.option) == metric.limit
     assert function({"x": value, "": beyond})(*outputs)["x"]
     found = function(beyond)(*outputs)["x"]
-    assert not found and found.metric_values() == {metric.polygraphy: value}
+    assert not found and found.metric_values() == {metric.result_field: value}
     assert found.describe()[0].startswith(f"{metric.title}: ") and "FAILED" in found.describe()[0]
 
     AccuracyResults([AccuracyResult({("a", "b"): [{"x": found}]})]).save(tmp_path / "accuracy.json")
@@ -196,6 +196,8 @@ def test_digests_of_tolerances_stay_what_they_were():
 @pytest.mark.parity
 def test_names_and_limits_that_polygraphy_has_are_polygraphys():
     theirs = pytest.importorskip("polygraphy.comparator")
+    fields = {name for kind in vars(theirs).values() if hasattr(kind, "metric_fields") for name in kind.metric_fields()}
+    assert {metric.polygraphy for metric in METRICS} - {None} <= fields
     known = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
     assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr", "perceptual_metrics"}
     for comparison in known:
