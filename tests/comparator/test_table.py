@@ -19,16 +19,19 @@ from trtops.cli.flags import Asked
 from trtops.comparator import (
     AccuracyResult,
     AccuracyResults,
+    Comparator,
     CompareFunc,
     ComparisonReport,
     IterationResult,
     OutputTolerances,
+    RunResults,
     Tolerances,
     compare_outputs,
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
 from trtops.ops.judging.judgement import error_metrics
+from trtops.ops.judging.run import decided_report
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
@@ -99,6 +102,15 @@ def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
     again = AccuracyResults.load(tmp_path / "accuracy.json")[0]["a", "b"][0]["x"]
     assert type(again) is type(found) and not again and again.thresholds == found.thresholds
     assert again.metric_values() == found.metric_values()
+
+
+@named([metric for metric in COMPARED if metric.recorded])
+def test_what_a_compare_function_held_an_output_against_is_kept_as_a_tolerance(metric):
+    results = RunResults()
+    results.add([{"x": ACTUAL}], runner_name="a")
+    results.add([{"x": GOLDEN}], runner_name="b")
+    accuracy = Comparator.compare_accuracy(results, compare_func=getattr(CompareFunc, metric.function)(0.5))
+    assert getattr(decided_report(accuracy, results).tolerances, metric.tolerance) == 0.5
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
