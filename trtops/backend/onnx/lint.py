@@ -50,7 +50,7 @@ class LintEntry(Record):
 
     Attributes:
         level: ``error`` for what is wrong with the model or cannot be loaded, ``exception`` for what fails when it
-            runs, ``warning`` for what may be meant.
+            runs, ``warning`` for what may be intended.
         source: Who says so.
         message: What was found.
         nodes: Names of the nodes that it is about; empty if it is about the model.

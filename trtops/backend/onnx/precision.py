@@ -120,8 +120,8 @@ def lower_precision(
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
         exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
-            without a name goes by its first output's. Functions of the model are written out before, so names are
-            those of :func:`without_functions`.
+            without a name goes by its first output's. The model's functions are inlined before, so names are those of
+            :func:`without_functions`.
         keep_types: Operator types to keep in FP32 beside those.
 
     Raises:
@@ -160,7 +160,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError) as exc:  # C++ exceptions
-        raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
+        raise errors.InvalidModelError(f"The model's functions cannot be inlined: {exc}") from exc
 
 
 def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:
