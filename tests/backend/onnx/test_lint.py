@@ -136,6 +136,19 @@ def test_a_node_that_fails_only_when_it_runs_is_an_exception() -> None:
     assert good.ok
 
 
+def test_a_node_that_stands_before_what_it_reads_is_run_all_the_same() -> None:
+    proto = models.model(
+        """(float[4] x) => (float[1] y) {
+            [bad] y = Gather(b, i)
+            [cast] j = Cast<to = 1>(i)
+            [good] b = Add(x, j)
+        }""",
+        {"i": np.array([9])},
+    )
+
+    assert lint(proto).failing == ("bad",)
+
+
 def test_custom_operators_are_left_unchecked_with_a_warning_and_so_is_what_reads_them() -> None:
     report = lint(models.no_kernel().proto)
 

@@ -342,7 +342,7 @@ def test_models_that_contradict_themselves_are_refused_by_name() -> None:
         (twice, "defined twice"),
         (short, "expected"),
         (elsewhere, "in another file"),
-        (call, "functions cannot be written out"),
+        (call, "functions cannot be inlined"),
     ):
         with pytest.raises(errors.ModelError, match=message):
             convert_to_fp16(proto)
