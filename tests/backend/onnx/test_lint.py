@@ -244,7 +244,7 @@ def test_types_that_numpy_lacks_are_loaded_and_not_run() -> None:
     assert report.ok and report.failing == ()
 
 
-def test_the_report_survives_json_and_has_the_fields_tools_layout() -> None:
+def test_the_report_survives_json_and_has_polygraphys_layout() -> None:
     report = lint(models.no_kernel().proto)
 
     assert LintReport.from_json(report.to_json()) == report
@@ -254,7 +254,7 @@ def test_the_report_survives_json_and_has_the_fields_tools_layout() -> None:
 
 
 @pytest.mark.parity
-def test_what_fails_with_the_fields_tool_fails_here(tmp_path: Path) -> None:
+def test_what_fails_with_polygraphy_fails_here(tmp_path: Path) -> None:
     proto = models.transformer().proto
     next(n for n in proto.graph.node if n.name == "mlp_in").input[1] = "w_out"
     save_onnx(proto, tmp_path / "m.onnx")

@@ -80,22 +80,7 @@ def convert_to_fp16(
         ModelError: If the model contradicts itself, or its weights are not loaded.
     """
     check_structure(proto)
-    return _log_rewrite(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
-
-
-def convert_to_bf16(
-    proto: onnx.ModelProto,
-    *,
-    keep_io: bool = True,
-    exclude: Iterable[str] = (),
-    keep_types: Collection[str] = KEPT_TYPES,
-) -> onnx.ModelProto:
-    """A model that computes in BF16 where its operators can; as :func:`convert_to_fp16`."""
-    check_structure(proto)
-    return _log_rewrite(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
-
-
-def _log_rewrite(rewritten: Rewritten) -> onnx.ModelProto:
+    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
