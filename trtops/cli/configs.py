@@ -13,7 +13,7 @@ from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.comparator.table import LIMITED
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 from trtops.tracking.base import NO_RUN, tracked
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import Kind, Tag
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -205,7 +205,7 @@ def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
 
 
 @contextlib.contextmanager
-def remembered(experiment: str | None, store: str | None, model: str, what: str, *, kind: str) -> Iterator[Run]:
+def remembered(experiment: str | None, store: str | None, model: str, what: str, *, kind: Kind) -> Iterator[Run]:
     """The run that an op logs to, named and tagged as the flows do it; without an experiment one that keeps nothing."""
     if experiment is None:
         yield NO_RUN
