@@ -123,6 +123,8 @@ class Metric:
     """``(ERROR, output, statistic)``."""
     ERROR_LOG10 = "error_log10"
     """The decimal logarithms of the same, since the UI's bars show two decimals (:func:`log10_twins`)."""
+    ACCURACY = "accuracy"
+    """Top-1 accuracy on labelled data."""
     ITERATIONS = "iterations"
     """``(ITERATIONS, verdict)``: how many iterations of a campaign have it."""
     DIFF = "diff"
