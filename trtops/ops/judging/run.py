@@ -24,6 +24,7 @@ from trtops.comparator.results import PostprocessFunction, RunResults
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
+from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 
 
@@ -206,7 +207,7 @@ def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, re
         return
     report = decided_report(accuracy, results)
     log_judgement(run, Judgement(report=report), verdict=result.verdict, reasons=result.reasons)
-    run.log_text(accuracy.to_json(), "accuracy/results.polygraphy.json")
+    run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
 
 
 def decided_report(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
