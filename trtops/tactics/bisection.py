@@ -1,0 +1,239 @@
+"""Which differences between a good and a bad build make it bad: builds that mix the two, chosen so that each tells most.
+
+Plain numbers in, plain numbers out; :mod:`trtops.ops.campaign.bisect` makes the builds.
+
+The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
+bad build and the others from the good one. A *hypothesis* says which trials come out bad: those with one certain unit;
+with two units together; or with either of two. Verdicts may be wrong and culprits may fail only sometimes, so a
+hypothesis is not struck out by one trial against it. It is weighed by the probability of all verdicts, averaged over a
+few rates at which trials that it expects to be bad, and others, come out bad (:data:`RATES`).
+
+**Which trial is next.** Units are put in the order of their guilt; a trial takes the first few of them, as many as make
+its verdict least certain beforehand. Then a coin decides whether it takes these units or all *others*.
+
+**The coin is the guard against accusing chance.** Suppose that verdicts have nothing to do with the units: whatever they
+depend on, be it chance, the time of day or the machine, they do not depend on the coin. So for every hypothesis the ratio
+
+    P(verdict | trial) / (P(verdict | trial) / 2 + P(verdict | its opposite) / 2)
+
+has the mean 1, whatever happened before, and products of such ratios, averaged over hypotheses by their prior, are a
+test martingale: it exceeds ``1 / alpha`` at any time with a probability of at most ``alpha`` (Ville's inequality). This
+holds however often one looks and however verdicts drift. See Vovk and Wang, Annals of Statistics 2021, on e-values;
+Fisher, The Design of Experiments, 1935, on why randomisation is the basis of inference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Kind: TypeAlias = Literal["one", "together", "either"]
+
+RATES = (
+    (0.995, 0.005, 0.6),
+    (0.94, 0.06, 0.25),
+    (0.6, 0.03, 0.15),
+)
+"""How often trials are bad that are expected to be, how often others are, and the prior of both: builds that repeat, a
+few wrong verdicts, and a culprit that fails only sometimes."""
+
+PRIORS: dict[Kind, float] = {"one": 0.7, "together": 0.15, "either": 0.15}
+"""Share of the prior that the kinds of hypotheses have."""
+
+_CHANCE = 0.2
+"""Prior probability that no unit decides: what was replayed does not decide the verdict."""
+_CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
+_MAX_PAIRED = 256
+"""Units that pairs are made of, the most suspicious ones."""
+_SUSPECTS = 3
+"""Units whose partners are searched for."""
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """A hypothesis.
+
+    Attributes:
+        kind: Whether one unit decides, two together, or either of two.
+        units: The units, in ascending order.
+        probability: Its posterior probability, among all hypotheses and chance.
+    """
+
+    kind: Kind
+    units: tuple[int, ...]
+    probability: float
+
+
+class Bisection:
+    """Verdicts on mixtures of two builds, and what they say. Grows by :meth:`add`.
+
+    Args:
+        prior: Guilt of each unit from what is known already, of shape ``(units,)``; not negative, and not all zero.
+        seed: Of the coin.
+    """
+
+    def __init__(self, prior: Sequence[float] | Floats, seed: int = 0) -> None:
+        weights = np.asarray(prior, np.float64)
+        weights = weights / weights.sum()
+        # Nobody is ruled out by a guess: a tenth of the prior is shared equally.
+        self._weights = 0.9 * weights + 0.1 / len(weights)
+        self._coin = np.random.default_rng(seed)
+        self.units = len(weights)
+        self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
+        self._first, self._second = np.triu_indices(len(self._paired), 1)
+        self._prior = self._log_prior()
+        count = len(self._prior)
+        self._log_p = np.zeros((len(RATES), count))
+        self._log_mean = np.zeros((len(RATES), count))
+        self._chance = np.zeros(len(_CHANCE_RATES))
+        self.trials = 0
+
+    def _log_prior(self) -> Floats:
+        """Of every hypothesis: singles, pairs together, either of pairs, in this order."""
+        one = PRIORS["one"] * self._weights
+        if self.units == 1:
+            return np.log(one / one.sum())
+        pair = self._weights[self._paired[self._first]] * self._weights[self._paired[self._second]]
+        pair = pair / pair.sum()
+        joined = np.concatenate((one, PRIORS["together"] * pair, PRIORS["either"] * pair))
+        return np.log(joined / joined.sum())
+
+    def expected_bad(self, taken: Bools) -> Bools:
+        """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
+        if self.units == 1:
+            return taken.copy()
+        among = taken[self._paired]
+        a, b = among[self._first], among[self._second]
+        return np.concatenate((taken, a & b, a | b))
+
+    def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
+        """Take in a verdict.
+
+        Args:
+            taken: Units that the build got from the bad one, of shape ``(units,)``.
+            bad: Its verdict.
+            opposite: The trial that a coin decided against; None if there was no coin: then it says nothing against
+                chance.
+        """
+        expected = self.expected_bad(taken)
+        other = expected if opposite is None else self.expected_bad(opposite)
+        for k, (p_with, p_without, _) in enumerate(RATES):
+            with_culprit, without = (p_with, p_without) if bad else (1 - p_with, 1 - p_without)
+            here = np.where(expected, with_culprit, without)
+            there = np.where(other, with_culprit, without)
+            self._log_p[k] += np.log(here)
+            self._log_mean[k] += np.log((here + there) / 2)
+        self._chance += np.log(_CHANCE_RATES if bad else 1 - _CHANCE_RATES)
+        self.trials += 1
+
+    @property
+    def _mass(self) -> tuple[Floats, float]:
+        """Posterior of every hypothesis, and of chance."""
+        logs = np.array([math.log(rate[2]) for rate in RATES])
+        peak = max(float((self._prior + (logs[:, None] + self._log_p)).max()), float(self._chance.max()))
+        mass = (1 - _CHANCE) * np.exp(self._prior + logs[:, None] + self._log_p - peak).sum(axis=0)
+        chance = _CHANCE * float(np.exp(self._chance - peak).mean())
+        total = float(mass.sum()) + chance
+        return mass / total, chance / total
+
+    @property
+    def p_chance(self) -> float:
+        """Posterior probability that no unit decides."""
+        return self._mass[1]
+
+    @property
+    def guilt(self) -> Floats:
+        """Posterior probability of each unit to be among the culprits, of shape ``(units,)``."""
+        mass, _ = self._mass
+        return self._guilt(mass)
+
+    def _guilt(self, mass: Floats) -> Floats:
+        guilt = mass[: self.units].copy()
+        if self.units > 1:
+            together, either = np.split(mass[self.units :], 2)
+            for of in (self._first, self._second):
+                np.add.at(guilt, self._paired[of], together + either)
+        return guilt
+
+    @property
+    def log_e_value(self) -> float:
+        """Evidence against chance, see the module; natural logarithm."""
+        logs = np.array([math.log(rate[2]) for rate in RATES])
+        ratios = self._prior + logs[:, None] + self._log_p - self._log_mean
+        peak = float(ratios.max())
+        return peak + math.log(float(np.exp(ratios - peak).sum()))
+
+    @property
+    def best(self) -> Culprits:
+        """The most probable hypothesis."""
+        mass, _ = self._mass
+        return self._culprits(int(np.argmax(mass)), mass)
+
+    def _culprits(self, index: int, mass: Floats) -> Culprits:
+        probability = float(mass[index])
+        if index < self.units:
+            return Culprits("one", (index,), probability)
+        kind, pair = divmod(index - self.units, len(self._first))
+        units = tuple(sorted(int(self._paired[of[pair]]) for of in (self._first, self._second)))
+        return Culprits("either" if kind else "together", units, probability)
+
+    def next(self) -> tuple[Bools, Bools]:
+        """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
+        mass, _ = self._mass
+        one, other = max(self._splits(mass), key=lambda pair: self._worth(mass, *pair))
+        return (one, other) if self._coin.random() < 0.5 else (other, one)
+
+    def _splits(self, mass: Floats) -> Iterator[tuple[Bools, Bools]]:
+        """Trials and their opposites: the units halved by their guilt; and, to tell pairs, the partners of a suspect.
+
+        With one of two that fail together always taken, or one of two alternatives never, the other one is searched for
+        as a single culprit is.
+        """
+        guilt = self._guilt(mass)
+        yield self._halved(guilt, taken=None, left=None)
+        if self.units < 3:
+            return
+        together, either = np.split(mass[self.units :], 2)
+        for suspect in np.argsort(-guilt, kind="stable")[:_SUSPECTS].tolist():
+            yield self._halved(self._partners(together, suspect), taken=suspect, left=None)
+            yield self._halved(self._partners(either, suspect), taken=None, left=suspect)
+
+    def _partners(self, pairs: Floats, suspect: int) -> Floats:
+        """Mass of the pairs of a unit, by the other unit."""
+        partners = np.zeros(self.units)
+        for of, other in ((self._first, self._second), (self._second, self._first)):
+            among = self._paired[of] == suspect
+            np.add.at(partners, self._paired[other[among]], pairs[among])
+        return partners
+
+    def _halved(self, weights: Floats, taken: int | None, left: int | None) -> tuple[Bools, Bools]:
+        """Two trials that share the units out, half of the weight each, but for one that both take or leave."""
+        fixed = [unit for unit in (taken, left) if unit is not None]
+        order = [unit for unit in np.argsort(-weights, kind="stable").tolist() if unit not in fixed]
+        cumulated = np.cumsum(weights[order])
+        size = 1 + int(np.argmin(np.abs(cumulated - cumulated[-1] / 2)))
+        one, other = np.zeros(self.units, np.bool_), np.zeros(self.units, np.bool_)
+        one[order[:size]] = True
+        other[order[size:]] = True
+        if taken is not None:
+            one[taken] = other[taken] = True
+        return one, other
+
+    def _worth(self, mass: Floats, one: Bools, other: Bools) -> float:
+        """Bits that a trial is expected to tell, of which hypothesis holds and against chance, verdicts being right."""
+        here, there = self.expected_bad(one), self.expected_bad(other)
+        total = float(mass.sum())
+        told = sum(_entropy(float(mass[expected].sum()) / total) for expected in (here, there)) / 2
+        return told + float(mass[here != there].sum()) / total
+
+
+def _entropy(p: float) -> float:
+    """Of a coin that falls with probability ``p``, in bits."""
+    return 0.0 if not 0 < p < 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
