@@ -99,11 +99,13 @@ class Bisection:
         """Of every hypothesis: singles, pairs together, either of pairs, in this order."""
         one = PRIORS["one"] * self._weights
         if self.units == 1:
-            return np.log(one / one.sum())
+            alone: Floats = np.log(one / one.sum())
+            return alone
         pair = self._weights[self._paired[self._first]] * self._weights[self._paired[self._second]]
         pair = pair / pair.sum()
-        joined = np.concatenate((one, PRIORS["together"] * pair, PRIORS["either"] * pair))
-        return np.log(joined / joined.sum())
+        joined: Floats = np.concatenate((one, PRIORS["together"] * pair, PRIORS["either"] * pair))
+        logs: Floats = np.log(joined / joined.sum())
+        return logs
 
     def expected_bad(self, taken: Bools) -> Bools:
         """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
@@ -111,7 +113,8 @@ class Bisection:
             return taken.copy()
         among = taken[self._paired]
         a, b = among[self._first], among[self._second]
-        return np.concatenate((taken, a & b, a | b))
+        expected: Bools = np.concatenate((taken, a & b, a | b))
+        return expected
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
         """Take in a verdict.
@@ -155,7 +158,7 @@ class Bisection:
         return self._guilt(mass)
 
     def _guilt(self, mass: Floats) -> Floats:
-        guilt = mass[: self.units].copy()
+        guilt: Floats = mass[: self.units].copy()
         if self.units > 1:
             together, either = np.split(mass[self.units :], 2)
             for of in (self._first, self._second):
@@ -183,6 +186,19 @@ class Bisection:
         kind, pair = divmod(index - self.units, len(self._first))
         units = tuple(sorted(int(self._paired[of[pair]]) for of in (self._first, self._second)))
         return Culprits("either" if kind else "together", units, probability)
+
+    def decided(self, confidence: float = 0.95) -> Literal["convicted", "chance"] | None:
+        """What the trials come to; None if more are needed. May be asked after every trial.
+
+        Args:
+            confidence: At most ``1 - confidence`` of bisections convict where verdicts depend on no unit; and a hypothesis
+                needs that posterior probability, as does chance.
+        """
+        if self.p_chance >= confidence:
+            return "chance"
+        if self.log_e_value >= -math.log(1 - confidence) and self.best.probability >= confidence:
+            return "convicted"
+        return None
 
     def next(self) -> tuple[Bools, Bools]:
         """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
