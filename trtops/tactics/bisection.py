@@ -110,7 +110,8 @@ class Bisection:
     def expected_bad(self, taken: Bools) -> Bools:
         """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
         if self.units == 1:
-            return taken.copy()
+            alone: Bools = taken.copy()
+            return alone
         among = taken[self._paired]
         a, b = among[self._first], among[self._second]
         expected: Bools = np.concatenate((taken, a & b, a | b))
