@@ -93,6 +93,7 @@ class Bisection:
         self._log_p = np.zeros((len(RATES), count))
         self._log_mean = np.zeros((len(RATES), count))
         self._chance = np.zeros(len(_CHANCE_RATES))
+        self._shunned: set[bytes] = set()
         self.trials = 0
 
     def _log_prior(self) -> Floats:
@@ -204,8 +205,17 @@ class Bisection:
     def next(self) -> tuple[Bools, Bools]:
         """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
         mass, _ = self._mass
-        one, other = max(self._splits(mass), key=lambda pair: self._worth(mass, *pair))
+        splits = [pair for pair in self._splits(mass) if not self._shunned & {taken.tobytes() for taken in pair}]
+        while not splits:  # what tells most cannot be built: some other way of sharing the units out
+            one = self._coin.random(self.units) < 0.5
+            if not self._shunned & {one.tobytes(), (~one).tobytes()} or len(self._shunned) >= 2**self.units // 2:
+                splits.append((one, ~one))
+        one, other = max(splits, key=lambda pair: self._worth(mass, *pair))
         return (one, other) if self._coin.random() < 0.5 else (other, one)
+
+    def shun(self, taken: Bools) -> None:
+        """Ask for this mixture no more: it cannot be built. Do not :meth:`add` a verdict on it."""
+        self._shunned.add(taken.tobytes())
 
     def _splits(self, mass: Floats) -> Iterator[tuple[Bools, Bools]]:
         """Trials and their opposites: the units halved by their guilt; and, to tell pairs, the partners of a suspect.

@@ -41,6 +41,7 @@ KINDS = (
     "triage",
     "precision",
     "proof",
+    "bisect",
     "promote",
     "deny",
     "noise",
@@ -150,6 +151,7 @@ class Artifact:
     DIFF_PAGE = "tactics/diff.md"
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
+    BISECTION = "tactics/bisection.json"
     DENIED = "tactics/denied.json"
     NOISE = "noise.json"
     SPEC = "spec.json"
