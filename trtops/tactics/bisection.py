@@ -218,15 +218,16 @@ class Bisection:
         self._shunned.add(taken.tobytes())
 
     def _splits(self, mass: Floats) -> Iterator[tuple[Bools, Bools]]:
-        """Trials and their opposites: the units halved by their guilt; and, to tell pairs, the partners of a suspect.
+        """Trials and their opposites: both builds as they were; the units halved by their guilt; the partners of a suspect.
 
         With one of two that fail together always taken, or one of two alternatives never, the other one is searched for
         as a single culprit is.
         """
         guilt = self._guilt(mass)
-        yield self._halved(guilt, taken=None, left=None)
-        if self.units < 3:
+        yield np.ones(self.units, np.bool_), np.zeros(self.units, np.bool_)
+        if self.units == 1:
             return
+        yield self._halved(guilt, taken=None, left=None)
         together, either = np.split(mass[self.units :], 2)
         for suspect in np.argsort(-guilt, kind="stable")[:_SUSPECTS].tolist():
             yield self._halved(self._partners(together, suspect), taken=suspect, left=None)

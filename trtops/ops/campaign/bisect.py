@@ -31,6 +31,7 @@ from trtops.record import Record
 from trtops.tactics.bisection import Bisection, Bools, Kind
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import diff
+from trtops.tactics.noise import student_quantile
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker, Verdict, tracked
 
@@ -252,23 +253,34 @@ def bisect(
     return result
 
 
+def campaign_of(tracker: Tracker, run: str, bad: str | None = None) -> Campaign:
+    """The campaign that a bisection belongs to; arguments as :func:`bisect` takes them.
+
+    Raises:
+        ConfigError: If there is none, or the builds are not of one.
+    """
+    run_id = tracker.whole_id(run)
+    if bad is not None:
+        run_id = _parent(tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
+    return open_campaign(tracker, run_id)
+
+
 def _opened(
     tracker: Tracker, run: str, bad: str | None, config: BisectConfig
 ) -> tuple[Campaign, Mixture, Mapping[tuple[str, str], float]]:
     """The campaign, the two builds, and how guilty the campaign's diff finds what the bad build has."""
-    run_id = tracker.whole_id(run)
+    campaign = campaign_of(tracker, run, bad)
+    builds = campaigns.load_table(tracker, campaign.run_id)
     if bad is None:
-        campaign = open_campaign(tracker, run_id)
-        builds = campaigns.load_table(tracker, run_id)
         good_names, bad_names = list(builds.named("good")), list(builds.named("bad"))
         if not good_names or not bad_names:
             lacking = "good" if not good_names else "bad"
-            raise errors.ConfigError(f"Campaign {run_id} has no {lacking} build yet, so there is nothing to mix.")
+            raise errors.ConfigError(
+                f"Campaign {campaign.run_id} has no {lacking} build yet, so there is nothing to mix."
+            )
         pair = most_alike(builds, good_names, bad_names)
     else:
-        pair = run_id, tracker.whole_id(bad)
-        campaign = open_campaign(tracker, _parent(tracker.info(run_id), tracker.info(pair[1])))
-        builds = campaigns.load_table(tracker, campaign.run_id)
+        pair = tracker.whole_id(run), tracker.whole_id(bad)
     stored = [tracker.load(name) for name in pair]
     for build, wanted in zip(stored, ("good", "bad")):
         if build.info.verdict != wanted:
@@ -461,17 +473,14 @@ def _largest_error(info: RunInfo) -> float | None:
 def welch(larger: Sequence[float], smaller: Sequence[float]) -> Effect | None:
     """The ratio of two groups of errors, given as natural logarithms; None if one group has fewer than two.
 
-    The interval is Welch's, with the Cornish-Fisher expansion of Student's quantile, which is within 2 % from three degrees
-    of freedom on.
+    Errors of one group that are equal to the last bit still get an interval: a spread of 1e-6 is taken for the least.
     """
     if len(larger) < 2 or len(smaller) < 2:
         return None
     means = [float(np.mean(group)) for group in (larger, smaller)]
     parts = [max(float(np.var(group, ddof=1)), 1e-12) / len(group) for group in (larger, smaller)]
     freedom = sum(parts) ** 2 / sum(part**2 / (len(g) - 1) for part, g in zip(parts, (larger, smaller)))
-    z = 1.959964
-    quantile = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    middle, half = means[0] - means[1], quantile * math.sqrt(sum(parts))
+    middle, half = means[0] - means[1], student_quantile(0.95, freedom) * math.sqrt(sum(parts))
     return Effect(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
