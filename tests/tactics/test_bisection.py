@@ -41,13 +41,15 @@ EXPECTED = {
 @pytest.mark.parametrize(
     ("kind", "units", "wrong", "fails", "median", "right"),
     [
-        ("one", 6, 0.0, 1.0, 8, 60),
+        ("one", 6, 0.0, 1.0, 9, 60),
         ("one", 30, 0.0, 1.0, 11, 60),
         ("one", 120, 0.0, 1.0, 13, 60),
         ("one", 30, 0.05, 1.0, 16, 57),
         ("one", 30, 0.0, 0.6, 40, 55),
         ("together", 30, 0.0, 1.0, 24, 57),
         ("either", 30, 0.0, 1.0, 24, 57),
+        ("together", 5, 0.0, 1.0, 16, 57),
+        ("either", 5, 0.05, 1.0, 22, 55),
     ],
 )
 def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails, median, right):
@@ -60,11 +62,8 @@ def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails,
 
         found = played(seed, units, bad)
         trials.append(found.trials)
-        best = found.best
-        named += found.decided() == "convicted" and (best.kind, best.units) == (
-            kind,
-            (a,) if kind == "one" else (a, b),
-        )
+        expected = {"one": ((a,),), "together": ((a, b),), "either": ((a,), (b,))}[kind]
+        named += found.decided() == "convicted" and found.best.clauses == expected
 
     assert named >= right
     assert np.median(trials) <= median
@@ -99,6 +98,26 @@ def test_the_e_value_has_the_mean_one_over_the_coin_whatever_the_verdicts():
             values.append(math.exp(bisection.log_e_value))
 
         assert np.mean(values) == pytest.approx(1.0, rel=1e-9)
+
+
+SEVERAL = {
+    "any of four": ((0,), (1,), (2,), (3,)),
+    "two of four": tuple(itertools.combinations(range(4), 2)),
+    "all of three": ((0, 1, 2),),
+    "one with either of two": ((0, 1), (0, 2)),
+}
+
+
+@pytest.mark.parametrize("clauses", SEVERAL.values(), ids=SEVERAL)
+def test_among_a_few_units_whatever_several_do_is_named(clauses):
+    trials, named = [], 0
+    for seed in range(20):
+        found = played(seed, 5, lambda rng, taken, _: any(taken[list(clause)].all() for clause in clauses))
+        trials.append(found.trials)
+        named += found.decided() == "convicted" and found.best.clauses == clauses
+
+    assert named >= 18
+    assert np.median(trials) <= 26
 
 
 def test_a_trial_without_a_coin_says_which_unit_and_nothing_against_chance():

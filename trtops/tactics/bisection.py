@@ -4,7 +4,8 @@ Plain numbers in, plain numbers out; :mod:`trtops.ops.campaign.bisect` makes the
 
 The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
 bad build and the others from the good one. A *hypothesis* says which trials come out bad: those with one certain unit;
-with two units together; or with either of two. Verdicts may be wrong and culprits may fail only sometimes, so a
+with two units together; or with either of two; and, among a few units, with any, all, or some number of several, or with
+one together with any of others. Verdicts may be wrong and culprits may fail only sometimes, so a
 hypothesis is not struck out by one trial against it. It is weighed by the probability of all verdicts, averaged over a
 few rates at which trials that it expects to be bad, and others, come out bad (:data:`RATES`).
 
@@ -24,9 +25,11 @@ Fisher, The Design of Experiments, 1935, on why randomisation is the basis of in
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -34,7 +37,8 @@ import numpy.typing as npt
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Kind: TypeAlias = Literal["one", "together", "either"]
+Clauses: TypeAlias = tuple[tuple[int, ...], ...]
+"""Units that make a trial bad: any of the clauses, of each of which all units must be taken."""
 
 RATES = (
     (0.995, 0.005, 0.6),
@@ -44,14 +48,15 @@ RATES = (
 """How often trials are bad that are expected to be, how often others are, and the prior of both: builds that repeat, a
 few wrong verdicts, and a culprit that fails only sometimes."""
 
-PRIORS: dict[Kind, float] = {"one": 0.7, "together": 0.15, "either": 0.15}
-"""Share of the prior that the kinds of hypotheses have."""
-
+_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.6, 0.12, 0.12, 0.16
+"""Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
 _CHANCE = 0.2
 """Prior probability that no unit decides: what was replayed does not decide the verdict."""
 _CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
 _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
+_MAX_SEVERAL = 7
+"""Units up to which sets of more than two are thought of: there are some 900 then."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
 
@@ -61,14 +66,63 @@ class Culprits:
     """A hypothesis.
 
     Attributes:
-        kind: Whether one unit decides, two together, or either of two.
-        units: The units, in ascending order.
+        clauses: What makes trials bad.
         probability: Its posterior probability, among all hypotheses and chance.
     """
 
-    kind: Kind
-    units: tuple[int, ...]
+    clauses: Clauses
     probability: float
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """All units in it, in ascending order."""
+        return tuple(sorted({unit for clause in self.clauses for unit in clause}))
+
+
+@dataclass(frozen=True)
+class _Several:
+    """Hypotheses about more than two of a few units: one unit, if any is named, and at least so many of a set.
+
+    Attributes:
+        needed: The unit without which nothing is bad, of shape ``(hypotheses, units)``, at most one in a row.
+        among: The sets, of the same shape.
+        least: How many of its set must be taken, of shape ``(hypotheses,)``.
+    """
+
+    needed: Bools
+    among: Bools
+    least: npt.NDArray[np.int64]
+
+    @classmethod
+    @cache
+    def of(cls, units: int) -> _Several:
+        """All hypotheses of this kind about so many units."""
+        rows: list[tuple[int | None, tuple[int, ...], int]] = []
+        if units <= _MAX_SEVERAL:
+            for size in range(3, units + 1):
+                for members in itertools.combinations(range(units), size):
+                    rows += [(None, members, least) for least in range(1, size + 1)]
+            for size in range(2, units):
+                for needed in range(units):
+                    others = [unit for unit in range(units) if unit != needed]
+                    rows += [(needed, members, 1) for members in itertools.combinations(others, size)]
+        needed_by, among = np.zeros((2, len(rows), units), np.bool_)
+        for row, (unit, members, _) in enumerate(rows):
+            among[row, list(members)] = True
+            if unit is not None:
+                needed_by[row, unit] = True
+        return cls(needed_by, among, np.array([least for *_, least in rows], np.int64))
+
+    def expected_bad(self, taken: Bools) -> Bools:
+        """Whether each hypothesis expects a trial to be bad."""
+        expected: Bools = ((self.among & taken).sum(axis=1) >= self.least) & ~(self.needed & ~taken).any(axis=1)
+        return expected
+
+    def clauses(self, row: int) -> Clauses:
+        """A hypothesis as clauses."""
+        needed, members = np.flatnonzero(self.needed[row]), np.flatnonzero(self.among[row])
+        sets = itertools.combinations(members.tolist(), int(self.least[row]))
+        return tuple(tuple(sorted((*needed.tolist(), *chosen))) for chosen in sets)
 
 
 class Bisection:
@@ -88,6 +142,7 @@ class Bisection:
         self.units = len(weights)
         self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
         self._first, self._second = np.triu_indices(len(self._paired), 1)
+        self._several = _Several.of(self.units)
         self._prior = self._log_prior()
         count = len(self._prior)
         self._log_p = np.zeros((len(RATES), count))
@@ -97,14 +152,16 @@ class Bisection:
         self.trials = 0
 
     def _log_prior(self) -> Floats:
-        """Of every hypothesis: singles, pairs together, either of pairs, in this order."""
-        one = PRIORS["one"] * self._weights
+        """Of every hypothesis: singles, pairs together, either of pairs, several, in this order."""
+        one = _ONE * self._weights
         if self.units == 1:
             alone: Floats = np.log(one / one.sum())
             return alone
         pair = self._weights[self._paired[self._first]] * self._weights[self._paired[self._second]]
         pair = pair / pair.sum()
-        joined: Floats = np.concatenate((one, PRIORS["together"] * pair, PRIORS["either"] * pair))
+        count = len(self._several.least)
+        several = np.full(count, _SEVERAL / max(count, 1))
+        joined: Floats = np.concatenate((one, _TOGETHER * pair, _EITHER * pair, several))
         logs: Floats = np.log(joined / joined.sum())
         return logs
 
@@ -115,7 +172,7 @@ class Bisection:
             return alone
         among = taken[self._paired]
         a, b = among[self._first], among[self._second]
-        expected: Bools = np.concatenate((taken, a & b, a | b))
+        expected: Bools = np.concatenate((taken, a & b, a | b, self._several.expected_bad(taken)))
         return expected
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
@@ -162,10 +219,17 @@ class Bisection:
     def _guilt(self, mass: Floats) -> Floats:
         guilt: Floats = mass[: self.units].copy()
         if self.units > 1:
-            together, either = np.split(mass[self.units :], 2)
+            together, either, several = self._pairs(mass)
             for of in (self._first, self._second):
                 np.add.at(guilt, self._paired[of], together + either)
+            guilt += several @ (self._several.among | self._several.needed)
         return guilt
+
+    def _pairs(self, mass: Floats) -> tuple[Floats, Floats, Floats]:
+        """The mass of pairs together, of either of pairs, and of several."""
+        count = len(self._first)
+        together, either, several = np.split(mass[self.units :], [count, 2 * count])
+        return together, either, several
 
     @property
     def log_e_value(self) -> float:
@@ -184,10 +248,12 @@ class Bisection:
     def _culprits(self, index: int, mass: Floats) -> Culprits:
         probability = float(mass[index])
         if index < self.units:
-            return Culprits("one", (index,), probability)
+            return Culprits(((index,),), probability)
         kind, pair = divmod(index - self.units, len(self._first))
-        units = tuple(sorted(int(self._paired[of[pair]]) for of in (self._first, self._second)))
-        return Culprits("either" if kind else "together", units, probability)
+        if kind > 1:
+            return Culprits(self._several.clauses(index - self.units - 2 * len(self._first)), probability)
+        a, b = sorted(int(self._paired[of[pair]]) for of in (self._first, self._second))
+        return Culprits(((a,), (b,)) if kind else ((a, b),), probability)
 
     def decided(self, confidence: float = 0.95) -> Literal["convicted", "chance"] | None:
         """What the trials come to; None if more are needed. May be asked after every trial.
@@ -205,13 +271,38 @@ class Bisection:
     def next(self) -> tuple[Bools, Bools]:
         """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
         mass, _ = self._mass
+        one, other = self._best_of_all(mass) if self.units <= _MAX_SEVERAL else self._best_of_splits(mass)
+        return (one, other) if self._coin.random() < 0.5 else (other, one)
+
+    def _best_of_all(self, mass: Floats) -> tuple[Bools, Bools]:
+        """The best of all pairs of trials, where there are few enough; see :meth:`_worth`."""
+        trials, expected = self._all_trials
+        share = mass / mass.sum()
+        p_bad = expected @ share
+        inside = np.clip(p_bad, 1e-12, 1 - 1e-12)
+        told = -inside * np.log2(inside) - (1 - inside) * np.log2(1 - inside)
+        differing = p_bad[:, None] + p_bad - 2 * (expected * share) @ expected.T
+        worth = (told[:, None] + told) / 2 + differing
+        known = [taken.tobytes() in self._shunned for taken in trials]
+        worth[known, :] = worth[:, known] = -1.0
+        np.fill_diagonal(worth, -1.0)
+        one, other = np.unravel_index(int(worth.argmax()), worth.shape)
+        return trials[one], trials[other]
+
+    @cached_property
+    def _all_trials(self) -> tuple[Bools, Floats]:
+        """Every trial, of shape ``(trials, units)``, and what each hypothesis expects of it, ``(trials, hypotheses)``."""
+        trials = np.array(list(itertools.product((False, True), repeat=self.units)))
+        return trials, np.array([self.expected_bad(taken) for taken in trials], np.float64)
+
+    def _best_of_splits(self, mass: Floats) -> tuple[Bools, Bools]:
+        """The best of a few ways to share many units out."""
         splits = [pair for pair in self._splits(mass) if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # what tells most cannot be built: some other way of sharing the units out
             one = self._coin.random(self.units) < 0.5
-            if not self._shunned & {one.tobytes(), (~one).tobytes()} or len(self._shunned) >= 2**self.units // 2:
+            if not self._shunned & {one.tobytes(), (~one).tobytes()}:
                 splits.append((one, ~one))
-        one, other = max(splits, key=lambda pair: self._worth(mass, *pair))
-        return (one, other) if self._coin.random() < 0.5 else (other, one)
+        return max(splits, key=lambda pair: self._worth(mass, *pair))
 
     def shun(self, taken: Bools) -> None:
         """Ask for this mixture no more: it cannot be built. Do not :meth:`add` a verdict on it."""
@@ -225,10 +316,8 @@ class Bisection:
         """
         guilt = self._guilt(mass)
         yield np.ones(self.units, np.bool_), np.zeros(self.units, np.bool_)
-        if self.units == 1:
-            return
         yield self._halved(guilt, taken=None, left=None)
-        together, either = np.split(mass[self.units :], 2)
+        together, either, _ = self._pairs(mass)
         for suspect in np.argsort(-guilt, kind="stable")[:_SUSPECTS].tolist():
             yield self._halved(self._partners(together, suspect), taken=suspect, left=None)
             yield self._halved(self._partners(either, suspect), taken=None, left=suspect)

@@ -84,7 +84,7 @@ def test_everything_is_kept_and_the_conviction_can_be_denied(bisected, tracker):
     assert BisectResult.from_json(run.read_bytes(Artifact.BISECTION)).culprits == bisected.culprits
     assert {info.id for info in tracker.find(parent=bisected.run_id)} == {trial.run_id for trial in bisected.trials}
     assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
-    if bisected.culprits[0].kind == "one":
+    if len(bisected.culprits[0].units) == 1:
         entry = deny(bisected.run_id, tracker=tracker).entry
         assert entry.settings == tuple((unit.name, unit.bad) for unit in bisected.culprits[0].units)
         assert entry.evidence == bisected.run_id

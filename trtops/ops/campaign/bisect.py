@@ -28,7 +28,7 @@ from trtops.ops.campaign.prove import most_alike
 from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
-from trtops.tactics.bisection import Bisection, Bools, Kind
+from trtops.tactics.bisection import Bisection, Bools, Clauses
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import diff
 from trtops.tactics.noise import student_quantile
@@ -118,16 +118,17 @@ class Culprit(Record):
     """A set of units that makes builds bad.
 
     Attributes:
-        kind: ``one``; two that fail only ``together``; or two of which ``either`` does.
-        units: The units.
+        units: The units, all of those in ``clauses``.
+        clauses: Positions in ``units``: a build is bad that has all units of any clause. ``((0,),)`` is one culprit,
+            ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` two of which either does.
         probability: Posterior probability of the very set.
         log10_e_value: Evidence that the verdict depends on the units at all, as a power of ten.
         builds: How many builds it took.
         effect: What it does to the error; None if the errors of too few builds are known.
     """
 
-    kind: Kind
     units: tuple[Unit, ...]
+    clauses: Clauses
     probability: float
     log10_e_value: float
     builds: int
@@ -135,8 +136,7 @@ class Culprit(Record):
 
     def describe(self) -> str:
         """The set in words."""
-        joined = {"one": "", "together": " together with ", "either": ", or "}[self.kind]
-        return joined.join(unit.describe() for unit in self.units)
+        return ", or ".join(" together with ".join(self.units[i].describe() for i in clause) for clause in self.clauses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,14 +379,14 @@ class _Search:
         if decided == "chance":
             return "not repeatable"
         best = bisection.best
-        named = tuple(units[unit] for unit in best.units)
+        places_of = {unit: place for place, unit in enumerate(best.units)}
         return Culprit(
-            kind=best.kind,
-            units=named,
+            units=tuple(units[unit] for unit in best.units),
+            clauses=tuple(tuple(places_of[unit] for unit in clause) for clause in best.clauses),
             probability=best.probability,
             log10_e_value=bisection.log_e_value / math.log(10),
             builds=len(self.trials) - first,
-            effect=self._effect(bisection, places, best.units, best.kind),
+            effect=self._effect(places, best.clauses),
         )
 
     def _whole(self, places: np.ndarray[Any, Any], wanted: Bools) -> Bools:
@@ -437,14 +437,11 @@ class _Search:
             self.progress(len(self.trials), self.config.max_builds)
         return trial, outcome.taken if counted else None
 
-    def _effect(
-        self, bisection: Bisection, places: np.ndarray[Any, Any], units: Sequence[int], kind: Kind
-    ) -> Effect | None:
+    def _effect(self, places: np.ndarray[Any, Any], clauses: Clauses) -> Effect | None:
         """The errors of all builds so far, with the culprits and without."""
         groups: tuple[list[float], list[float]] = ([], [])
         for trial, mask in zip(self.trials, self.masks):
-            has = mask[places][list(units)]
-            guilty = bool(has.any()) if kind == "either" else bool(has.all())
+            guilty = any(mask[places[list(clause)]].all() for clause in clauses)
             if trial.counted and trial.error:
                 groups[guilty].append(math.log(trial.error))
         return welch(groups[1], groups[0])
@@ -456,7 +453,7 @@ class _Search:
         """
         for culprit in result.culprits[:1]:
             only_settings = all(unit.kind == "setting" for unit in culprit.units)
-            if culprit.kind == "one" or (culprit.kind == "together" and only_settings):
+            if len(culprit.clauses) == 1 and (len(culprit.units) == 1 or only_settings):
                 yield self.mixture.denied(culprit.units, run_id)
 
 

@@ -127,11 +127,13 @@ class Mixture:
             whole = whole and (bool(taken[place]) or now.get(key) == before.get(key))
             if taken[place] != wanted[place]:
                 strayed.append(unit.name)
-        free = {(unit.kind, unit.name) for unit in self.units} | {("layer", name) for name in self.consequences}
+        # Copies between formats and the like come and go with their neighbours' choices, and nobody chooses them.
+        unchosen = {c.layer for record in (got, self._good, self._bad) for c in record.choices if not c.replayable}
+        known = {unit.name for unit in self.units} | set(self.consequences) | unchosen
         also = [
             name
             for kind, name in dict.fromkeys([*before, *now])
-            if kind == "layer" and (kind, name) not in free and now.get((kind, name)) != before.get((kind, name))
+            if kind == "layer" and name not in known and now.get((kind, name)) != before.get((kind, name))
         ]
         if self._good.mechanism == "onnxruntime":
             also = []  # settings decide the layers, and all settings were compared
