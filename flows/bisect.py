@@ -12,7 +12,7 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.progress import progress
-from flows.slots import campaign_slot
+from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, campaign_of
 from trtops.ops.campaign.bisect import bisect as bisect_op
@@ -23,10 +23,10 @@ def build_mixtures(campaign: str, bad: str | None, config: BisectConfig) -> Bise
     """One call of the bisect op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        campaign_slot(campaign_of(memory, campaign, bad).on(config.devices)) as held,
+        bench_slot(campaign_of(memory, campaign, bad).config.place.on(config.devices)) as devices,
         progress("Bisecting", "builds") as bar,
     ):
-        config = replace(config, devices=held.config.devices)
+        config = replace(config, devices=devices)
         return bisect_op(campaign, bad, config, tracker=memory, tags=flow_tags(), progress=bar.update)
 
 
@@ -54,7 +54,7 @@ def bisect(
     config = BisectConfig() if config is None else config
     config = replace(config, max_builds=max_builds or config.max_builds, max_minutes=max_minutes or config.max_minutes)
     result = build_mixtures(campaign, bad, config)
-    show_result("bisect", result)
+    show_result(result)
     return result
 
 

@@ -9,10 +9,9 @@ something else is guilty as well, and the search goes on without the first.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -25,7 +24,7 @@ from trtops.ops.campaign.iteration import EngineJudge, make
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import most_alike
-from trtops.ops.result import OpResult
+from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.tactics.bisection import Bisection, Bools, Clauses
@@ -34,8 +33,6 @@ from trtops.tactics.diff import diff
 from trtops.tactics.noise import student_quantile
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker, Verdict, tracked
-
-log = logging.getLogger(__name__)
 
 Outcome: TypeAlias = Literal["convicted", "not repeatable", "cannot be told"]
 
@@ -206,7 +203,7 @@ def bisect(
     tracker: Tracker,
     tags: Mapping[str, str] | None = None,
     judge: EngineJudge | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: OnProgress | None = None,
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good one.
 
@@ -229,19 +226,13 @@ def bisect(
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
     pair = f"{mixture.good.info.id[:8]} and {mixture.bad.info.id[:8]}"
     try:
-        with tracked(
+        with op_run(
             tracker, campaign.experiment, f"bisect {pair}", kind="bisect", tags=tags, parent=campaign.run_id
         ) as parent:
             parent.set_tags({schema.Tag.EVIDENCE: f"{mixture.good.info.id} {mixture.bad.info.id}"})
             parent.log_params(schema.flat_params(config))
             search = _Search(campaign, mixture, config, tracker, parent.id, judge, progress)
-            result = replace(
-                search.run(guilt),
-                title=f"bisect {pair}",
-                run_id=parent.id,
-                url=parent.url,
-                experiment=campaign.experiment,
-            )
+            result = replace(search.run(guilt), title=f"bisect {pair}").kept_in(parent, campaign.experiment)
             parent.log_json(result, schema.Artifact.BISECTION)
             for entry in search.denied(result, parent.id):
                 parent.log_json(entry, schema.Artifact.DENIED)
@@ -316,7 +307,7 @@ class _Search:
     tracker: Tracker
     parent: str
     judge: EngineJudge | None
-    progress: Callable[[int, int], None] | None
+    progress: OnProgress | None
     trials: list[Trial] = field(default_factory=list)
     masks: list[Bools] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
