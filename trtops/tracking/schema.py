@@ -42,6 +42,7 @@ Kind: TypeAlias = Literal[
     "triage",
     "precision",
     "proof",
+    "bisect",
     "promote",
     "deny",
     "noise",
@@ -168,6 +169,7 @@ class Artifact:
     DIFF_PAGE = "tactics/diff.md"
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
+    BISECTION = "tactics/bisection.json"
     DENIED = "tactics/denied.json"
     NOISE = "noise.json"
     REDUCE = "reduce/"
