@@ -13,7 +13,16 @@ HEAVY = ("tensorrt", "tensorrt_rtx", "onnxruntime", "mlflow", "prefect", "onnx",
 
 
 @pytest.mark.parametrize(
-    "module", ["trtops", "trtops.errors", "trtops.spec", "trtops.tracking.base", "trtops.tactics.record"]
+    "module",
+    [
+        "trtops",
+        "trtops.backend.onnxrt",
+        "trtops.comparator",
+        "trtops.errors",
+        "trtops.spec",
+        "trtops.tactics.record",
+        "trtops.tracking.base",
+    ],
 )
 def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
@@ -24,7 +33,8 @@ def test_importing_a_light_module_loads_no_heavy_library(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.trt", "trtops.ops"]
+    "package",
+    ["trtops", "trtops.comparator", "trtops.backend.onnx", "trtops.backend.onnxrt", "trtops.backend.trt", "trtops.ops"],
 )
 def test_public_names_resolve_and_unknown_ones_say_so(package: str) -> None:
     module = importlib.import_module(package)

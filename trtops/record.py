@@ -30,13 +30,14 @@ def sha256(data: bytes | bytearray | memoryview) -> str:
 
 
 def sha256_file(path: str | Path) -> str:
-    """The SHA-256 of a file's content, as 64 hexadecimal digits, read in blocks of 1 MiB."""
+    """The SHA-256 of a file's content, as 64 hexadecimal digits, read into one buffer."""
     import hashlib
 
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    block = memoryview(bytearray(1 << 18))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What the ONNX Runtime runner adds to a bare session, beside the field's tool; and what a build costs.
+"""What the ONNX Runtime runner adds to a bare session, beside Polygraphy; and what a build costs.
 
 Run it by hand or with ``make bench``. Processor time per inference in microseconds, medians over interleaved rounds.
 Exits with 1 if a limit is exceeded.

@@ -60,6 +60,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("surgeon", "weight-reconstruct"): ["m.onnx", "-o", "o.onnx"],
     ("debug", "build"): ["m.onnx", "--until", "3"],
     ("debug", "diff-tactics"): ["--dir", "replays"],
+    ("debug", "bisect"): ["abc"],
     ("debug", "prove"): ["abc"],
     ("debug", "noise"): ["abc"],
     ("debug", "reduce"): ["m.onnx"],

@@ -19,16 +19,19 @@ from trtops.cli.flags import Asked
 from trtops.comparator import (
     AccuracyResult,
     AccuracyResults,
+    Comparator,
     CompareFunc,
     ComparisonReport,
     IterationResult,
     OutputTolerances,
+    RunResults,
     Tolerances,
     compare_outputs,
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
 from trtops.ops.judging.judgement import error_metrics
+from trtops.ops.judging.run import decided_report
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
@@ -43,7 +46,7 @@ def named(metrics):
 def test_names_that_metrics_give_to_things_are_their_own():
     for names in (
         [m.name for m in METRICS],
-        [m.polygraphy for m in METRICS],
+        [m.result_field for m in METRICS],
         [m.tolerance for m in LIMITED],
         [c.name for c in COMPARISONS],
         [flag for group in (groups.THRESHOLDS, groups.COMPARING) for f in group.flags for flag in f.names],
@@ -92,13 +95,22 @@ def test_each_limit_is_a_compare_function_with_a_saved_result(metric, tmp_path):
     assert getattr(function(), metric.option) == metric.limit
     assert function({"x": value, "": beyond})(*outputs)["x"]
     found = function(beyond)(*outputs)["x"]
-    assert not found and found.metric_values() == {metric.polygraphy: value}
+    assert not found and found.metric_values() == {metric.result_field: value}
     assert found.describe()[0].startswith(f"{metric.title}: ") and "FAILED" in found.describe()[0]
 
     AccuracyResults([AccuracyResult({("a", "b"): [{"x": found}]})]).save(tmp_path / "accuracy.json")
     again = AccuracyResults.load(tmp_path / "accuracy.json")[0]["a", "b"][0]["x"]
     assert type(again) is type(found) and not again and again.thresholds == found.thresholds
     assert again.metric_values() == found.metric_values()
+
+
+@named([metric for metric in COMPARED if metric.recorded])
+def test_what_a_compare_function_held_an_output_against_is_kept_as_a_tolerance(metric):
+    results = RunResults()
+    results.add([{"x": ACTUAL}], runner_name="a")
+    results.add([{"x": GOLDEN}], runner_name="b")
+    accuracy = Comparator.compare_accuracy(results, compare_func=getattr(CompareFunc, metric.function)(0.5))
+    assert getattr(decided_report(accuracy, results).tolerances, metric.tolerance) == 0.5
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
@@ -196,6 +208,8 @@ def test_digests_of_tolerances_stay_what_they_were():
 @pytest.mark.parity
 def test_names_and_limits_that_polygraphy_has_are_polygraphys():
     theirs = pytest.importorskip("polygraphy.comparator")
+    fields = {name for kind in vars(theirs).values() if hasattr(kind, "metric_fields") for name in kind.metric_fields()}
+    assert {metric.polygraphy for metric in METRICS} - {None} <= fields
     known = [c for c in COMPARISONS if hasattr(theirs, c.compare_func)]
     assert {c.name for c in known} >= {"l2", "cosine_similarity", "psnr", "snr", "perceptual_metrics"}
     for comparison in known:

@@ -30,6 +30,7 @@ FEWER = {"--until decided": "--until 2"}
 
 CODES = {
     "flows.compare": 1,  # FP16 or INT8 against FP32's tolerances: outputs differ, as the verdict says
+    "flows.bisect": 3,  # no build is bad, so there is nothing to mix
     "flows.prove": 3,  # no build is bad, so there is nothing to prove
 }
 """Exit codes other than 0."""

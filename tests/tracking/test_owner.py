@@ -48,4 +48,4 @@ def test_processes_of_other_machines_and_containers_are_not_judged():
 def test_an_init_process_of_another_user_is_there():
     here = owner.current()
 
-    assert not owner.is_gone(replace(here, pid=1, started=owner._started(1)))
+    assert not owner.is_gone(replace(here, pid=1, started=owner._start_ticks(1)))

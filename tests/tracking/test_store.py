@@ -61,7 +61,6 @@ def test_everything_lies_under_one_root(tmp_path: Path):
 
     assert place.uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert place.artifacts == tmp_path / "artifacts"
-    assert place.prefect_home == tmp_path / ".prefect"
     assert place.artifacts_of("resnet50") == tmp_path / "artifacts" / "resnet50"
 
 

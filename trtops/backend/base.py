@@ -71,6 +71,9 @@ class Caches:
         )
 
 
+NO_CACHES = Caches()
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimingCacheUse:
     """What a timing cache was good for in one build.
@@ -169,7 +172,7 @@ class EngineBackend(Protocol):
         model: Model,
         config: BuildConfig,
         *,
-        caches: Caches = Caches(),
+        caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
         """Build one engine.

@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtops.backend.base import Build, Caches, Engine, Feed
+from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.spec import BuildConfig, Environment
-from trtops.worker import Worker
+from trtops.worker import Worker as Worker
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
     from trtops.backend.onnx.model import Model
-
-__all__ = ["NO_CACHES", "IsolatedBackend", "Worker"]
-
-NO_CACHES = Caches()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ COMMANDS: dict[Path, str] = {
     ("surgeon", "weight-reconstruct"): "put weights back into a stripped model",
     ("debug", "build"): "build again and again, judge each engine, and sort what it left",
     ("debug", "diff-tactics"): "say which tactic is guilty, from good and bad records",
+    ("debug", "bisect"): "build mixtures of a good and a bad build until it is known what makes it bad",
     ("debug", "prove"): "swap a campaign's suspect in and out of builds that are known",
     ("debug", "noise"): "say what runs, builds and the precision add to a campaign's error",
     ("debug", "reduce"): "find the smallest part of a model that still fails",

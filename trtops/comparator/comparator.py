@@ -190,7 +190,7 @@ class Comparator:
             ComparisonError: If something cannot be compared at all.
             ConfigError: If averages are asked for from a function that has none, or together with ``fail_fast``.
         """
-        from trtops.comparator.compare import SimpleCompareFunc
+        from trtops.comparator.compare import SimpleCompareFunc  # not needed by what only runs
 
         functions = list(compare_func) if isinstance(compare_func, Sequence) else [compare_func or SimpleCompareFunc()]
         if check_average:

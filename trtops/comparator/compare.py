@@ -79,7 +79,7 @@ class SimpleCompareFunc(WithDefaults):
         threshold = self.thresholds_for(names[0])
         found = cache.of(names, a, b, threshold, self.infinities_compare_equal)
         if self.save_heatmaps or self.show_heatmaps:
-            from trtops.comparator import plot
+            from trtops.comparator import plot  # seldom wanted, and slow to import
 
             plot.draw_heatmaps(a, b, names[0], self.save_heatmaps, self.show_heatmaps)
         if self.save_error_metrics_plot or self.show_error_metrics_plot:

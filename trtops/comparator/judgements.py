@@ -66,7 +66,7 @@ class SimpleThreshold(Threshold):
     """
 
     METRIC_FIELDS: ClassVar[tuple[str, ...]] = (
-        *(error.polygraphy for error in ERRORS),
+        *(error.result_field for error in ERRORS),
         "quantile_absdiff",
         "quantile_reldiff",
     )
@@ -113,14 +113,14 @@ class MetricThreshold(Threshold):
 
     def passed(self, metric_values: Numbers) -> bool:
         """Whether all limits hold. A number that is not known, or NaN, fails."""
-        return all(metric.passes(metric_values.get(metric.polygraphy), limit) for metric, limit in self.limits())
+        return all(metric.passes(metric_values.get(metric.result_field), limit) for metric, limit in self.limits())
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
         """One line of words and the verdict, if there is one limit and the number is known."""
         if len(self.COMPARISON.limits) > 1:
             return None
         [(metric, limit)] = self.limits()
-        value = metric_values.get(metric.polygraphy)
+        value = metric_values.get(metric.result_field)
         if value is None:
             return None
         passed = self.passed(metric_values)
@@ -239,7 +239,7 @@ class OutputCompareResult(CompareResult):
         """The result for statistics that have the threshold's quantile level."""
         quantile = statistics.quantile(thresholds.error_quantile)
         return cls(
-            **{error.polygraphy: getattr(statistics, error.name) for error in ERRORS},
+            **{error.result_field: getattr(statistics, error.name) for error in ERRORS},
             quantile_absdiff=quantile.abs,
             quantile_reldiff=quantile.rel,
             statistics=statistics,
@@ -351,7 +351,7 @@ def _threshold_class(comparison: Comparison) -> type[MetricThreshold]:
             "__doc__": f"The {allowed}.",
             "__module__": __name__,
             "COMPARISON": comparison,
-            "METRIC_FIELDS": tuple(metric.polygraphy for metric in limits.values()),
+            "METRIC_FIELDS": tuple(metric.result_field for metric in limits.values()),
         },
     )
 
@@ -362,7 +362,7 @@ def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[Co
     return make_dataclass(
         comparison.result,
         # Polygraphy saves None for what it could not compute, and computes all that is recorded.
-        [(m.polygraphy, "float") if m.recorded else (m.polygraphy, "float | None", None) for m in metrics],
+        [(m.result_field, "float") if m.recorded else (m.result_field, "float | None", None) for m in metrics],
         bases=(CompareResult,),
         eq=False,
         namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "THRESHOLD": threshold},

@@ -68,7 +68,7 @@ def run_in_child(
         TrtopsError: If the runner raises one, as it is.
         ConfigError: If the runner or the inputs cannot be sent to another process.
     """
-    from trtops.worker import Worker
+    from trtops.worker import Worker  # it imports multiprocessing, which runs in this process do not need
 
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)

@@ -26,7 +26,7 @@ FromTotals: TypeAlias = "Callable[[Totals], float | None]"
 FromArrays: TypeAlias = "Callable[[Sequence[tuple[Array, Array]]], float | None]"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Metric:
     """One number for an output, over all iterations.
 
@@ -50,7 +50,7 @@ class Metric:
             key, unless given.
         title: What the line of a threshold calls it. The label with a capital, unless given.
         other_flags: More spellings of the option.
-        polygraphy: Polygraphy's name for the number in its results, and so in ours. The name, if Polygraphy has none.
+        polygraphy: Polygraphy's name for the number; None if Polygraphy has no such number.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Metric:
     function: str = ""
     title: str = ""
     other_flags: tuple[str, ...] = ()
-    polygraphy: str = ""
+    polygraphy: str | None = None
 
     def __post_init__(self) -> None:
         key = self.key or self.name
@@ -77,10 +77,14 @@ class Metric:
             "key": key,
             "function": key,
             "title": self.label[:1].upper() + self.label[1:],
-            "polygraphy": self.name,
         }
         for name, value in unless_given.items():
             object.__setattr__(self, name, getattr(self, name) or value)
+
+    @property
+    def result_field(self) -> str:
+        """The number's name in results of compare functions and their files, which are Polygraphy's where it has them."""
+        return self.polygraphy or self.name
 
     @property
     def option(self) -> str:
@@ -246,7 +250,7 @@ LIMITED = tuple(metric for metric in METRICS if metric.tolerance is not None and
 """Those with a tolerance of their own."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
     """What one compare function holds against limits.
 

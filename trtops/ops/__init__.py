@@ -12,6 +12,9 @@ from trtops.lazy import exports
 if TYPE_CHECKING:
     from trtops.backend.onnx.edit import unbounded_tensors as unbounded_tensors
     from trtops.ops.campaign.benches import close_benches as close_benches
+    from trtops.ops.campaign.bisect import BisectConfig as BisectConfig
+    from trtops.ops.campaign.bisect import BisectResult as BisectResult
+    from trtops.ops.campaign.bisect import bisect as bisect
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
     from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult

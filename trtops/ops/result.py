@@ -77,7 +77,7 @@ def op_run(
     experiment: str,
     name: str,
     *,
-    kind: str,
+    kind: schema.Kind,
     model: str | Path | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,

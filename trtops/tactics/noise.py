@@ -120,7 +120,7 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
     )
 
 
-def f_tail(value: float, between: int, within: int) -> float:
+def f_tail(value: float, between: float, within: float) -> float:
     """Probability that an F-distributed ratio with these degrees of freedom is at least ``value``.
 
     Raises:
@@ -131,6 +131,17 @@ def f_tail(value: float, between: int, within: int) -> float:
     if math.isinf(value):
         return 0.0
     return _regularized_beta(within / (within + between * value), within / 2, between / 2)
+
+
+def student_quantile(confidence: float, freedom: float) -> float:
+    """The number below which the absolute value of Student's t stays with a probability of ``confidence``."""
+    low, high = 0.0, 1.0
+    while f_tail(high * high, 1, freedom) > 1 - confidence:
+        high *= 2
+    for _ in range(60):  # each step halves the interval: to the last bit of a double
+        middle = (low + high) / 2
+        low, high = (middle, high) if f_tail(middle * middle, 1, freedom) > 1 - confidence else (low, middle)
+    return high
 
 
 def _largest_cause(shares: dict[str, float], builds_differ: bool) -> Cause:

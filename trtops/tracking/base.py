@@ -24,15 +24,17 @@ from typing import Literal, Protocol, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record
+from trtops.tracking.schema import KINDS, Kind, Tag
+from trtops.tracking.schema import MetricName as MetricName
+from trtops.verdict import VERDICTS
 from trtops.verdict import Verdict as Verdict
 
 RunStatus: TypeAlias = Literal["running", "finished", "failed", "killed"]
-MetricName: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactEntry(Record):
-    """One artifact as the manifest names it.
+    """One artifact, as the manifest lists it.
 
     Attributes:
         path: Its path inside the run, with ``/`` between parts.
@@ -54,6 +56,10 @@ class Manifest(Record):
     """
 
     artifacts: tuple[ArtifactEntry, ...]
+
+    def __contains__(self, path: object) -> bool:
+        """Whether there is an artifact of this path."""
+        return any(entry.path == path for entry in self.artifacts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +95,12 @@ class RunInfo:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict, if one was reached."""
-        verdict = self.tags.get("trtops.verdict")
-        return verdict if verdict in ("good", "bad", "error") else None  # type: ignore[return-value]
+        return next((verdict for verdict in VERDICTS if verdict == self.tags.get(Tag.VERDICT)), None)
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the run is of; None if trtops did not make it."""
+        return next((kind for kind in KINDS if kind == self.tags.get(Tag.KIND)), None)
 
 
 class Run(Protocol):
@@ -156,7 +166,7 @@ class Run(Protocol):
 
 
 class StoredRun(Protocol):
-    """A whole run, read back: its manifest was found, and every file read through it is checked against it."""
+    """A whole run, read back: it has a manifest, and every file that is read is checked against it."""
 
     info: RunInfo
     manifest: Manifest
@@ -182,7 +192,7 @@ class Tracker(Protocol):
         experiment: str,
         name: str,
         *,
-        kind: str,
+        kind: Kind,
         tags: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> Run:
@@ -204,15 +214,15 @@ class Tracker(Protocol):
         ...
 
     def whole_id(self, run: str) -> str:
-        """The id of a run as people give it: an id or what it begins with, with or without ``run:`` before it.
+        """The id of a run as people give it: an id or its first digits, with or without ``run:`` before it.
 
-        Only this takes a part of an id. A whole one is given back without a look at the store.
+        Only this accepts a part of an id. A whole one is returned without asking the store.
 
         Args:
             run: At least the first four hexadecimal digits of an id.
 
         Raises:
-            RunNotFoundError: If it is no such thing, or no run's id begins with it; deleted runs do not count.
+            RunNotFoundError: If it cannot be one, or no run's id begins with it; deleted runs do not count.
             ConfigError: If several runs' ids begin with it; the message lists them.
         """
         ...
@@ -249,8 +259,8 @@ class Tracker(Protocol):
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose own process can no longer do it; nothing if it has ended.
 
-        A run that has its manifest lacked only the last word and becomes ``finished``; any other becomes ``killed``, with
-        ``why`` as the tag ``trtops.error``. Use it only on runs known to be nobody's (:func:`trtops.tracking.store.reap`).
+        A run that has its manifest becomes ``finished``, since nothing but that status was missing; any other becomes
+        ``killed``, with ``why`` as the tag ``trtops.error``. Use it only on runs whose process is known to be gone (:func:`trtops.tracking.store.reap`).
 
         Raises:
             RunNotFoundError: If there is none with this id.
@@ -258,14 +268,14 @@ class Tracker(Protocol):
         ...
 
     def reopen(self, run_id: str) -> Run:
-        """Go on writing a run that was interrupted: its process is gone, or it failed.
+        """Resume a run that was interrupted: its process is gone, or it failed.
 
-        What it has logged stays, and every artifact of it will be in the manifest. The run is the caller's now, and
-        running; its error and its verdict are taken away.
+        What it has logged stays, and all of its artifacts will be in the manifest. The caller owns the run now; it is running
+        again, and its error and its verdict are removed.
 
         Raises:
             RunNotFoundError: If there is none with this id.
-            LogError: If it is whole, or its process may still be writing it: one that lives, or one of another machine
+            LogError: If it is whole, or its process may still be writing it: one that is alive, or one of another machine
                 (:meth:`close` the run if that machine is gone).
         """
         ...
@@ -273,7 +283,7 @@ class Tracker(Protocol):
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be whole; None if it has none of that path.
 
-        Nothing vouches for the content: whoever needs that keeps a digest in a tag, or a format that has its own.
+        The content is not checked: where that matters, keep a digest in a tag, or use a format that has its own.
 
         Raises:
             RunNotFoundError: If there is none with this id.
@@ -287,11 +297,11 @@ def tracked(
     experiment: str,
     name: str,
     *,
-    kind: str,
+    kind: Kind,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> Iterator[Run]:
-    """A run that is ended whatever happens: failed with the message if the block raises, finished otherwise.
+    """A run that is always ended: failed, with the message, if the block raises; finished otherwise.
 
     The block may end the run itself, with a verdict; otherwise it is finished without one.
     """
@@ -305,7 +315,7 @@ def tracked(
 
 
 class _NoRun:
-    """Takes everything and keeps nothing: the run of an op that nobody tracks."""
+    """Accepts everything and keeps nothing: the run of an op that nobody tracks."""
 
     id = ""
     url = ""
@@ -345,5 +355,5 @@ def incomplete(run_id: str, why: str) -> errors.IncompleteRunError:
     """The error for a run that is not whole: names it, says why, and what can be done."""
     return errors.IncompleteRunError(
         f"Run {run_id} is incomplete: {why}. It was interrupted while logging, or its files were changed since. "
-        "Use another run, or make this one again."
+        "Use another run, or repeat this one."
     )

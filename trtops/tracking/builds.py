@@ -1,6 +1,6 @@
 """Builds in the memory: what one build leaves in a run, and how it is read back.
 
-The inverse pair of the walk's ``tracking.log`` and ``tracking.load``. All names come from
+:func:`load_build` is the inverse of :func:`log_spec` and :func:`log_build`. All names come from
 :mod:`trtops.tracking.schema`.
 """
 
@@ -21,18 +21,18 @@ ENGINE_STEM = f"{schema.Artifact.ENGINE}engine"
 
 
 def build_key(spec: BuildSpec, environment: Environment) -> str:
-    """SHA-256 that two builds share if one can stand for the other: same spec, same kind of place to build in."""
+    """SHA-256 that two builds share if one can replace the other: same spec, same build environment."""
     return digest([spec.digest, environment.build_digest()])
 
 
 def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: bool = True) -> None:
-    """Log what is about to be built, and where, before it is.
+    """Log, before a build, what is to be built and where.
 
     Args:
         run: The run.
         spec: What is asked for.
         environment: Where.
-        reusable: Whether later builds of the same spec may take this engine instead; not so if it may well be bad.
+        reusable: Whether later builds of the same spec may reuse this engine; not in campaigns, whose engines may be bad.
     """
     if reusable:
         run.set_tags({schema.Tag.BUILD_KEY: build_key(spec, environment)})
@@ -64,13 +64,13 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     use = build.timing_cache_use
     run.log_metrics(
         {
-            ("build", "seconds"): build.seconds,
-            ("build", "engine_bytes"): float(len(engine.plan)),
-            ("build", "layers"): float(len(build.layers)),
-            ("tactics", "coverage"): build.tactics.coverage,
-            ("timing_cache", "hits"): float(use.hits),
-            ("timing_cache", "misses"): float(use.misses),
-            ("timing_cache", "saved_seconds"): use.saved_seconds,
+            schema.Metric.BUILD_SECONDS: build.seconds,
+            schema.Metric.ENGINE_BYTES: float(len(engine.plan)),
+            schema.Metric.ENGINE_LAYERS: float(len(build.layers)),
+            schema.Metric.TACTICS_COVERAGE: build.tactics.coverage,
+            schema.Metric.TIMING_CACHE_HITS: float(use.hits),
+            schema.Metric.TIMING_CACHE_MISSES: float(use.misses),
+            schema.Metric.TIMING_CACHE_SAVED_SECONDS: use.saved_seconds,
         }
     )
 
@@ -78,7 +78,7 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
 def log_reuse(run: Run, build: Build, holder: str) -> None:
     """Log that an engine was taken from another run, which keeps the artifacts."""
     run.set_tags({schema.Tag.ENGINE_SHA256: sha256(build.engine.plan), schema.Tag.REUSED_FROM: holder})
-    run.log_metrics({("build", "engine_bytes"): float(len(build.engine.plan))})
+    run.log_metrics({schema.Metric.ENGINE_BYTES: float(len(build.engine.plan))})
 
 
 def load_build(run: StoredRun) -> Build:
@@ -94,15 +94,15 @@ def load_build(run: StoredRun) -> Build:
         spec=spec,
         engine=load_engine(run, environment),
         tactics=TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS)),
-        layers=tuple(Layer.from_dict(layer) for layer in _json(run, schema.Artifact.LAYERS)),
-        timing_cache=_optional(run, schema.Artifact.TIMING_CACHE),
+        layers=tuple(Layer.from_dict(layer) for layer in _read_json(run, schema.Artifact.LAYERS)),
+        timing_cache=_read_if_there(run, schema.Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse(
-            hits=int(metrics.get(("timing_cache", "hits"), 0)),
-            misses=int(metrics.get(("timing_cache", "misses"), 0)),
-            saved_seconds=metrics.get(("timing_cache", "saved_seconds"), 0.0),
+            hits=int(metrics.get(schema.Metric.TIMING_CACHE_HITS, 0)),
+            misses=int(metrics.get(schema.Metric.TIMING_CACHE_MISSES, 0)),
+            saved_seconds=metrics.get(schema.Metric.TIMING_CACHE_SAVED_SECONDS, 0.0),
         ),
-        calibration_cache=_optional(run, schema.Artifact.CALIBRATION_CACHE),
-        seconds=metrics.get(("build", "seconds"), 0.0),
+        calibration_cache=_read_if_there(run, schema.Artifact.CALIBRATION_CACHE),
+        seconds=metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(schema.Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
 
@@ -119,7 +119,7 @@ def load_engine(run: StoredRun, environment: Environment | None = None) -> Engin
     return Engine(
         backend=environment.backend,
         plan=run.read_bytes(path),
-        options=_json(run, schema.Artifact.ENGINE_OPTIONS),
+        options=_read_json(run, schema.Artifact.ENGINE_OPTIONS),
         environment=environment,
     )
 
@@ -137,7 +137,7 @@ def engine_path(run: StoredRun) -> str:
 
 
 def find_build(tracker: Tracker, key: str) -> StoredRun | None:
-    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are passed over."""
+    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are skipped."""
     for info in tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished"):
         if schema.Tag.REUSED_FROM in info.tags:
             continue
@@ -161,7 +161,7 @@ def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
 
 
 def environment_tags(environment: Environment) -> dict[str, str]:
-    """Where a run's work was done, as tags to filter by; what is not known is left out."""
+    """Where a run's work was done, as tags to filter by; without what is not known."""
     values = {
         schema.Tag.BACKEND: environment.backend,
         schema.Tag.BACKEND_VERSION: environment.backend_version,
@@ -177,7 +177,7 @@ def environment_tags(environment: Environment) -> dict[str, str]:
 
 
 def environment_params(environment: Environment) -> dict[str, str]:
-    """The releases that a person compares builds by, as params: the compare page shows params side by side."""
+    """Device and releases, as params: MLflow's page for comparing runs shows params side by side."""
     values: dict[str, str | None] = {
         "backend_version": environment.backend_version,
         "device": environment.device,
@@ -188,14 +188,12 @@ def environment_params(environment: Environment) -> dict[str, str]:
     return {f"env.{name}": value for name, value in values.items() if value}
 
 
-def _json(run: StoredRun, path: str) -> Any:
+def _read_json(run: StoredRun, path: str) -> Any:
     try:
         return json.loads(run.read_bytes(path))
     except ValueError as exc:
         raise errors.FormatError(f"Run {run.info.id}: {path} is not JSON ({exc}).") from None
 
 
-def _optional(run: StoredRun, path: str) -> bytes | None:
-    if any(entry.path == path for entry in run.manifest.artifacts):
-        return run.read_bytes(path)
-    return None
+def _read_if_there(run: StoredRun, path: str) -> bytes | None:
+    return run.read_bytes(path) if path in run.manifest else None

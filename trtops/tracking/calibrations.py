@@ -23,9 +23,8 @@ def load_cache(source: str, tracker: Tracker | None = None) -> CalibrationCache:
         if tracker is None:
             raise errors.ConfigError(f"{source!r} names a run, and there is no store to look for it in.")
         run = tracker.load(tracker.whole_id(source))
-        there = {entry.path for entry in run.manifest.artifacts}
-        ours = schema.Artifact.CALIBRATION_JSON
-        return CalibrationCache.from_bytes(run.read_bytes(ours if ours in there else schema.Artifact.CALIBRATION_CACHE))
+        ours, theirs = schema.Artifact.CALIBRATION_JSON, schema.Artifact.CALIBRATION_CACHE
+        return CalibrationCache.from_bytes(run.read_bytes(ours if ours in run.manifest else theirs))
     try:
         return CalibrationCache.from_bytes(Path(source).read_bytes())
     except OSError as exc:

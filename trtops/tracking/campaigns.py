@@ -1,9 +1,8 @@
 """Campaigns in the memory: a parent run, one child run per iteration, and all of them in one table.
 
-The child runs are the truth: an iteration counts when its run is whole. The table beside them, an artifact of the
-parent, is there for speed: reading a thousand child runs takes ten seconds, reading the table some milliseconds. It is
-written again and again while the campaign runs; whoever reads a campaign that is not finished takes from the table what it
-has and the rest from the child runs.
+The child runs decide: an iteration counts when its run is whole. The table beside them, an artifact of the parent, is for
+speed: reading a thousand child runs takes ten seconds, reading the table some milliseconds. It is rewritten while the
+campaign runs. Of a campaign that is not finished, iterations that the table lacks are read from their runs.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trtops import errors
-from trtops.record import sha256
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker
 from trtops.tracking.owner import is_abandoned
+from trtops.verdict import VERDICTS, Verdict
 
-_KILLED = "The campaign's process ended in the middle of this iteration; it was made again."
+_KILLED = "The campaign's process ended in the middle of this iteration, which was repeated."
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Iterations:
 
     Attributes:
         whole: Runs of finished iterations, by number.
-        marked: Runs of iterations whose process was killed, and which are marked so.
-        running: Numbers of iterations that a living process is working on.
+        marked: Runs of iterations whose process was killed, and that are marked as killed.
+        running: Numbers of iterations that a live process is working on.
     """
 
     whole: dict[int, RunInfo]
@@ -45,20 +44,20 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     marked: list[RunInfo] = []
     running: set[int] = set()
     found = tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "iteration"})
-    for info in reversed(found):  # the oldest first: it is the one that counts, should there ever be two
+    for info in reversed(found):  # the oldest first: of two runs of an iteration, it counts
         if info.status == "running":
             if not is_abandoned(info):
-                running.add(_number(info))
+                running.add(_iteration_number(info))
                 continue
             info = tracker.close(info.id, _KILLED)
         if info.status == "killed":
             marked.append(info)
         if info.status == "finished" and info.verdict is not None:
-            whole.setdefault(_number(info), info)
+            whole.setdefault(_iteration_number(info), info)
     return Iterations(whole=dict(sorted(whole.items())), marked=tuple(marked), running=frozenset(running))
 
 
-def _number(info: RunInfo) -> int:
+def _iteration_number(info: RunInfo) -> int:
     text = info.tags.get(schema.Tag.ITERATION, "")
     if not text.isdecimal():
         raise errors.StoreError(
@@ -67,8 +66,18 @@ def _number(info: RunInfo) -> int:
     return int(text)
 
 
+def require_campaign(info: RunInfo) -> None:
+    """Refuse a run that is no campaign.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if info.kind != "debug_build":
+        raise errors.ConfigError(f"Run {info.id} is of kind {info.kind!r}; expected a campaign, of kind 'debug_build'.")
+
+
 def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
-    """The table of a campaign, finished or not; builds are named after their runs.
+    """The table of a campaign, finished or not; builds are named by their runs' ids. Not to be changed.
 
     Raises:
         RunNotFoundError: If there is no such run.
@@ -76,17 +85,14 @@ def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
         IncompleteRunError: If a finished campaign's table is damaged.
     """
     info = tracker.info(campaign_id)
-    if info.tags.get(schema.Tag.KIND) != "debug_build":
-        raise errors.ConfigError(
-            f"Run {campaign_id} is of kind {info.tags.get(schema.Tag.KIND)!r}; expected a campaign, of kind 'debug_build'."
-        )
+    require_campaign(info)
     if info.status == "finished":
-        return _parsed(tracker.load(campaign_id).read_bytes(schema.Artifact.CAMPAIGN_TABLE))
+        return _parse_table(tracker.load(campaign_id).read_bytes(schema.Artifact.CAMPAIGN_TABLE))
     return table_of(tracker, info, iterations(tracker, info).whole.values())
 
 
 def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> CampaignTable:
-    """The table of a campaign that is not finished: what was written of it, and what is missing from its iterations' runs.
+    """The table of a campaign that is not finished: what was written of it, and the rest from its iterations' runs.
 
     Args:
         tracker: The memory.
@@ -94,7 +100,7 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
         whole: Its finished iterations.
     """
     runs = {info.id: info for info in whole}
-    table = _written(tracker, campaign)
+    table = _read_written_table(tracker, campaign)
     if not set(table.names) <= set(runs):  # a run was deleted since
         table = CampaignTable()
     known = set(table.names)
@@ -104,18 +110,18 @@ def table_of(tracker: Tracker, campaign: RunInfo, whole: Iterable[RunInfo]) -> C
     return table
 
 
-def _written(tracker: Tracker, campaign: RunInfo) -> CampaignTable:
+def _read_written_table(tracker: Tracker, campaign: RunInfo) -> CampaignTable:
     data = tracker.peek(campaign.id, schema.Artifact.CAMPAIGN_TABLE)
     if data is None:
         return CampaignTable()
     try:
         return CampaignTable.from_bytes(data)
     except errors.FormatError:
-        return CampaignTable()  # the runs say the same
+        return CampaignTable()  # damaged; the runs say the same
 
 
 def append(table: CampaignTable, run: StoredRun) -> None:
-    """Add a build's run to a table: its verdict and, unless it crashed before it had any, its tactics.
+    """Add a build's run to a table: its verdict, and its tactics unless it crashed before it had any.
 
     Raises:
         ConfigError: If the run has no verdict.
@@ -128,44 +134,35 @@ def append(table: CampaignTable, run: StoredRun) -> None:
 
 
 def load_record(run: StoredRun) -> TacticRecord | None:
-    """The tactics of a build's run, with what the campaign varied as further settings; None if it left none."""
-    if all(entry.path != schema.Artifact.TACTICS for entry in run.manifest.artifacts):
+    """The tactics of a build's run, with what the campaign varied as further settings; None if it has none."""
+    if schema.Artifact.TACTICS not in run.manifest:
         return None
-    record = _record(run.read_bytes(schema.Artifact.TACTICS))
+    record = _parse_record(run.read_bytes(schema.Artifact.TACTICS))
     return with_varied(record, json.loads(run.info.tags.get(schema.Tag.VARIED, "[]")))
 
 
 def with_varied(record: TacticRecord, varied: Iterable[Iterable[str]]) -> TacticRecord:
-    """A record with what a campaign varied as settings, so that the diff weighs it too."""
+    """A record with what a campaign varied as further settings, so that the diff considers it too."""
     settings = dict(record.settings) | {str(name): str(value) for name, value in varied}
     return replace(record, settings=tuple(sorted(settings.items())))
 
 
 @functools.lru_cache(maxsize=256)  # builds that chose alike have the same file
-def _record(data: bytes) -> TacticRecord:
+def _parse_record(data: bytes) -> TacticRecord:
     return TacticRecord.from_json(data)
 
 
-_tables: dict[str, CampaignTable] = {}
-
-
-def _parsed(data: bytes) -> CampaignTable:
-    """A table, parsed once for as long as the next few have not been read; tables of finished campaigns do not change."""
-    key = sha256(data)
-    table = _tables.pop(key, None) or CampaignTable.from_bytes(data)
-    _tables[key] = table
-    while len(_tables) > 4:
-        del _tables[next(iter(_tables))]
-    return table
+@functools.lru_cache(maxsize=4)  # parsing takes longer than reading; tables of finished campaigns do not change
+def _parse_table(data: bytes) -> CampaignTable:
+    return CampaignTable.from_bytes(data)
 
 
 def log_table(run: Run, table: CampaignTable) -> None:
-    """Write a campaign's table as it stands, and how many verdicts there are of each kind."""
+    """Write a campaign's table as it is now, and how many verdicts there are of each kind."""
     run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
-    run.log_metrics({("iterations", verdict): float(count) for verdict, count in counts(table).items()})
+    run.log_metrics({(schema.Metric.ITERATIONS, verdict): float(count) for verdict, count in counts(table).items()})
 
 
 def counts(table: CampaignTable) -> dict[Verdict, int]:
     """How many builds of a table have each verdict."""
-    verdicts: tuple[Verdict, ...] = ("good", "bad", "error")
-    return {verdict: len(table.named(verdict)) for verdict in verdicts}
+    return {verdict: len(table.named(verdict)) for verdict in VERDICTS}

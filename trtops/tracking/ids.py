@@ -1,7 +1,7 @@
-"""How people give a run: by its id or what it begins with, as git takes commits.
+"""How people name a run: by its id or its first digits, as they name commits to git.
 
-Whatever takes a run from a person asks :meth:`trtops.tracking.base.Tracker.whole_id` once, at its start. Everything
-after that, and everything that is logged, has whole ids.
+Whatever takes a run from a person calls :meth:`trtops.tracking.base.Tracker.whole_id` once, at its start. After that, and in
+everything that is logged, ids are whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.tracking.base import RunInfo
 
 RUN_PREFIX = "run:"
-"""What a run begins with where something else, such as a file, could be meant too."""
+"""Prefix of a run where something else, such as a file, could be meant too."""
 
 _BEGINNING = re.compile("[0-9a-f]{4,32}")
 _WHOLE = 32
@@ -22,11 +22,11 @@ _SHOWN = 10
 
 
 def whole_id(run: str, beginning_with: Callable[[str, int], Sequence[RunInfo]], place: str) -> str:
-    """What :meth:`trtops.tracking.base.Tracker.whole_id` promises, for the trackers.
+    """Implements :meth:`trtops.tracking.base.Tracker.whole_id` for the trackers.
 
     Args:
-        run: As it was given.
-        beginning_with: Finds at most so many of the runs whose ids begin with some hexadecimal digits.
+        run: As a person gave it.
+        beginning_with: Finds runs whose ids begin with some hexadecimal digits, at most so many.
         place: The store, for messages.
     """
     digits = run.removeprefix(RUN_PREFIX).lower()
@@ -43,11 +43,11 @@ def whole_id(run: str, beginning_with: Callable[[str, int], Sequence[RunInfo]], 
             f"{place} has no run whose id begins with {digits!r}. See ids by: trtops runs list"
         )
     if len(found) > 1:
-        raise errors.ConfigError(_ambiguous(digits, found))
+        raise errors.ConfigError(_ambiguity_message(digits, found))
     return found[0].id
 
 
-def _ambiguous(digits: str, found: Sequence[RunInfo]) -> str:
+def _ambiguity_message(digits: str, found: Sequence[RunInfo]) -> str:
     more = len(found) > _SHOWN
     head = f"{f'More than {_SHOWN}' if more else len(found)} runs have ids that begin with {digits!r}"
     lines = [f"{head}; give more digits of the one that is meant:"]

@@ -1,4 +1,4 @@
-"""Where runs are kept on this machine: the parts of an embedded store, and what a location means.
+"""Where runs are kept: the parts of an embedded store, and what a location means.
 
 The embedded store is a folder, ``./mlruns`` unless ``TRTOPS_HOME`` names another::
 
@@ -47,11 +47,6 @@ class Store:
         return self.root / "artifacts"
 
     @property
-    def prefect_home(self) -> Path:
-        """The folder of Prefect's own state."""
-        return self.root / ".prefect"
-
-    @property
     def uri(self) -> str:
         """The address that MLflow knows the store by."""
         return f"sqlite:///{self.database}"
@@ -69,13 +64,13 @@ class Store:
         return self.root / ".reserve"
 
     def keep_reserve(self) -> None:
-        """Set some space aside, if it is not and there is any."""
+        """Reserve some space, unless it is reserved or there is none."""
         if not self._reserve.exists():
             with suppress(OSError):
                 self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 
     def give_reserve(self) -> None:
-        """Give the reserved space back to a full disk."""
+        """Free the reserved space on a full disk."""
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
@@ -86,9 +81,9 @@ def default_location() -> str:
 
 
 def default_root() -> Path:
-    """The folder, absolute, for what stays on this machine even if the runs go to a server: Prefect's state, the demo's data.
+    """The absolute folder of what stays on this machine even if runs go to a server: Prefect's state, the demo's data.
 
-    The embedded store's own folder wherever that is the default location.
+    The embedded store's own folder if that is the default location.
     """
     where = resolve()
     return where.root if isinstance(where, Store) else Path(os.environ.get("TRTOPS_HOME") or "mlruns").resolve()

@@ -1,6 +1,6 @@
-"""A tracker that keeps everything in memory: for tests, for trying things out, and as the contract's shortest reading.
+"""A tracker that keeps everything in memory: for tests, for trying things out, and as the shortest example of the contract.
 
-It passes the same contract tests as the trackers over MLflow. What it keeps ends with it.
+It passes the same contract tests as the trackers over MLflow. Its runs are lost when it goes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
 from trtops.tracking.ids import whole_id
 from trtops.tracking.registry import RegisteredVersion, check_registration
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.writer import (
     RunReader,
     RunWriter,
@@ -50,7 +50,7 @@ class _Kept:
 
 
 class MemoryTracker:
-    """A :class:`trtops.tracking.base.Tracker` in memory. Its runs are seen by this object alone."""
+    """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Kept] = {}
@@ -64,7 +64,7 @@ class MemoryTracker:
         experiment: str,
         name: str,
         *,
-        kind: str,
+        kind: Kind,
         tags: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> MemoryRun:
@@ -139,7 +139,7 @@ class MemoryTracker:
             return self.info(run_id)
 
     def reopen(self, run_id: str) -> MemoryRun:
-        """Go on writing a run that was interrupted."""
+        """Resume a run that was interrupted."""
         with self._lock:
             kept = self._kept(run_id)
             check_reopening(self.info(run_id), whole=Artifact.MANIFEST in kept.artifacts)

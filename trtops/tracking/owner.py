@@ -1,8 +1,8 @@
 """Which process a run belongs to, and whether that process is gone.
 
-A process that is killed cannot close its run. Every run therefore says whose it is, and :func:`is_gone` tells, on the
-same machine, whether the owner can still end it. A process is known by its id *and* the time it started, since ids are
-used again, within one boot of one machine and one namespace of process ids, since containers count for themselves.
+A process that is killed cannot close its run. So every run says which process owns it, and :func:`is_gone` says, on the same
+machine, whether that process can still end it. A process is identified by its id and its start time, since ids are reused;
+both within one boot of one machine, and within one namespace of process ids, since containers have their own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trtops.tracking.schema import Tag
 
 @dataclass(frozen=True, kw_only=True)
 class Owner(Record):
-    """A process, anywhere.
+    """A process, on any machine.
 
     Attributes:
         host: Host name.
-        machine: The machine's own id, which stays over reboots; empty where there is none.
+        machine: The machine's id, which reboots do not change; empty where there is none.
         boot: Id of the machine's present boot; empty where there is none.
         namespace: The namespace that ``pid`` counts in; empty where there is none.
         pid: Process id.
@@ -44,16 +44,16 @@ def current() -> Owner:
     pid = os.getpid()
     return Owner(
         host=platform.node(),
-        machine=_read("/etc/machine-id"),
-        boot=_read("/proc/sys/kernel/random/boot_id"),
-        namespace=_namespace(),
+        machine=_read_text("/etc/machine-id"),
+        boot=_read_text("/proc/sys/kernel/random/boot_id"),
+        namespace=_pid_namespace(),
         pid=pid,
-        started=_started(pid),
+        started=_start_ticks(pid),
     )
 
 
 def is_gone(owner: Owner) -> bool:
-    """Whether the owner has certainly ended. An owner on another machine, or in another container, never has."""
+    """Whether the owner has certainly ended; False for one on another machine or in another container, which cannot be seen."""
     here = current()
     if (owner.host, owner.machine) != (here.host, here.machine):
         return False
@@ -61,49 +61,45 @@ def is_gone(owner: Owner) -> bool:
         return True
     if owner.namespace != here.namespace:
         return False
-    return not _exists(owner.pid) or _started(owner.pid) != owner.started
+    return not _is_alive(owner.pid) or _start_ticks(owner.pid) != owner.started
 
 
 def is_abandoned(info: RunInfo) -> bool:
-    """Whether a running run's process has certainly ended; one of another machine, or not of ours, never has."""
+    """Whether a running run's process has certainly ended; False if it cannot be seen, or the run is not of trtops."""
     try:
         return is_gone(Owner.from_json(info.tags.get(Tag.OWNER, "")))
     except errors.FormatError:
         return False  # not a run of ours
 
 
-def _exists(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return _state(pid) != "Z"
+    return _stat_fields(pid)[:1] != ["Z"]  # a zombie has ended; its parent has not asked for its status yet
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of ``/proc/<pid>/stat`` from the third on (proc_pid_stat(5)); the second, a name, may hold anything."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+def _stat_fields(pid: int) -> list[str]:
+    """Fields of ``/proc/<pid>/stat`` from the third on (proc_pid_stat(5)); the second, a name, may hold spaces and parentheses."""
+    return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
-def _state(pid: int) -> str:
-    return (_stat(pid) or [""])[0]
-
-
-def _started(pid: int) -> int | None:
-    fields = _stat(pid)
+def _start_ticks(pid: int) -> int | None:
+    fields = _stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 else None
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

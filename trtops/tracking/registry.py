@@ -3,9 +3,8 @@
 A registered model has numbered versions; a version points to one artifact of one run. An alias is a name that points
 to one version and can be moved to another. Every tracker of :mod:`trtops.tracking.base` is a registry as well.
 
-A registry of MLflow takes any path for the place of a version's files. Here a version is a run's id and an artifact's
-path, nothing else: whatever a version points to is read through its run's manifest, and a version that points elsewhere
-is refused.
+MLflow's registry takes any path as the place of a version's files. Here a version is a run's id and an artifact's path,
+nothing else: what a version points to is read through its run's manifest, and a version that points elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class RegisteringTracker(Tracker, Registry, Protocol):
 
 
 def check_registration(tracker: Tracker, name: str, run_id: str, path: str, alias: str) -> None:
-    """Refuse what :meth:`Registry.register` must refuse."""
+    """Raise what :meth:`Registry.register` must raise."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
         raise errors.ConfigError(
             f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's number."
@@ -100,12 +99,12 @@ def parse_source(name: str, version: str, source: str) -> tuple[str, str]:
     """The run and the artifact of an address that :func:`source_of` wrote.
 
     Raises:
-        StoreError: If it is another one: somebody else registered the version, or changed it.
+        StoreError: If it is another one: the version was not registered by trtops, or was changed.
     """
     found = _SOURCE.fullmatch(source)
     if found is None or ".." in found[2].split("/"):
         raise errors.StoreError(
             f"Version {version} of {name!r} points to {source!r}, which is no artifact of a run; its content cannot be "
-            "vouched for. Promote a run instead."
+            "checked. Promote a run instead."
         )
     return found[1], found[2]

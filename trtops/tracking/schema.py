@@ -20,15 +20,17 @@ import numbers
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias, get_args
 
 from trtops import errors
 from trtops.record import Record, canonical_json, sha256, to_jsonable
-from trtops.tracking.base import MetricName
+
+MetricName: TypeAlias = tuple[str, ...]
 
 SCHEMA_VERSION = 1
-"""Raised when a name below changes its meaning; readers keep reading the old ones."""
+"""To be raised when a name below changes its meaning; readers keep reading the old ones."""
 
-KINDS = (
+Kind: TypeAlias = Literal[
     "build",
     "compare",
     "debug_build",
@@ -37,15 +39,17 @@ KINDS = (
     "diff_tactics",
     "calibrate",
     "sensitivity",
-    "audit",
     "triage",
     "precision",
     "proof",
+    "bisect",
     "promote",
     "deny",
     "noise",
-)
-"""What a run can be of."""
+]
+"""What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_KEY = 250
 MAX_PARAM = 6000
@@ -85,21 +89,19 @@ class Tag:
     PREFECT_FLOW_RUN = "trtops.prefect_flow_run_id"
     DATA_SHA256 = "trtops.data.sha256"
     ITERATION = "trtops.iteration"
-    """Number of a campaign's iteration, from 0. Runs that were killed half-way share theirs with the one that made it."""
+    """Number of a campaign's iteration, from 0. A run that was killed half-way shares it with the run that repeated it."""
     VARIED = "trtops.varied"
     """What a campaign varied for an iteration, as JSON pairs of names and values."""
     GOLDEN_SHA256 = "trtops.golden.sha256"
     """Digest of the golden outputs that a running campaign keeps."""
     TRIAL = "trtops.trial"
-    """What a build of a proof is for: ``in`` (the suspect put into a good build) or ``out`` (taken out of a bad one)."""
+    """What a proof swaps: ``in`` (the suspect into a good build) or ``out`` (out of a bad one)."""
     PROOF = "trtops.proof"
     """``confirmed``, ``refuted`` or ``not isolable``."""
     EVIDENCE = "trtops.evidence"
-    """Id of the run that says why: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
+    """Id of the run that is the reason: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
     PARDONED = "trtops.pardoned"
-    """``true`` for an entry of the deny-list that is not to be minded any more."""
-    REGISTERED = "trtops.registered"
-    """``<model>/<version>`` in the registry, in the run that was promoted."""
+    """``true`` for an entry of the deny-list that no longer counts."""
     TABLES = "mlflow.loggedArtifacts"
     """Artifacts that the UI shows as tables (:func:`trtops.tracking.tables.log_table`)."""
     NOTE = "mlflow.note.content"
@@ -107,17 +109,32 @@ class Tag:
 
 
 class Metric:
-    """Names of metrics, as tuples, and first parts of families of them."""
+    """Names of metrics, as tuples, and first parts of families of them, as texts."""
 
     BUILD_SECONDS = ("build", "seconds")
     ENGINE_BYTES = ("build", "engine_bytes")
+    ENGINE_LAYERS = ("build", "layers")
+    TACTICS_COVERAGE = ("tactics", "coverage")
+    TIMING_CACHE_HITS = ("timing_cache", "hits")
+    TIMING_CACHE_MISSES = ("timing_cache", "misses")
+    TIMING_CACHE_SAVED_SECONDS = ("timing_cache", "saved_seconds")
     LATENCY = "latency"
     """``(LATENCY, "p50_ms")`` and so on, in milliseconds."""
     ERROR = "error"
     """``(ERROR, output, statistic)``."""
     ERROR_LOG10 = "error_log10"
     """The decimal logarithms of the same, since the UI's bars show two decimals (:func:`log10_twins`)."""
-    TACTICS_COVERAGE = ("tactics", "coverage")
+    ACCURACY = "accuracy"
+    """Top-1 accuracy on labelled data."""
+    ITERATIONS = "iterations"
+    """``(ITERATIONS, verdict)``: how many iterations of a campaign have it."""
+    DIFF = "diff"
+    NOISE = "noise"
+    CALIBRATION = "calibration"
+    SENSITIVITY = "sensitivity"
+    REDUCE = "reduce"
+    PRECISION = "precision"
+    TRIAGE = "triage"
 
 
 class Artifact:
@@ -138,9 +155,11 @@ class Artifact:
     CALIBRATION_RANGES = "calibration/ranges.json"
     CALIBRATION_PICTURES = "calibration/"
     SENSITIVITY = "sensitivity/layers.json"
+    SENSITIVITY_RESULT = "sensitivity/result.json"
     ACCURACY = "accuracy/results.json"
+    ACCURACY_POLYGRAPHY = "accuracy/results.polygraphy.json"
+    """In Polygraphy's format."""
     ACCURACY_PLOTS = "accuracy/"
-    INPUTS = "inputs/"
     CAMPAIGN = "debug_build.json"
     """A campaign's config, as a whole."""
     CAMPAIGN_TABLE = "tactics/campaign.table"
@@ -150,8 +169,21 @@ class Artifact:
     DIFF_PAGE = "tactics/diff.md"
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
+    BISECTION = "tactics/bisection.json"
     DENIED = "tactics/denied.json"
     NOISE = "noise.json"
+    REDUCE = "reduce/"
+    """Smallest models that still fail."""
+    REDUCE_RESULT = "reduce/result.json"
+    REDUCE_STEPS = "reduce/steps.jsonl"
+    PRECISION_RESULT = "precision/result.json"
+    PRECISION_KEPT = "precision/exclude.txt"
+    """Layers kept in higher precision, one name a line."""
+    PRECISION_PICTURE = "precision/tradeoff.png"
+    TRIAGE_RESULT = "triage/result.json"
+    TRIAGE_TENSORS = "triage/tensors.json"
+    TRIAGE_FINDINGS = "triage/findings.txt"
+    TRIAGE_PICTURE = "triage/errors.png"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
     BUILD_LOG = "build.log"
@@ -213,10 +245,10 @@ def metric_key(name: MetricName) -> str:
         longest = max(range(len(parts)), key=lambda i: len(parts[i]))
         excess = len("/".join(parts)) - MAX_KEY
         whole = encode(name[longest])
-        room = len(whole) - excess - len(_cut("", whole))
+        room = len(whole) - excess - len(_cut_text("", whole))
         if parts[longest] != whole:
-            return _cut("", _joined(name))
-        parts[longest] = _cut(whole[: max(room, 0)], whole)
+            return _cut_text("", _encoded_name(name))
+        parts[longest] = _cut_text(whole[: max(room, 0)], whole)
     return "/".join(parts)
 
 
@@ -234,7 +266,7 @@ def metric_name(key: str, long: Mapping[str, str] | None = None) -> MetricName:
         if "/" in whole:
             return tuple(decode(part) for part in whole.split("/"))
         return (decode(whole),)
-    return tuple(_restore(part, long or {}) for part in key.split("/"))
+    return tuple(_restore_part(part, long or {}) for part in key.split("/"))
 
 
 def key(text: str) -> str:
@@ -244,7 +276,7 @@ def key(text: str) -> str:
     encoded = encode(text)
     if len(encoded) < MAX_KEY:
         return "-" + encoded
-    return "-" + _cut(encoded[: MAX_KEY - 1 - len(_cut("", encoded))], encoded)
+    return "-" + _cut_text(encoded[: MAX_KEY - 1 - len(_cut_text("", encoded))], encoded)
 
 
 def name(stored: str, long: Mapping[str, str] | None = None) -> str:
@@ -255,7 +287,7 @@ def name(stored: str, long: Mapping[str, str] | None = None) -> str:
     """
     if not stored.startswith("-"):
         return stored
-    found = _restore(stored[1:], long or {})
+    found = _restore_part(stored[1:], long or {})
     if not _CUT.search(stored) and key(found) != stored:
         raise errors.FormatError(f"{stored!r} is no encoded name: {found!r} needs no encoding.")
     return found
@@ -276,15 +308,15 @@ def _short_digest(text: str) -> str:
     return sha256(text.encode("utf-8"))[:16]
 
 
-def _cut(head: str, whole: str) -> str:
+def _cut_text(head: str, whole: str) -> str:
     return f"{head}-cut-{_short_digest(whole)}-"
 
 
-def _joined(name: MetricName) -> str:
+def _encoded_name(name: MetricName) -> str:
     return "/".join(encode(part) for part in name)
 
 
-def _restore(part: str, long: Mapping[str, str]) -> str:
+def _restore_part(part: str, long: Mapping[str, str]) -> str:
     cut = _CUT.search(part)
     if cut is None:
         return decode(part)
@@ -307,7 +339,7 @@ def name_pieces(name: MetricName) -> dict[str, str]:
     if "-cut-" not in key:
         return {}
     if _CUT.match(key):
-        return pieces(_joined(name))
+        return pieces(_encoded_name(name))
     return {
         tag: value
         for part, shown in zip(name, key.split("/"))
@@ -386,13 +418,13 @@ def flat_params(value: Record | Mapping[str, object]) -> dict[str, str]:
     """A config as params, flat: ``options.builder_level``. Lists stay whole, as JSON."""
     plain = to_jsonable(value)
     assert isinstance(plain, dict)
-    return dict(_flat("", plain))
+    return dict(_flat_items("", plain))
 
 
-def _flat(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _flat_items(prefix: str, value: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key, item in value.items():
         if isinstance(item, dict) and item:
-            yield from _flat(f"{prefix}{key}.", item)
+            yield from _flat_items(f"{prefix}{key}.", item)
         else:
             yield f"{prefix}{key}", text(item)
 

@@ -1,4 +1,4 @@
-"""The verbs on stores: opened, relocated, upgraded, shown, and cleared of runs whose processes are gone.
+"""The verbs on stores: open, relocate, upgrade, show, and close the runs of processes that are gone.
 
 They also run as ``python -m trtops.tracking.store relocate|reap|upgrade|ui``.
 """
@@ -25,11 +25,11 @@ def open_tracker(location: str | Path | None = None) -> MlflowTracker:
     Raises:
         StoreError: If the store cannot be used as it is; ``StoreVersionError`` and ``StoreMovedError`` say what to do.
     """
-    return _opened(resolve(location))
+    return _open_once(resolve(location))
 
 
 @functools.cache
-def _opened(where: Store | str) -> MlflowTracker:
+def _open_once(where: Store | str) -> MlflowTracker:
     return MlflowTracker(where)
 
 
@@ -41,7 +41,7 @@ def default_tracker() -> MlflowTracker:
 def reap(tracker: Tracker) -> list[RunInfo]:
     """Close the runs whose processes have ended without doing so: killed, crashed, or lost with their machine's power.
 
-    Only processes of this machine can be judged; runs of others are left alone.
+    Only processes of this machine can be seen; runs of others are left as they are.
 
     Returns:
         The runs that were closed, as they are now.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--root", help="the store's folder (default: TRTOPS_HOME or ./mlruns)")
         if verb == "relocate":
             command.add_argument(
-                "--from", dest="former", type=Path, help="where the store was, if it does not say so itself"
+                "--from", dest="former", type=Path, help="where the store was, if the store does not say"
             )
         if verb == "ui":
             command.add_argument("--port", type=int, default=5000)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # As the module that others import, lest there be two classes of everything in it.
+    # As the module that others import: running this file as __main__ would make a second copy of everything in it.
     from trtops.tracking import store
 
     sys.exit(store.main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 
 from trtops.record import JSONValue
@@ -11,7 +12,7 @@ from trtops.tracking.base import Run
 
 
 def log_table(run: Run, path: str, columns: Sequence[str], rows: Iterable[Sequence[JSONValue]]) -> None:
-    """Log the table of a run; a run has one.
+    """Log a table; a run can have one.
 
     The format is what ``mlflow.log_table`` writes: pandas' ``split`` orientation, and a tag that names the artifact.
 
@@ -21,10 +22,8 @@ def log_table(run: Run, path: str, columns: Sequence[str], rows: Iterable[Sequen
         columns: Names of the columns.
         rows: One value per column; NaN and infinities are written as null.
     """
-    data: list[JSONValue] = [[_plain(value) for value in row] for row in rows]
+    data: list[JSONValue] = [
+        [None if isinstance(value, float) and not math.isfinite(value) else value for value in row] for row in rows
+    ]
     run.log_json({"columns": list(columns), "data": data}, path)
     run.set_tags({schema.Tag.TABLES: json.dumps([{"path": path, "type": "table"}])})
-
-
-def _plain(value: JSONValue) -> JSONValue:
-    return None if isinstance(value, float) and not float("-inf") < value < float("inf") else value

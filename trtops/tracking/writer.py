@@ -1,7 +1,6 @@
-"""What all runs have in common, whatever keeps them: checks, texts, the manifest last, one end.
+"""What all runs have in common, whatever keeps them: checks, encodings, the manifest written last, a single end.
 
-A tracker's run implements the handful of verbs at the bottom of :class:`RunWriter`; a tracker's stored run the one of
-:class:`RunReader`.
+A tracker's run implements the few abstract methods of :class:`RunWriter`; its stored run the one of :class:`RunReader`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
-from trtops.record import JSONValue, Record, sha256, to_jsonable
+from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import Artifact, Kind, Tag
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ _BLOCK = 1 << 18
 
 
 class RunWriter(ABC):
-    """A :class:`trtops.tracking.base.Run` over a few verbs of the store."""
+    """A :class:`trtops.tracking.base.Run` over a few methods that a store implements."""
 
     def __init__(self, run_id: str, url: str) -> None:
         self.id = run_id
@@ -108,15 +107,15 @@ class RunWriter(ABC):
                 return
             self._ended = "finished" if self._whole else "failed"
             try:
-                if self._whole:  # only the last word of finish() was lost
+                if self._whole:  # only the status that finish() sets was lost
                     self._end("finished")
                 else:
                     self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
-            except Exception as exc:  # the error being handled matters more than this one
+            except Exception as exc:  # the error that the run fails with matters more
                 logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
     def take_over(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
-        """Count what an earlier process logged to this run as logged; see :meth:`Tracker.reopen`."""
+        """Start with what an earlier process logged to this run; see :meth:`Tracker.reopen`."""
         with self._lock:
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.NAMES}
             self._names = set(names)
@@ -168,7 +167,7 @@ class RunWriter(ABC):
 
 
 class RunReader(ABC):
-    """A :class:`trtops.tracking.base.StoredRun` over one verb of the store."""
+    """A :class:`trtops.tracking.base.StoredRun` over one method that a store implements."""
 
     def __init__(self, info: RunInfo, manifest: Manifest) -> None:
         self.info = info
@@ -191,7 +190,7 @@ class RunReader(ABC):
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
         if self._checked.get(path) != state:
-            if stat.st_size != entry.size or hash_file(file) != entry.sha256:
+            if stat.st_size != entry.size or sha256_file(file) != entry.sha256:
                 raise self._mismatch(entry, stat.st_size)
             self._checked[path] = state
         return file
@@ -223,7 +222,7 @@ class RunReader(ABC):
 
 
 class Scratch:
-    """A temporary folder, made when it is first asked for, and removed by the process that made it."""
+    """A temporary folder, made on first use, and removed by the process that made it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -231,15 +230,15 @@ class Scratch:
         self._pid = 0
 
     def folder(self) -> Path:
-        """The folder. It goes when this object does, or with the process; a forked child gets its own."""
+        """The folder, removed with this object or at the end of the process; a forked child gets its own."""
         with self._lock:
             if self._folder is None or self._pid != os.getpid():
                 self._folder, self._pid = Path(tempfile.mkdtemp(prefix="trtops-")), os.getpid()
-                weakref.finalize(self, _remove, self._folder, self._pid)
+                weakref.finalize(self, _remove_folder, self._folder, self._pid)
             return self._folder
 
 
-def _remove(folder: Path, pid: int) -> None:
+def _remove_folder(folder: Path, pid: int) -> None:
     if pid == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -261,8 +260,8 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     return manifest
 
 
-def starting_tags(kind: str, tags: Mapping[str, str] | None) -> dict[str, str]:
-    """The tags that every run begins with, and the caller's.
+def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
+    """The tags that every run starts with, and the caller's.
 
     Raises:
         ConfigError: If the kind is unknown.
@@ -280,10 +279,10 @@ def starting_tags(kind: str, tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_reopening(info: RunInfo, *, whole: bool) -> None:
-    """Refuse to go on writing a run that is whole or may be somebody's.
+    """Refuse to resume a run that is whole, or that its process may still be writing.
 
     Raises:
-        LogError: If it is.
+        LogError: If it is one of these.
     """
     if whole or info.status == "finished":
         raise errors.LogError(f"Run {info.id} is whole; nothing can be logged to it any more. Start another.")
@@ -332,16 +331,16 @@ def check_path(path: str) -> None:
 
 
 TEMPORARY = ".artifact.uploading."
-"""How files begin that are being written; MLflow's own prefix, which its listings leave out."""
+"""Prefix of files that are being written: MLflow's own, which its listings leave out."""
 
 
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
-    """Copy a file, or write bytes, so that the target appears whole or not at all; hashed on the way.
+    """Copy a file, or write bytes, so that the target appears whole or not at all; the content is hashed meanwhile.
 
     Args:
         source: What to write.
         target: Where; its folders are made.
-        path: What the entry is to call it.
+        path: The artifact's path, for the entry.
 
     Raises:
         LogError: If it could not be written (a full disk, say); nothing is left behind.
@@ -350,7 +349,7 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            entry = _write(source, temporary, path)
+            entry = _copy_and_hash(source, temporary, path)
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -360,7 +359,7 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
     return entry
 
 
-def _write(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
+def _copy_and_hash(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     if isinstance(source, (bytes, bytearray, memoryview)):
         target.write_bytes(source)
         return ArtifactEntry(path=path, size=len(source), sha256=sha256(source))
@@ -374,16 +373,6 @@ def _write(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
 
 
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, as 64 hexadecimal digits, read into one buffer."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
 def json_text(value: Record | JSONValue) -> str:
     """A record or JSON value as the text of a JSON artifact."""
     if isinstance(value, Record):
@@ -392,7 +381,7 @@ def json_text(value: Record | JSONValue) -> str:
 
 
 def error_text(error: BaseException | str) -> str:
-    """An error as one text, short enough for a tag; the middle of a very long one is left out, and that said."""
+    """An error as one text, short enough for a tag: of a very long one the middle is replaced by how much was left out."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) > schema.MAX_TAG:

@@ -45,7 +45,7 @@ def test_a_folded_model_is_valid_and_computes_the_same(make: Callable[[], models
 
 @pytest.mark.parity
 @pytest.mark.parametrize("make", models.ALL, ids=lambda f: f.__name__)
-def test_no_fewer_nodes_fold_than_with_the_fields_tool(
+def test_no_fewer_nodes_fold_than_with_polygraphy(
     make: Callable[[], models.Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # its shape inference may leave a file in the working folder

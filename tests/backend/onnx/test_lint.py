@@ -136,6 +136,19 @@ def test_a_node_that_fails_only_when_it_runs_is_an_exception() -> None:
     assert good.ok
 
 
+def test_a_node_that_stands_before_what_it_reads_is_run_all_the_same() -> None:
+    proto = models.model(
+        """(float[4] x) => (float[1] y) {
+            [bad] y = Gather(b, i)
+            [cast] j = Cast<to = 1>(i)
+            [good] b = Add(x, j)
+        }""",
+        {"i": np.array([9])},
+    )
+
+    assert lint(proto).failing == ("bad",)
+
+
 def test_custom_operators_are_left_unchecked_with_a_warning_and_so_is_what_reads_them() -> None:
     report = lint(models.no_kernel().proto)
 
@@ -231,7 +244,7 @@ def test_types_that_numpy_lacks_are_loaded_and_not_run() -> None:
     assert report.ok and report.failing == ()
 
 
-def test_the_report_survives_json_and_has_the_fields_tools_layout() -> None:
+def test_the_report_survives_json_and_has_polygraphys_layout() -> None:
     report = lint(models.no_kernel().proto)
 
     assert LintReport.from_json(report.to_json()) == report
@@ -241,7 +254,7 @@ def test_the_report_survives_json_and_has_the_fields_tools_layout() -> None:
 
 
 @pytest.mark.parity
-def test_what_fails_with_the_fields_tool_fails_here(tmp_path: Path) -> None:
+def test_what_fails_with_polygraphy_fails_here(tmp_path: Path) -> None:
     proto = models.transformer().proto
     next(n for n in proto.graph.node if n.name == "mlp_in").input[1] = "w_out"
     save_onnx(proto, tmp_path / "m.onnx")

@@ -325,6 +325,14 @@ class TestSetUpperBound:
 
         assert len(room.set_upper_bound(room.infer_shapes(once), 2).graph.node) == 4
 
+    def test_a_tensor_named_again_is_bounded_again(self) -> None:
+        once = room.set_upper_bound(room.infer_shapes(self.proto), {"r": 5})
+
+        twice = room.set_upper_bound(room.infer_shapes(once), {"r": 2})
+
+        onnx.checker.check_model(twice)
+        assert run(twice, {"x": np.ones(2, np.float32), "reps": np.array([9])})["y"].shape == (4,)
+
 
 class TestSaveOnnx:
     @pytest.mark.parametrize("one_file", [True, False])

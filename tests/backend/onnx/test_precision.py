@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.precision import convert_to_bf16, convert_to_fp16, lower_precision
+from trtops.backend.onnx.precision import convert_to_fp16, lower_precision
 from trtops.metadata import DataType
 
 
@@ -61,7 +61,7 @@ def test_an_fp16_model_is_valid_and_near_the_fp32_one(make: Callable[[], models.
 def test_a_bf16_model_is_valid_and_keeps_its_borders(make: Callable[[], models.Case]) -> None:
     case = make()
 
-    lowered = convert_to_bf16(case.proto)
+    lowered = lower_precision(case.proto, "bf16").model
 
     onnx.checker.check_model(lowered, full_check=True)
     info = Model.from_proto(lowered).info
@@ -74,7 +74,7 @@ def test_a_bf16_model_is_valid_and_keeps_its_borders(make: Callable[[], models.C
 
 def test_bf16_of_an_old_operator_set_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match="operator set 13"):
-        convert_to_bf16(models.identity().proto)
+        lower_precision(models.identity().proto, "bf16")
 
 
 def test_casts_stand_only_at_the_borders_of_a_model_that_lowers_whole() -> None:
@@ -342,7 +342,7 @@ def test_models_that_contradict_themselves_are_refused_by_name() -> None:
         (twice, "defined twice"),
         (short, "expected"),
         (elsewhere, "in another file"),
-        (call, "functions cannot be written out"),
+        (call, "functions cannot be inlined"),
     ):
         with pytest.raises(errors.ModelError, match=message):
             convert_to_fp16(proto)

@@ -14,7 +14,7 @@ from trtops.backend.onnx.summary import ModelSummary, describe, summary
 from trtops.metadata import DataType
 
 
-def test_a_plain_summary_looks_as_the_fields_tool_shows_it() -> None:
+def test_a_plain_summary_looks_as_polygraphy_shows_it() -> None:
     assert summary(models.identity().proto) == "\n".join(
         [
             "==== ONNX Model ====",

@@ -15,7 +15,7 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.rewriting import keep_only, remove_unused, set_shape
+from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, set_shape
 from trtops.metadata import DataType, TensorSpec
 
 log = logging.getLogger(__name__)
@@ -253,17 +253,16 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
 
 def _insert_min(graph: onnx.GraphProto, name: str, bound: int) -> None:
     """Rename what a node makes, and make the old name the smaller of that and a bound."""
-    before = f"{name}_unbounded"
+    fresh = FreshNames(graph)  # a tensor may be bounded again
+    before, limit = fresh(f"{name}_unbounded"), fresh(f"{name}_upper_bound")
     index = next(i for i, node in enumerate(graph.node) if name in node.output)
     node = graph.node[index]
     node.output[list(node.output).index(name)] = before
     declared = shapes.values(graph).get(name)
     element = declared.type.tensor_type.elem_type if declared is not None else 0
     dtype = onnx.helper.tensor_dtype_to_np_dtype(element or onnx.TensorProto.INT64)
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), f"{name}_upper_bound"))
-    graph.node.insert(
-        index + 1, onnx.helper.make_node("Min", [before, f"{name}_upper_bound"], [name], name=f"{name}_bounded")
-    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
+    graph.node.insert(index + 1, onnx.helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
     if declared is not None:
         copy = copy_of(declared)
         copy.name = before

@@ -18,8 +18,8 @@ from trtops.backend.onnx.rewriting import set_shape
 if TYPE_CHECKING:
     import onnx
 
-# Of ONNX's own operators, what the first input has the rank of: an input that is a weight mostly, an attribute with a
-# number for each of its dimensions but so many, or a number.
+# What ONNX's own operators say of their first input's rank. It is that of another input, mostly a weight; or the length
+# of an attribute and so many more; or always the same.
 _AS_INPUT = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3}
 _AS_ATTRIBUTE = {
     "AveragePool": ("kernel_shape", 2),

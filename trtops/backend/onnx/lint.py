@@ -50,7 +50,7 @@ class LintEntry(Record):
 
     Attributes:
         level: ``error`` for what is wrong with the model or cannot be loaded, ``exception`` for what fails when it
-            runs, ``warning`` for what may be meant.
+            runs, ``warning`` for what may be intended.
         source: Who says so.
         message: What was found.
         nodes: Names of the nodes that it is about; empty if it is about the model.
@@ -287,8 +287,9 @@ class _Run:
         except errors.InvalidModelError as exc:
             log.info("%s", exc)
         self.declared = shapes.values(graph)
-        last_use = {name: i for i in range(len(graph.node)) for name in walk.uses(graph.node[i])}
-        for i in walk.execution_order(graph.node):
+        order = walk.execution_order(graph.node)
+        last_reader = {name: i for i in order for name in walk.uses(graph.node[i])}
+        for i in order:
             node, name = graph.node[i], self.names[i]
             made = None if name in broken else self._try_node(node, name, values)
             if made is None:
@@ -296,8 +297,8 @@ class _Run:
             else:
                 values.update(zip(filter(None, node.output), made))
             for used in walk.uses(node):
-                if last_use[used] == i:
-                    values.pop(used, None)
+                if last_reader[used] == i:
+                    values.pop(used, None)  # or the values of all tensors would be in memory at once
         behind = tuple(name for name in self.names if name in self.unchecked)
         if behind:
             message = f"{len(behind)} nodes were not checked: nothing is known of what they read. Shapes in the model would help."

@@ -80,22 +80,7 @@ def convert_to_fp16(
         ModelError: If the model contradicts itself, or its weights are not loaded.
     """
     check_structure(proto)
-    return _log_rewrite(lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
-
-
-def convert_to_bf16(
-    proto: onnx.ModelProto,
-    *,
-    keep_io: bool = True,
-    exclude: Iterable[str] = (),
-    keep_types: Collection[str] = KEPT_TYPES,
-) -> onnx.ModelProto:
-    """A model that computes in BF16 where its operators can; as :func:`convert_to_fp16`."""
-    check_structure(proto)
-    return _log_rewrite(lower_precision(proto, "bf16", keep_io=keep_io, exclude=exclude, keep_types=keep_types))
-
-
-def _log_rewrite(rewritten: Rewritten) -> onnx.ModelProto:
+    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
@@ -120,8 +105,8 @@ def lower_precision(
         to: The type to compute in. BF16 needs operator set 13 or later.
         keep_io: Whether FP32 inputs and outputs of the model keep their type, behind Cast nodes.
         exclude: Nodes to keep in FP32, by name, by type, or by shell pattern for names (``decoder.*``); a node
-            without a name goes by its first output's. Functions of the model are written out before, so names are
-            those of :func:`without_functions`.
+            without a name goes by its first output's. The model's functions are inlined before, so names are those of
+            :func:`without_functions`.
         keep_types: Operator types to keep in FP32 beside those.
 
     Raises:
@@ -160,7 +145,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError) as exc:  # C++ exceptions
-        raise errors.InvalidModelError(f"The model's functions cannot be written out: {exc}") from exc
+        raise errors.InvalidModelError(f"The model's functions cannot be inlined: {exc}") from exc
 
 
 def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset[str]:

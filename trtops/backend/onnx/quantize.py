@@ -191,7 +191,8 @@ def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationC
     """
     known = cache.by_name()
     moved: dict[str, TensorRange] = {}
-    for node in graph.node:
+    for index in walk.execution_order(graph.node):
+        node = graph.node[index]
         source = known.get(node.input[0]) if node.op_type in _MOVING else None
         if source is not None and node.output[0] not in known:
             moved[node.output[0]] = known[node.output[0]] = replace(source, name=node.output[0])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import onnx
 
@@ -72,11 +72,10 @@ def save_model(
             f"External data path {external_data_path!r} leads out of the model's folder; give one relative to {path.parent}."
         )
     if all_tensors_to_one_file:
-        with _Writer(path.parent, location).opened() as writer:
-            bare = copying.copy_model(model, lambda t, target: writer.put(t, target, size_threshold))
+        with open_atomically(path.parent / location) as file:
+            bare = copying.copy_model(model, _put_outside(_OneFile(file, Path(location)), size_threshold))
     else:
-        numbered = _Numbered(path.parent, location)
-        bare = copying.copy_model(model, lambda t, target: numbered.put(t, target, size_threshold))
+        bare = copying.copy_model(model, _put_outside(_NumberedFiles(path.parent, Path(location)), size_threshold))
     _write_model(bare, path)
 
 
@@ -133,49 +132,60 @@ def _tensor_head(tensor: onnx.TensorProto) -> bytes:
     return bytes(head.SerializeToString() + raw_data)
 
 
-class _Writer:
-    """Writes tensors one behind the other into one file."""
+class _DataFiles(Protocol):
+    """Where weights are written outside the model file."""
 
-    def __init__(self, folder: Path, location: str) -> None:
-        self.path = folder / location
-        self.location = Path(location).as_posix()
-        self.file: IO[bytes] | None = None
+    def write(self, data: bytes) -> tuple[Path, int]:
+        """Write one weight; returns its file, relative to the model's folder, and its place in it."""
+        ...
 
-    @contextmanager
-    def opened(self) -> Iterator[_Writer]:
-        with open_atomically(self.path) as self.file:
-            yield self
 
-    def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
-        assert self.file is not None
-        data = _external_bytes(tensor, threshold)
-        if data is None:
-            target.CopyFrom(tensor)
-            return
+@dataclass
+class _OneFile:
+    """One file that holds all weights, one behind the other."""
+
+    file: IO[bytes]
+    location: Path
+
+    def write(self, data: bytes) -> tuple[Path, int]:
         self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
         offset = self.file.tell()
         self.file.write(data)
-        _refer_outside(tensor, target, self.location, offset, len(data))
+        return self.location, offset
 
 
-class _Numbered:
-    """Writes each tensor into a file of its own, named by a number, since tensor names need not be file names."""
+@dataclass
+class _NumberedFiles:
+    """A file for each weight, named by a number, since tensor names need not be file names."""
 
-    def __init__(self, folder: Path, location: str) -> None:
-        self.folder = folder
-        self.location = location
-        self.count = 0
+    folder: Path
+    location: Path
+    count: int = 0
 
-    def put(self, tensor: onnx.TensorProto, target: onnx.TensorProto, threshold: int) -> None:
+    def write(self, data: bytes) -> tuple[Path, int]:
+        location = self.location / f"tensor_{self.count:06}.bin"
+        self.count += 1
+        with open_atomically(self.folder / location) as file:
+            file.write(data)
+        return location, 0
+
+
+def _put_outside(files: _DataFiles, threshold: int) -> copying.PutTensor:
+    """Writes the bytes of large tensors to data files, and refers to them; keeps the others."""
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         data = _external_bytes(tensor, threshold)
         if data is None:
             target.CopyFrom(tensor)
             return
-        location = Path(self.location, f"tensor_{self.count:06}.bin")
-        self.count += 1
-        with open_atomically(self.folder / location) as file:
-            file.write(data)
-        _refer_outside(tensor, target, location.as_posix(), 0, len(data))
+        location, offset = files.write(data)
+        copying.copy_header(tensor, target)
+        target.doc_string = tensor.doc_string
+        target.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", location.as_posix()), ("offset", offset), ("length", len(data))):
+            target.external_data.add(key=key, value=str(value))
+
+    return put
 
 
 def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
@@ -193,11 +203,3 @@ def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
 def _may_be_shape(tensor: onnx.TensorProto) -> bool:
     """Whether shape inference may want the values, which neither ONNX nor ONNX Runtime reads from other files."""
     return tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
-
-
-def _refer_outside(tensor: onnx.TensorProto, target: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    copying.copy_header(tensor, target)
-    target.doc_string = tensor.doc_string
-    target.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        target.external_data.add(key=key, value=str(value))

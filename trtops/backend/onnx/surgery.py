@@ -93,7 +93,7 @@ def _detach_maker(graph: onnx.GraphProto, tensor: str) -> None:
     """Let nothing make a tensor any more."""
     for node in graph.node:
         if tensor in node.output:
-            rename(node.output, tensor, f"{tensor}_replaced")
+            rename(node.output, tensor, FreshNames(graph)(f"{tensor}_replaced"))
             return
     raise errors.ConfigError(f"{tensor!r} is an input or a weight of the model; a node cannot make it.")
 

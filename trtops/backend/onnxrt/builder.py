@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend import environment as surroundings
-from trtops.backend.base import Build, Caches, Engine, Feed, TimingCacheUse
+from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCacheUse
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.onnxrt import calibration, tactics
@@ -34,7 +34,6 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime")
-_NO_CACHES = Caches()
 
 
 class OnnxRuntimeBackend:
@@ -68,7 +67,7 @@ class OnnxRuntimeBackend:
         model: Model,
         config: BuildConfig,
         *,
-        caches: Caches = _NO_CACHES,
+        caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
         """Build one engine: rewrite the precision, time the candidates that matter, keep the fastest.
@@ -88,6 +87,7 @@ class OnnxRuntimeBackend:
         Raises:
             ConfigError: If the config contradicts itself or the model, or is for another back end.
             EngineBuildError: If ONNX Runtime refuses the model; the message names the op and node where it can.
+            EngineLoadError: If ONNX Runtime does not load the engine that it made.
             CalibrationError: If INT8 is asked for without a cache or data, or calibration fails.
             TimingCacheError: If the timing cache is damaged, or of another processor or release.
             TacticMismatchError: If the replay is of another processor or release, or was not followed.

@@ -93,6 +93,8 @@ def _deliver_lines(sink: IO[bytes]) -> None:
     """Hand every line written since the last time to the log it belongs to, or else to the real standard error."""
     global _delivered
     content = os.pread(sink.fileno(), os.fstat(sink.fileno()).st_size - _delivered, _delivered)
+    if len(_open) > 1:  # another build may be in the middle of a line, which is whole by the time it ends
+        content = content[: content.rfind(b"\n") + 1]
     _delivered += len(content)
     by_id = {log.log_id: log for log in _open}
     for raw in content.splitlines(keepends=True):

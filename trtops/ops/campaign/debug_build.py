@@ -284,7 +284,12 @@ def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
     run.log_json(found, schema.Artifact.DIFF)
     run.log_text(page, schema.Artifact.DIFF_PAGE)
     run.set_tags({schema.Tag.NOTE: page[: schema.MAX_TAG]})
-    run.log_metrics({("diff", "p_innocent"): found.p_innocent, ("diff", "e_value_log10"): found.e_value_log10})
+    run.log_metrics(
+        {
+            (schema.Metric.DIFF, "p_innocent"): found.p_innocent,
+            (schema.Metric.DIFF, "e_value_log10"): found.e_value_log10,
+        }
+    )
     if found.varying_layers:
         from trtops.tactics.plot import draw
 
@@ -307,8 +312,7 @@ def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
 
 def _campaign_info(tracker: Tracker, run_id: str) -> RunInfo:
     info = tracker.info(run_id)
-    if info.tags.get(schema.Tag.KIND) != "debug_build":
-        raise errors.ConfigError(f"Run {run_id} is of kind {info.tags.get(schema.Tag.KIND)!r}; expected a campaign's.")
+    campaigns.require_campaign(info)
     return info
 
 

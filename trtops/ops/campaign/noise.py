@@ -134,8 +134,8 @@ def noise(
             )
             run.log_json(result, schema.Artifact.NOISE)
             shares = ("share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
-            run.log_metrics({("noise", share): getattr(found, share) for share in shares})
-            run.log_metrics({("noise", "limit"): found.limit()})
+            run.log_metrics({(schema.Metric.NOISE, share): getattr(found, share) for share in shares})
+            run.log_metrics({(schema.Metric.NOISE, "limit"): found.limit()})
             run.set_tags({schema.Tag.NOTE: found.summary})
     finally:
         close_benches()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.tracking import schema
+from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker
 
 
@@ -25,8 +25,9 @@ def open_campaign(tracker: Tracker, run_id: str, *, model: str | Path | None = N
     run_id = tracker.whole_id(run_id)
     info = tracker.info(run_id)
     data = tracker.peek(run_id, schema.Artifact.CAMPAIGN)
-    if info.tags.get(schema.Tag.KIND) != "debug_build" or data is None:
-        raise errors.ConfigError(f"Run {run_id} is of kind {info.tags.get(schema.Tag.KIND)!r}; expected a campaign's.")
+    campaigns.require_campaign(info)
+    if data is None:
+        raise errors.ConfigError(f"Run {run_id} has no {schema.Artifact.CAMPAIGN}: its campaign ended before it began.")
     return Campaign(
         run_id=run_id,
         experiment=info.experiment,

@@ -335,11 +335,11 @@ def _log_cache(
     run.set_tags({schema.Tag.DATA_SHA256: cache.data_sha256 or ""})
     run.log_metrics(
         {
-            ("calibration", "samples"): float(cache.samples),
-            ("calibration", "feeds"): float(cache.feeds),
-            ("calibration", "tensors"): float(len(cache)),
-            ("calibration", "excluded"): float(len(cache.excluded)),
-            ("calibration", "seconds"): seconds,
+            (schema.Metric.CALIBRATION, "samples"): float(cache.samples),
+            (schema.Metric.CALIBRATION, "feeds"): float(cache.feeds),
+            (schema.Metric.CALIBRATION, "tensors"): float(len(cache)),
+            (schema.Metric.CALIBRATION, "excluded"): float(len(cache.excluded)),
+            (schema.Metric.CALIBRATION, "seconds"): seconds,
         }
     )
     if config.output is not None:
@@ -380,8 +380,8 @@ def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:
     metrics: dict[tuple[str, ...], float] = {}
     for engine in engines:
         if engine.judgement.accuracy is not None:
-            metrics["accuracy", engine.precision] = engine.judgement.accuracy.actual
-            metrics["accuracy", "golden"] = engine.judgement.accuracy.golden
+            metrics[schema.Metric.ACCURACY, engine.precision] = engine.judgement.accuracy.actual
+            metrics[schema.Metric.ACCURACY, "golden"] = engine.judgement.accuracy.golden
         if engine.judgement.latency is not None:
             metrics[schema.Metric.LATENCY, engine.precision] = engine.judgement.latency.p50_ms
         for output in engine.judgement.report.outputs:

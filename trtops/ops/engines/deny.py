@@ -86,7 +86,7 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     """
     deny_run = tracker.whole_id(deny_run)
     stored = tracker.load(deny_run)
-    if stored.info.tags.get(schema.Tag.KIND) != "deny" or schema.Tag.PARDONED in stored.info.tags:
+    if stored.info.kind != "deny" or schema.Tag.PARDONED in stored.info.tags:
         raise errors.ConfigError(f"Run {deny_run} is no entry of the deny-list.")
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     own = {name: stored.info.tags[name] for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}

@@ -338,13 +338,13 @@ def _log_result(run: Run, result: SensitivityResult) -> None:
         ("layer", "op", "error", "share", "keep"),
         ((each.layer, each.op, each.error, each.share, each.kept) for each in result.layers),
     )
-    run.log_json(result, "sensitivity/result.json")
+    run.log_json(result, schema.Artifact.SENSITIVITY_RESULT)
     run.log_metrics(
         {
-            ("sensitivity", "error"): result.error,
-            ("sensitivity", "error_kept"): result.error_kept,
-            ("sensitivity", "kept"): float(len(result.keep)),
-            ("sensitivity", "layers"): float(len(result.layers)),
-            **{("sensitivity", "layer", each.layer): each.error for each in islice(result.layers, 100)},
+            (schema.Metric.SENSITIVITY, "error"): result.error,
+            (schema.Metric.SENSITIVITY, "error_kept"): result.error_kept,
+            (schema.Metric.SENSITIVITY, "kept"): float(len(result.keep)),
+            (schema.Metric.SENSITIVITY, "layers"): float(len(result.layers)),
+            **{(schema.Metric.SENSITIVITY, "layer", each.layer): each.error for each in islice(result.layers, 100)},
         }
     )

@@ -281,10 +281,10 @@ def log_judgement(
     if judgement.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
             if (value := getattr(judgement.latency, name)) is not None:
-                metrics["latency", name] = value
+                metrics[schema.Metric.LATENCY, name] = value
     if judgement.accuracy is not None:
-        metrics["accuracy", "top1"] = judgement.accuracy.actual
-        metrics["accuracy", "golden_top1"] = judgement.accuracy.golden
+        metrics[schema.Metric.ACCURACY, "top1"] = judgement.accuracy.actual
+        metrics[schema.Metric.ACCURACY, "golden_top1"] = judgement.accuracy.golden
     run.log_metrics(metrics)
     run.log_json(judgement, schema.Artifact.ACCURACY)
     why = judgement.report.reasons if reasons is None else reasons

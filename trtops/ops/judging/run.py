@@ -12,7 +12,7 @@ from typing import Any
 from trtops.backend.runner import BaseRunner
 from trtops.comparator.accuracy import AccuracyResult, AccuracyResults, CompareFunction, Match, RunnerPair
 from trtops.comparator.comparator import Comparator
-from trtops.comparator.judgements import CompareResult, OutputCompareResult, SimpleThreshold
+from trtops.comparator.judgements import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
 from trtops.comparator.report import (
     ComparisonReport,
     OutputComparison,
@@ -21,10 +21,10 @@ from trtops.comparator.report import (
     compare_outputs,
 )
 from trtops.comparator.results import PostprocessFunction, RunResults
-from trtops.comparator.table import LIMITED
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
+from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 
 
@@ -207,7 +207,7 @@ def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, re
         return
     report = decided_report(accuracy, results)
     log_judgement(run, Judgement(report=report), verdict=result.verdict, reasons=result.reasons)
-    run.log_text(accuracy.to_json(), "accuracy/results.polygraphy.json")
+    run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
 
 
 def decided_report(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
@@ -238,10 +238,6 @@ def _as_decided(output: OutputComparison, matches: Iterable[Match]) -> OutputCom
     return dataclasses.replace(output, verdict="bad", reasons=reasons)
 
 
-_TOLERANCES = {metric.polygraphy: str(metric.tolerance) for metric in LIMITED}
-"""Tolerances by the names that compare results have for what they limit."""
-
-
 def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
     """The tolerances that matches were held against, by output; what no tolerance limits is not judged."""
     infinities_equal = any(
@@ -266,8 +262,6 @@ def _limits_of(matches: Iterable[Match]) -> dict[str, Any]:
         threshold = match.thresholds if isinstance(match, CompareResult) else None
         if isinstance(threshold, SimpleThreshold):
             limits |= dataclasses.asdict(threshold)
-        elif threshold is not None:
-            values = dataclasses.astuple(threshold)
-            named = zip(threshold.metric_fields(), values)
-            limits |= {_TOLERANCES[name]: value for name, value in named if name in _TOLERANCES}
+        elif isinstance(threshold, MetricThreshold):
+            limits |= {metric.tolerance: limit for metric, limit in threshold.limits() if metric.tolerance is not None}
     return limits

@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from trtops import errors
+from trtops.record import sha256_file
 from trtops.tracking.base import ArtifactEntry
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.schema import Artifact
-from trtops.tracking.writer import TEMPORARY, check_path, hash_file, write_artifact
+from trtops.tracking.writer import TEMPORARY, check_path, write_artifact
 
 
 class Files(Protocol):
@@ -35,11 +36,11 @@ class Files(Protocol):
         ...
 
     def entries(self) -> list[ArtifactEntry]:
-        """Every artifact that there is, whole, whatever a manifest says."""
+        """Every whole artifact that there is, whatever a manifest says."""
         ...
 
     def sweep(self) -> None:
-        """Remove what an interrupted writer left."""
+        """Remove what an interrupted writer left behind."""
         ...
 
 
@@ -88,7 +89,7 @@ class _LocalFiles:
         files = (file for file in self._folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
         return [
             ArtifactEntry(
-                path=file.relative_to(self._folder).as_posix(), size=file.stat().st_size, sha256=hash_file(file)
+                path=file.relative_to(self._folder).as_posix(), size=file.stat().st_size, sha256=sha256_file(file)
             )
             for file in files
         ]
@@ -115,7 +116,7 @@ class _RemoteFiles:
                 file.symlink_to(source.resolve())
             else:
                 file.write_bytes(source)
-            entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=hash_file(file))
+            entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file))
             parent = None if name.parent == PurePosixPath() else str(name.parent)
             self._connection.call(self._client.log_artifact, self._run_id, str(file), parent)
         return entry
@@ -141,7 +142,7 @@ class _RemoteFiles:
                     folders.append(item.path)
                 elif (file := self._download(item.path, self._run_id, again=True)) is not None:
                     size = file.stat().st_size
-                    entries.append(ArtifactEntry(path=item.path, size=size, sha256=hash_file(file)))
+                    entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
         return entries
 
     def _list(self, folder: str) -> list[Any]:

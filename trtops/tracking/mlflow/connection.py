@@ -1,4 +1,4 @@
-"""The connection to an embedded store or a server: calls that are tried again, and whose errors are ours."""
+"""The connection to an embedded store or a server: calls are retried, and their errors are ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Connection:
         self.downloads = Scratch()
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call MLflow; what can be tried again is, what goes wrong is one of our errors.
+        """Call MLflow; what may pass is retried, and what fails is one of our errors.
 
         Raises:
             TrackingUnavailableError: If the store was locked, or the server not there, every time.
@@ -60,7 +60,7 @@ class Connection:
         import requests
         from mlflow.exceptions import MlflowException
 
-        self._mind_fork()
+        self._drop_inherited_connections()
         for attempt in range(_ATTEMPTS):
             try:
                 return function(*args, **kwargs)
@@ -79,13 +79,13 @@ class Connection:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log what is already in MLflow's terms; metrics as value and timestamp in milliseconds."""
+        """Log names and values as MLflow takes them; metrics as value and timestamp in milliseconds."""
         from mlflow.entities import Metric, Param, RunTag
 
-        # Tags hold the rest of whatever was cut elsewhere, so they go first.
-        for tag_batch in _batches(tags or {}):
+        # Tags first: they hold the rest of whatever is cut in params and metrics, which no reader must find without it.
+        for tag_batch in _request_batches(tags or {}):
             self.call(self.client.log_batch, run_id, tags=[RunTag(k, v) for k, v in tag_batch])
-        for param_batch in _batches(params or {}):
+        for param_batch in _request_batches(params or {}):
             self.call(self.client.log_batch, run_id, params=[Param(k, v) for k, v in param_batch])
         if metrics:
             self.call(self.client.log_batch, run_id, metrics=[Metric(k, v, t, 0) for k, (v, t) in metrics.items()])
@@ -95,7 +95,7 @@ class Connection:
         self.call(self.client.set_terminated, run_id, status)
 
     def give_reserve(self) -> None:
-        """Give reserved space back to a full disk, where it is ours to give."""
+        """Free the reserved space on a full disk, where the store is on this machine."""
         if self.store:
             self.store.give_reserve()
 
@@ -103,8 +103,8 @@ class Connection:
         """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
         return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}"
 
-    def _mind_fork(self) -> None:
-        """Forget the database connections that a child inherited: SQLite's cannot be shared."""
+    def _drop_inherited_connections(self) -> None:
+        """In a forked child, forget the parent's database connections: SQLite's cannot be shared."""
         if self._pid != os.getpid():
             engine = getattr(self.client._tracking_client.store, "engine", None)
             if engine is not None:
@@ -112,7 +112,7 @@ class Connection:
             self._pid = os.getpid()
 
 
-def _batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+def _request_batches(items: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
     """Items in groups that fit into one request, each character counted as the six bytes that JSON may need."""
     batch: list[tuple[str, str]] = []
     size = 0

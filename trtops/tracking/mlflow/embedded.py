@@ -1,8 +1,8 @@
-"""An embedded store that is sound: made under a lock, of the installed MLflow's version, and where its addresses say.
+"""An embedded store that can be used: made under a lock, of the installed MLflow's version, and where its addresses say.
 
-MLflow makes a database wherever it finds none, with no lock, upgrades an old one without asking, and writes absolute
-artifact addresses into it. So the database is made here under a lock and appears whole, is looked at before MLflow opens
-it, and a folder that was moved is noticed. Everything here is plain ``sqlite3``; making and upgrading call
+MLflow makes a database wherever it finds none, without a lock, upgrades an old one without asking, and writes absolute
+artifact addresses into it. So the database is made here under a lock and appears whole, is checked before MLflow opens it,
+and a folder that was moved is noticed. Everything here is plain ``sqlite3``; making and upgrading call
 :mod:`trtops.tracking.mlflow.installed`.
 """
 
@@ -43,18 +43,18 @@ def ensure_store(location: str | Path | Store | None = None) -> Store:
     Raises:
         StoreVersionError: If another MLflow release wrote it. It has not been touched.
         StoreMovedError: If its folder was moved or copied.
-        StoreError: If it is no store, cannot be made, or the location is a server.
+        StoreError: If it is no store or cannot be made, or the location is a server.
     """
-    store = location if isinstance(location, Store) else _embedded(location)
+    store = location if isinstance(location, Store) else _resolve_embedded(location)
     if not store.database.exists():
-        _create(store)
+        _create_store(store)
     check_version(store)
     check_place(store)
     store.keep_reserve()
     return store
 
 
-def _embedded(location: str | Path | None) -> Store:
+def _resolve_embedded(location: str | Path | None) -> Store:
     where = resolve(location)
     if isinstance(where, Store):
         return where
@@ -63,7 +63,7 @@ def _embedded(location: str | Path | None) -> Store:
     )
 
 
-def _create(store: Store) -> None:
+def _create_store(store: Store) -> None:
     try:
         with locked(store.root / _LOCK):
             if store.database.exists():
@@ -82,8 +82,8 @@ def _create(store: Store) -> None:
 
 
 @contextmanager
-def _database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-    """The store's SQLite file, opened without MLflow; never made."""
+def _open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    """The store's SQLite file, opened without MLflow; never created."""
     mode = "rw" if write else "ro"
     try:
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode={mode}", uri=True, timeout=20)) as database:
@@ -98,7 +98,7 @@ def schema_revision(store: Store) -> str:
     Raises:
         StoreError: If it is no MLflow database.
     """
-    with _database(store) as database:
+    with _open_database(store) as database:
         rows = database.execute("SELECT version_num FROM alembic_version").fetchall()
     if len(rows) != 1:
         raise errors.StoreError(
@@ -119,7 +119,7 @@ def check_version(store: Store) -> None:
     start = f"Store {store.root} has MLflow schema {found}; the installed MLflow {release()} has {head}."
     if found in older:
         raise errors.StoreVersionError(
-            f"{start} It is older: upgrade it, with a backup, by: {_command('upgrade', store)}"
+            f"{start} It is older: upgrade it, with a backup, by: {_store_command('upgrade', store)}"
         )
     raise errors.StoreVersionError(
         f"{start} A newer MLflow wrote it, and nothing was changed. Install that release, or go back to the "
@@ -132,7 +132,7 @@ def former_root(store: Store) -> Path | None:
 
     MLflow's default experiment, which every database has, was put under the first root.
     """
-    with _database(store) as database:
+    with _open_database(store) as database:
         row = database.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
     place = Path(row[0] if row else "")
     return place.parents[1] if place.parts[-2:] == ("artifacts", "0") and place.is_absolute() else None
@@ -149,11 +149,11 @@ def check_place(store: Store) -> None:
         return
     raise errors.StoreMovedError(
         f"Store {store.root} was moved or copied: its artifact addresses point to {former}. "
-        f"Make them point here by: {_command('relocate', store)}"
+        f"Make them point here by: {_store_command('relocate', store)}"
     )
 
 
-def _command(verb: str, store: Store) -> str:
+def _store_command(verb: str, store: Store) -> str:
     return f"python -m trtops.tracking.store {verb} --root {shlex.quote(str(store.root))}"
 
 
@@ -165,19 +165,19 @@ def relocate(location: str | Path | None = None, *, former: Path | None = None) 
         former: Where it was; found in the store unless given.
 
     Returns:
-        How many addresses were rewritten; 0 if the store was in its place.
+        How many addresses were rewritten; 0 if the store is where they say.
 
     Raises:
         StoreError: If there is no store, or it does not say where it was.
     """
-    store = _embedded(location)
+    store = _resolve_embedded(location)
     former = former or former_root(store)
     if former is None:
-        raise errors.StoreError(f"Store {store.root} does not say where it was. Say it: --from <the folder it was in>")
+        raise errors.StoreError(f"Store {store.root} does not say where it was. Give it: --from <the folder it was in>")
     if former == store.root:
         return 0
     prefixes = ((str(former), str(store.root)), (former.as_uri(), store.root.as_uri()))
-    with locked(store.root / _LOCK), _database(store, write=True) as database, database:
+    with locked(store.root / _LOCK), _open_database(store, write=True) as database, database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return sum(
             database.execute(
@@ -200,7 +200,7 @@ def upgrade(location: str | Path | None = None) -> Path | None:
         StoreVersionError: If the store is newer than the installed MLflow.
         StoreError: If the upgrade failed; the store is then as it was.
     """
-    store = _embedded(location)
+    store = _resolve_embedded(location)
     with locked(store.root / _LOCK):
         found, (head, *older) = schema_revision(store), known_revisions()
         if found == head:
@@ -211,7 +211,7 @@ def upgrade(location: str | Path | None = None) -> Path | None:
         _copy_database(store.database, backup)
         try:
             upgrade_database(store.database)
-        except Exception as exc:  # whatever it was, the store must not stay half upgraded
+        except Exception as exc:  # of any kind: the store must not stay half upgraded
             _copy_database(backup, store.database)
             raise errors.StoreError(f"Store {store.root} could not be upgraded and is as it was: {exc}") from exc
     return backup
@@ -229,11 +229,11 @@ def serve(location: str | Path | None = None, *, port: int = 5000) -> None:
     Raises:
         StoreError: If the store cannot be used as it is.
     """
-    store = ensure_store(_embedded(location))
+    store = ensure_store(_resolve_embedded(location))
     command, environment = server_command(store, port)
     print(
         f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning shows {store.root}; Ctrl+C ends it.",
         flush=True,
     )
-    os.chdir(store.root)  # the server imports what lies in its working folder
+    os.chdir(store.root)  # the server imports modules from its working folder
     os.execve(command[0], command, environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class MlflowRun(RunWriter):
         for name, value in metrics.items():
             key = schema.metric_key(name)
             before, at = self._metrics.get(key, (None, self._started - 1))
-            if before is not None and _same(before, value):
+            if before is not None and (before == value or (math.isnan(before) and math.isnan(value))):
                 continue
             changed[key] = (value, at + 1)
             tags |= schema.name_pieces(name)
@@ -67,7 +68,7 @@ class MlflowRun(RunWriter):
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         try:
             super()._put_failure(tags)
-        except errors.LogError:  # the disk may be full to the last byte
+        except errors.LogError:  # the disk may be full
             self._connection.give_reserve()
             super()._put_failure(tags)
 
@@ -84,13 +85,9 @@ class MlflowStoredRun(RunReader):
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags as MLflow takes them: names spelled out, long texts in pieces."""
+    """Tags as MLflow takes them: names encoded, long texts in pieces."""
     stored: dict[str, str] = {}
     for name, value in tags.items():
         shown, rest = schema.shown_value(f"Tag {name!r}", value, schema.MAX_TAG)
         stored |= rest | schema.key_pieces(name) | {schema.key(name): shown}
     return stored
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (a != a and b != b)

@@ -17,7 +17,7 @@ from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
 from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import Kind, Tag
 from trtops.tracking.writer import check_names, check_reopening, read_manifest, starting_tags
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class MlflowTracker:
         experiment: str,
         name: str,
         *,
-        kind: str,
+        kind: Kind,
         tags: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> MlflowRun:
@@ -113,7 +113,7 @@ class MlflowTracker:
         ids = self._all_experiments() if experiment is None else self._known_experiment(experiment)
         wanted = (tags or {}).items()
         found: list[RunInfo] = []
-        for info in self._search(ids, _filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
+        for info in self._search(ids, _search_filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
             if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status):
                 found.append(info)
                 if len(found) == limit:
@@ -133,7 +133,7 @@ class MlflowTracker:
         return self.info(run_id)
 
     def reopen(self, run_id: str) -> MlflowRun:
-        """Go on writing a run that was interrupted."""
+        """Resume a run that was interrupted."""
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.manifest() is not None)
@@ -159,7 +159,7 @@ class MlflowTracker:
             try:
                 self._call(self._client.create_registered_model, name)
             except errors.TrackingError:
-                if self._registered_model(name) is None:  # otherwise somebody else has just made it
+                if self._registered_model(name) is None:  # otherwise another process has just made it
                     raise
         version = self._call(
             self._client.create_model_version, name, source_of(run_id, path), run_id, tags=stored_tags(tags or {})
@@ -188,7 +188,9 @@ class MlflowTracker:
         run_id, path = parse_source(name, number, str(version.source))
         long = schema.long_texts(version.tags)
         tags = {
-            _name(k, long): schema.whole_value(v, long) for k, v in version.tags.items() if not schema.is_internal(k)
+            _decoded_name(k, long): schema.whole_value(v, long)
+            for k, v in version.tags.items()
+            if not schema.is_internal(k)
         }
         return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
 
@@ -244,7 +246,7 @@ class MlflowTracker:
         return name
 
     def _search(self, experiment_ids: list[str], query: str, limit: int | None) -> Iterator[RunInfo]:
-        # MLflow spends a millisecond on each run it returns, wanted or not.
+        # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
         size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
         token = None
         while True:
@@ -278,9 +280,15 @@ class MlflowTracker:
             status=_STATUS[info.status],
             start_time=info.start_time / 1000,
             end_time=None if end_time is None or info.status == "RUNNING" else end_time / 1000,
-            tags={_name(k, long): schema.whole_value(v, long) for k, v in stored.items() if not schema.is_internal(k)},
-            params={_name(k, long): schema.whole_value(v, long) for k, v in entity.data.params.items()},
-            metrics={_metric_name(k, long): schema.read_number(k, v, stored) for k, v in entity.data.metrics.items()},
+            tags={
+                _decoded_name(k, long): schema.whole_value(v, long)
+                for k, v in stored.items()
+                if not schema.is_internal(k)
+            },
+            params={_decoded_name(k, long): schema.whole_value(v, long) for k, v in entity.data.params.items()},
+            metrics={
+                _decoded_metric(k, long): schema.read_number(k, v, stored) for k, v in entity.data.metrics.items()
+            },
             url=self._connection.url(info.experiment_id, info.run_id),
         )
 
@@ -288,8 +296,8 @@ class MlflowTracker:
         return files_of(self._connection, entity.info.run_id, entity.info.artifact_uri)
 
 
-def _filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:
-    """A search that finds at least the runs wanted. MLflow's language can quote neither every key nor every value."""
+def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None) -> str:
+    """A query that finds at least the runs that are wanted: MLflow's language can quote neither every key nor every value."""
     wanted = {schema.key(name): value for name, value in tags.items()}
     if parent is not None:
         wanted[_PARENT] = parent
@@ -303,14 +311,14 @@ def _filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | Non
     return " and ".join(conditions)
 
 
-def _name(key: str, long: Mapping[str, str]) -> str:
+def _decoded_name(key: str, long: Mapping[str, str]) -> str:
     try:
         return schema.name(key, long)
     except errors.FormatError:
         return key  # logged by somebody else
 
 
-def _metric_name(key: str, long: Mapping[str, str]) -> MetricName:
+def _decoded_metric(key: str, long: Mapping[str, str]) -> MetricName:
     try:
         return schema.metric_name(key, long)
     except errors.FormatError:

@@ -1,0 +1,155 @@
+"""Bisections of real campaigns on ONNX Runtime: the guilty setting convicted within a dozen builds, and nothing innocent."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.campaigns import config, two_blocks
+from trtops import errors
+from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect, welch
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.mixture import Mixture
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact, Tag
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return two_blocks(tmp_path_factory.mktemp("bisect"))
+
+
+@pytest.fixture(scope="module")
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture(scope="module")
+def campaign(model: tuple[Path, Path], tracker: MemoryTracker) -> str:
+    return debug_build(model[0], config(model[1], until=8), tracker=tracker).run_id
+
+
+@pytest.fixture(scope="module")
+def bisected(campaign: str, tracker: MemoryTracker) -> BisectResult:
+    return bisect(campaign, tracker=tracker)
+
+
+def is_guilty(result: BisectResult) -> bool:
+    """Whether all that was convicted takes part in approximating a GELU, which is what fails here."""
+    names = {unit.name for culprit in result.culprits for unit in culprit.units}
+    return bool(names) and names <= {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}
+
+
+def test_the_guilty_setting_is_convicted_and_nothing_else_makes_the_build_bad(bisected: BisectResult):
+    assert (bisected.outcome, bisected.verdict, bisected.complete) == ("convicted", "good", True)
+    assert is_guilty(bisected)
+    assert len(bisected.trials) <= 12
+    assert bisected.overhead_seconds < bisected.seconds
+
+
+def test_the_size_of_the_effect_stands_beside_the_probability(bisected: BisectResult):
+    (culprit,) = bisected.culprits
+    assert culprit.effect is not None
+    assert 100 < culprit.effect.low <= culprit.effect.ratio <= culprit.effect.high
+    assert "times larger" in bisected.page()
+
+
+@pytest.mark.parametrize("seed", range(0, 2000, 200))
+def test_from_the_first_good_and_bad_build_on_a_dozen_builds_suffice(model, seed):
+    tracker = MemoryTracker()
+    until = "good" if debug_build(model[0], config(model[1], until=1, seed=seed), tracker=tracker).bad else "bad"
+    found = debug_build(model[0], config(model[1], until=until, seed=seed), tracker=tracker)
+
+    result = bisect(found.run_id, tracker=tracker)
+
+    assert result.outcome == "convicted" and result.complete
+    assert is_guilty(result)
+    assert len(result.trials) <= 16
+
+
+def test_a_good_and_a_bad_build_may_be_named(campaign, tracker, bisected):
+    result = bisect(bisected.good_run, bisected.bad_run[:10], BisectConfig(seed=3), tracker=tracker)
+
+    assert [c.units for c in result.culprits] == [c.units for c in bisected.culprits]
+
+
+def test_everything_is_kept_and_the_conviction_can_be_denied(bisected, tracker):
+    from trtops.ops.engines.deny import deny
+
+    run = tracker.load(bisected.run_id)
+
+    assert BisectResult.from_json(run.read_bytes(Artifact.BISECTION)).culprits == bisected.culprits
+    assert {info.id for info in tracker.find(parent=bisected.run_id)} == {trial.run_id for trial in bisected.trials}
+    assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
+    if len(bisected.culprits[0].units) == 1:
+        entry = deny(bisected.run_id, tracker=tracker).entry
+        assert entry.settings == tuple((unit.name, unit.bad) for unit in bisected.culprits[0].units)
+        assert entry.evidence == bisected.run_id
+
+
+def test_a_budget_that_is_too_small_is_said_and_nobody_convicted(campaign, tracker):
+    result = bisect(campaign, config=BisectConfig(max_builds=2), tracker=tracker)
+
+    assert (result.outcome, result.culprits, len(result.trials)) == ("cannot be told", (), 2)
+    assert "larger budget" in result.summary and result.verdict == "bad"
+
+
+def test_verdicts_that_choices_do_not_decide_convict_nobody(campaign, tracker):
+    rng = np.random.default_rng(5)
+
+    result = bisect(campaign, tracker=tracker, judge=lambda engine: bool(rng.random() < 0.5))
+
+    assert (result.outcome, result.culprits) == ("not repeatable", ())
+
+
+def test_a_mixture_is_told_what_it_is_to_have_and_says_what_it_got(campaign, tracker, bisected):
+    mixture = Mixture(tracker.load(bisected.good_run), tracker.load(bisected.bad_run))
+    everything, nothing = np.ones(len(mixture.units), bool), np.zeros(len(mixture.units), bool)
+    from trtops.tracking.campaigns import load_record
+
+    for wanted, run in ((everything, bisected.bad_run), (nothing, bisected.good_run)):
+        record = load_record(tracker.load(run))
+        got = mixture.outcome(wanted, record)
+        assert got.taken is not None and (got.taken == wanted).all() and not got.strayed
+        assert dict(mixture.order(wanted).replay.settings).items() <= dict(record.settings).items()
+    assert mixture.outcome(everything, None).taken is None
+    assert set(mixture.outcome(everything, load_record(tracker.load(bisected.good_run))).strayed) == {
+        unit.name for unit in mixture.units
+    }
+
+
+def test_campaigns_without_a_bad_build_and_builds_of_two_campaigns_are_refused(model, tracker, campaign, bisected):
+    loose = config(model[1], until=2, seed=1)
+    import dataclasses
+
+    from trtops.comparator.report import Tolerances
+
+    loose = dataclasses.replace(
+        loose, check=dataclasses.replace(loose.check, tolerances=Tolerances(atol=1.0, rtol=1.0))
+    )
+    good = debug_build(model[0], loose, tracker=tracker)
+
+    with pytest.raises(errors.ConfigError, match="no bad build yet"):
+        bisect(good.run_id, tracker=tracker)
+    child = tracker.find(parent=good.run_id)[0].id
+    with pytest.raises(errors.ConfigError, match="not builds of one campaign"):
+        bisect(child, bisected.bad_run, tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="expected a good build"):
+        bisect(bisected.bad_run, bisected.good_run, tracker=tracker)
+
+
+@pytest.mark.parametrize("n", [3, 6, 20])
+def test_the_interval_of_the_effect_is_welch_s(n):
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(3, 0.4, n), rng.normal(1, 0.2, n + 1)
+
+    effect = welch(a.tolist(), b.tolist())
+
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    assert effect is not None
+    assert math.log(effect.ratio) == pytest.approx(a.mean() - b.mean())
+    assert (math.log(effect.low), math.log(effect.high)) == pytest.approx((interval.low, interval.high), rel=1e-5)

@@ -1,0 +1,150 @@
+"""Bisections whose culprits are known, because they were planted; and verdicts that have nothing to do with the units."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from trtops.tactics.bisection import Bisection
+
+SEEDS = 60
+LIMIT = 80
+
+
+def played(seed: int, units: int, bad: Callable[[np.random.Generator, np.ndarray, int], bool]) -> Bisection:
+    """A bisection that is asked after every trial, until it is decided."""
+    rng = np.random.default_rng(10_000 + seed)
+    bisection = Bisection(np.ones(units), seed)
+    while bisection.decided() is None and bisection.trials < LIMIT:
+        taken, opposite = bisection.next()
+        bisection.add(taken, bad(rng, taken, bisection.trials), opposite)
+    return bisection
+
+
+def culprits(seed: int, units: int) -> tuple[int, int]:
+    first, second = sorted(np.random.default_rng(seed).choice(units, 2, replace=False).tolist())
+    return first, second
+
+
+EXPECTED = {
+    "one": lambda taken, a, b: taken[a],
+    "together": lambda taken, a, b: taken[a] and taken[b],
+    "either": lambda taken, a, b: taken[a] or taken[b],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "wrong", "fails", "median", "right"),
+    [
+        ("one", 6, 0.0, 1.0, 9, 60),
+        ("one", 30, 0.0, 1.0, 11, 60),
+        ("one", 120, 0.0, 1.0, 13, 60),
+        ("one", 30, 0.05, 1.0, 16, 57),
+        ("one", 30, 0.0, 0.6, 40, 55),
+        ("together", 30, 0.0, 1.0, 24, 57),
+        ("either", 30, 0.0, 1.0, 24, 57),
+        ("together", 5, 0.0, 1.0, 16, 57),
+        ("either", 5, 0.05, 1.0, 22, 55),
+    ],
+)
+def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails, median, right):
+    trials, named = [], 0
+    for seed in range(SEEDS):
+        a, b = culprits(seed, units)
+
+        def bad(rng: np.random.Generator, taken: np.ndarray, _: int, a: int = a, b: int = b) -> bool:
+            return bool((EXPECTED[kind](taken, a, b) and rng.random() < fails) ^ (rng.random() < wrong))
+
+        found = played(seed, units, bad)
+        trials.append(found.trials)
+        expected = {"one": ((a,),), "together": ((a, b),), "either": ((a,), (b,))}[kind]
+        named += found.decided() == "convicted" and found.best.clauses == expected
+
+    assert named >= right
+    assert np.median(trials) <= median
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda rng, taken, trial: rng.random() < 0.3,
+        lambda rng, taken, trial: rng.random() < 0.5,
+        lambda rng, taken, trial: rng.random() < (0.1 if trial % 20 < 10 else 0.9),
+        lambda rng, taken, trial: trial % 2 == 0,
+    ],
+    ids=["three in ten", "half", "drifting", "two machines in turns"],
+)
+def test_where_verdicts_depend_on_no_unit_few_are_accused_whatever_else_they_depend_on(bad):
+    outcomes = Counter(played(seed, 12, bad).decided() for seed in range(SEEDS))
+
+    assert outcomes["convicted"] <= 3
+    assert outcomes["chance"] >= 45
+
+
+def test_the_e_value_has_the_mean_one_over_the_coin_whatever_the_verdicts():
+    """Every way that the coin can fall, for a few sequences of verdicts: the mean of the e-values is 1 exactly."""
+    for verdicts in ((True, False, True), (False, False, False), (True, True, False)):
+        values = []
+        for falls in itertools.product((False, True), repeat=len(verdicts)):
+            bisection = Bisection([3.0, 1.0, 1.0, 1.0])
+            for verdict, fall in zip(verdicts, falls):
+                one, other = sorted(bisection.next(), key=lambda taken: taken.tolist())
+                bisection.add(*((one, verdict, other) if fall else (other, verdict, one)))
+            values.append(math.exp(bisection.log_e_value))
+
+        assert np.mean(values) == pytest.approx(1.0, rel=1e-9)
+
+
+SEVERAL = {
+    "any of four": ((0,), (1,), (2,), (3,)),
+    "two of four": tuple(itertools.combinations(range(4), 2)),
+    "all of three": ((0, 1, 2),),
+    "one with either of two": ((0, 1), (0, 2)),
+}
+
+
+@pytest.mark.parametrize("clauses", SEVERAL.values(), ids=SEVERAL)
+def test_among_a_few_units_whatever_several_do_is_named(clauses):
+    trials, named = [], 0
+    for seed in range(20):
+        found = played(seed, 5, lambda rng, taken, _: any(taken[list(clause)].all() for clause in clauses))
+        trials.append(found.trials)
+        named += found.decided() == "convicted" and found.best.clauses == clauses
+
+    assert named >= 18
+    assert np.median(trials) <= 26
+
+
+def test_a_trial_without_a_coin_says_which_unit_and_nothing_against_chance():
+    bisection = Bisection(np.ones(4))
+
+    bisection.add(np.array([True, False, False, False]), True)
+
+    assert bisection.log_e_value == pytest.approx(0.0, abs=1e-12)
+    assert bisection.best.units == (0,)
+
+
+def test_what_is_known_already_is_asked_first():
+    prior = np.full(64, 0.001)
+    prior[[5, 6]] = 1.0
+
+    taken, opposite = Bisection(prior).next()
+
+    assert taken[5] != taken[6]
+    assert (taken != opposite).all()
+
+
+def test_one_unit_alone_is_tried_both_ways():
+    bisection = Bisection([1.0])
+    seen = set()
+    while bisection.decided() is None:
+        taken, opposite = bisection.next()
+        seen.add(bool(taken[0]))
+        bisection.add(taken, bool(taken[0]), opposite)
+
+    assert (bisection.decided(), bisection.best.units, seen) == ("convicted", (0,), {False, True})

@@ -1,0 +1,356 @@
+"""Which differences between a good and a bad build make it bad: builds that mix the two, chosen so that each tells most.
+
+Plain numbers in, plain numbers out; :mod:`trtops.ops.campaign.bisect` makes the builds.
+
+The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
+bad build and the others from the good one. A *hypothesis* says which trials come out bad: those with one certain unit;
+with two units together; or with either of two; and, among a few units, with any, all, or some number of several, or with
+one together with any of others. Verdicts may be wrong and culprits may fail only sometimes, so a
+hypothesis is not struck out by one trial against it. It is weighed by the probability of all verdicts, averaged over a
+few rates at which trials that it expects to be bad, and others, come out bad (:data:`RATES`).
+
+**Which trial is next.** Units are put in the order of their guilt; a trial takes the first few of them, as many as make
+its verdict least certain beforehand. Then a coin decides whether it takes these units or all *others*.
+
+**The coin is the guard against accusing chance.** Suppose that verdicts have nothing to do with the units: whatever they
+depend on, be it chance, the time of day or the machine, they do not depend on the coin. So for every hypothesis the ratio
+
+    P(verdict | trial) / (P(verdict | trial) / 2 + P(verdict | its opposite) / 2)
+
+has the mean 1, whatever happened before, and products of such ratios, averaged over hypotheses by their prior, are a
+test martingale: it exceeds ``1 / alpha`` at any time with a probability of at most ``alpha`` (Ville's inequality). This
+holds however often one looks and however verdicts drift. See Vovk and Wang, Annals of Statistics 2021, on e-values;
+Fisher, The Design of Experiments, 1935, on why randomisation is the basis of inference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Clauses: TypeAlias = tuple[tuple[int, ...], ...]
+"""Units that make a trial bad: any of the clauses, of each of which all units must be taken."""
+
+RATES = (
+    (0.995, 0.005, 0.6),
+    (0.94, 0.06, 0.25),
+    (0.6, 0.03, 0.15),
+)
+"""How often trials are bad that are expected to be, how often others are, and the prior of both: builds that repeat, a
+few wrong verdicts, and a culprit that fails only sometimes."""
+
+_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.6, 0.12, 0.12, 0.16
+"""Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
+_CHANCE = 0.2
+"""Prior probability that no unit decides: what was replayed does not decide the verdict."""
+_CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
+_MAX_PAIRED = 256
+"""Units that pairs are made of, the most suspicious ones."""
+_MAX_SEVERAL = 7
+"""Units up to which sets of more than two are thought of: there are some 900 then."""
+_SUSPECTS = 3
+"""Units whose partners are searched for."""
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """A hypothesis.
+
+    Attributes:
+        clauses: What makes trials bad.
+        probability: Its posterior probability, among all hypotheses and chance.
+    """
+
+    clauses: Clauses
+    probability: float
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """All units in it, in ascending order."""
+        return tuple(sorted({unit for clause in self.clauses for unit in clause}))
+
+
+@dataclass(frozen=True)
+class _Several:
+    """Hypotheses about more than two of a few units: one unit, if any is named, and at least so many of a set.
+
+    Attributes:
+        needed: The unit without which nothing is bad, of shape ``(hypotheses, units)``, at most one in a row.
+        among: The sets, of the same shape.
+        least: How many of its set must be taken, of shape ``(hypotheses,)``.
+    """
+
+    needed: Bools
+    among: Bools
+    least: npt.NDArray[np.int64]
+
+    @classmethod
+    @cache
+    def of(cls, units: int) -> _Several:
+        """All hypotheses of this kind about so many units."""
+        rows: list[tuple[int | None, tuple[int, ...], int]] = []
+        if units <= _MAX_SEVERAL:
+            for size in range(3, units + 1):
+                for members in itertools.combinations(range(units), size):
+                    rows += [(None, members, least) for least in range(1, size + 1)]
+            for size in range(2, units):
+                for needed in range(units):
+                    others = [unit for unit in range(units) if unit != needed]
+                    rows += [(needed, members, 1) for members in itertools.combinations(others, size)]
+        needed_by, among = np.zeros((2, len(rows), units), np.bool_)
+        for row, (unit, members, _) in enumerate(rows):
+            among[row, list(members)] = True
+            if unit is not None:
+                needed_by[row, unit] = True
+        return cls(needed_by, among, np.array([least for *_, least in rows], np.int64))
+
+    def expected_bad(self, taken: Bools) -> Bools:
+        """Whether each hypothesis expects a trial to be bad."""
+        expected: Bools = ((self.among & taken).sum(axis=1) >= self.least) & ~(self.needed & ~taken).any(axis=1)
+        return expected
+
+    def clauses(self, row: int) -> Clauses:
+        """A hypothesis as clauses."""
+        needed, members = np.flatnonzero(self.needed[row]), np.flatnonzero(self.among[row])
+        sets = itertools.combinations(members.tolist(), int(self.least[row]))
+        return tuple(tuple(sorted((*needed.tolist(), *chosen))) for chosen in sets)
+
+
+class Bisection:
+    """Verdicts on mixtures of two builds, and what they say. Grows by :meth:`add`.
+
+    Args:
+        prior: Guilt of each unit from what is known already, of shape ``(units,)``; not negative, and not all zero.
+        seed: Of the coin.
+    """
+
+    def __init__(self, prior: Sequence[float] | Floats, seed: int = 0) -> None:
+        weights = np.asarray(prior, np.float64)
+        weights = weights / weights.sum()
+        # Nobody is ruled out by a guess: a tenth of the prior is shared equally.
+        self._weights = 0.9 * weights + 0.1 / len(weights)
+        self._coin = np.random.default_rng(seed)
+        self.units = len(weights)
+        self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
+        self._first, self._second = np.triu_indices(len(self._paired), 1)
+        self._several = _Several.of(self.units)
+        self._prior = self._log_prior()
+        count = len(self._prior)
+        self._log_p = np.zeros((len(RATES), count))
+        self._log_mean = np.zeros((len(RATES), count))
+        self._chance = np.zeros(len(_CHANCE_RATES))
+        self._shunned: set[bytes] = set()
+        self.trials = 0
+
+    def _log_prior(self) -> Floats:
+        """Of every hypothesis: singles, pairs together, either of pairs, several, in this order."""
+        one = _ONE * self._weights
+        if self.units == 1:
+            alone: Floats = np.log(one / one.sum())
+            return alone
+        pair = self._weights[self._paired[self._first]] * self._weights[self._paired[self._second]]
+        pair = pair / pair.sum()
+        count = len(self._several.least)
+        several = np.full(count, _SEVERAL / max(count, 1))
+        joined: Floats = np.concatenate((one, _TOGETHER * pair, _EITHER * pair, several))
+        logs: Floats = np.log(joined / joined.sum())
+        return logs
+
+    def expected_bad(self, taken: Bools) -> Bools:
+        """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
+        if self.units == 1:
+            alone: Bools = taken.copy()
+            return alone
+        among = taken[self._paired]
+        a, b = among[self._first], among[self._second]
+        expected: Bools = np.concatenate((taken, a & b, a | b, self._several.expected_bad(taken)))
+        return expected
+
+    def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:
+        """Take in a verdict.
+
+        Args:
+            taken: Units that the build got from the bad one, of shape ``(units,)``.
+            bad: Its verdict.
+            opposite: The trial that a coin decided against; None if there was no coin: then it says nothing against
+                chance.
+        """
+        expected = self.expected_bad(taken)
+        other = expected if opposite is None else self.expected_bad(opposite)
+        for k, (p_with, p_without, _) in enumerate(RATES):
+            with_culprit, without = (p_with, p_without) if bad else (1 - p_with, 1 - p_without)
+            here = np.where(expected, with_culprit, without)
+            there = np.where(other, with_culprit, without)
+            self._log_p[k] += np.log(here)
+            self._log_mean[k] += np.log((here + there) / 2)
+        self._chance += np.log(_CHANCE_RATES if bad else 1 - _CHANCE_RATES)
+        self.trials += 1
+
+    @property
+    def _mass(self) -> tuple[Floats, float]:
+        """Posterior of every hypothesis, and of chance."""
+        logs = np.array([math.log(rate[2]) for rate in RATES])
+        peak = max(float((self._prior + (logs[:, None] + self._log_p)).max()), float(self._chance.max()))
+        mass = (1 - _CHANCE) * np.exp(self._prior + logs[:, None] + self._log_p - peak).sum(axis=0)
+        chance = _CHANCE * float(np.exp(self._chance - peak).mean())
+        total = float(mass.sum()) + chance
+        return mass / total, chance / total
+
+    @property
+    def p_chance(self) -> float:
+        """Posterior probability that no unit decides."""
+        return self._mass[1]
+
+    @property
+    def guilt(self) -> Floats:
+        """Posterior probability of each unit to be among the culprits, of shape ``(units,)``."""
+        mass, _ = self._mass
+        return self._guilt(mass)
+
+    def _guilt(self, mass: Floats) -> Floats:
+        guilt: Floats = mass[: self.units].copy()
+        if self.units > 1:
+            together, either, several = self._pairs(mass)
+            for of in (self._first, self._second):
+                np.add.at(guilt, self._paired[of], together + either)
+            guilt += several @ (self._several.among | self._several.needed)
+        return guilt
+
+    def _pairs(self, mass: Floats) -> tuple[Floats, Floats, Floats]:
+        """The mass of pairs together, of either of pairs, and of several."""
+        count = len(self._first)
+        together, either, several = np.split(mass[self.units :], [count, 2 * count])
+        return together, either, several
+
+    @property
+    def log_e_value(self) -> float:
+        """Evidence against chance, see the module; natural logarithm."""
+        logs = np.array([math.log(rate[2]) for rate in RATES])
+        ratios = self._prior + logs[:, None] + self._log_p - self._log_mean
+        peak = float(ratios.max())
+        return peak + math.log(float(np.exp(ratios - peak).sum()))
+
+    @property
+    def best(self) -> Culprits:
+        """The most probable hypothesis."""
+        mass, _ = self._mass
+        return self._culprits(int(np.argmax(mass)), mass)
+
+    def _culprits(self, index: int, mass: Floats) -> Culprits:
+        probability = float(mass[index])
+        if index < self.units:
+            return Culprits(((index,),), probability)
+        kind, pair = divmod(index - self.units, len(self._first))
+        if kind > 1:
+            return Culprits(self._several.clauses(index - self.units - 2 * len(self._first)), probability)
+        a, b = sorted(int(self._paired[of[pair]]) for of in (self._first, self._second))
+        return Culprits(((a,), (b,)) if kind else ((a, b),), probability)
+
+    def decided(self, confidence: float = 0.95) -> Literal["convicted", "chance"] | None:
+        """What the trials come to; None if more are needed. May be asked after every trial.
+
+        Args:
+            confidence: At most ``1 - confidence`` of bisections convict where verdicts depend on no unit; and a hypothesis
+                needs that posterior probability, as does chance.
+        """
+        if self.p_chance >= confidence:
+            return "chance"
+        if self.log_e_value >= -math.log(1 - confidence) and self.best.probability >= confidence:
+            return "convicted"
+        return None
+
+    def next(self) -> tuple[Bools, Bools]:
+        """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
+        mass, _ = self._mass
+        one, other = self._best_of_all(mass) if self.units <= _MAX_SEVERAL else self._best_of_splits(mass)
+        return (one, other) if self._coin.random() < 0.5 else (other, one)
+
+    def _best_of_all(self, mass: Floats) -> tuple[Bools, Bools]:
+        """The best of all pairs of trials, where there are few enough; see :meth:`_worth`."""
+        trials, expected = self._all_trials
+        share = mass / mass.sum()
+        p_bad = expected @ share
+        inside = np.clip(p_bad, 1e-12, 1 - 1e-12)
+        told = -inside * np.log2(inside) - (1 - inside) * np.log2(1 - inside)
+        differing = p_bad[:, None] + p_bad - 2 * (expected * share) @ expected.T
+        worth = (told[:, None] + told) / 2 + differing
+        known = [taken.tobytes() in self._shunned for taken in trials]
+        worth[known, :] = worth[:, known] = -1.0
+        np.fill_diagonal(worth, -1.0)
+        one, other = np.unravel_index(int(worth.argmax()), worth.shape)
+        return trials[one], trials[other]
+
+    @cached_property
+    def _all_trials(self) -> tuple[Bools, Floats]:
+        """Every trial, of shape ``(trials, units)``, and what each hypothesis expects of it, ``(trials, hypotheses)``."""
+        trials = np.array(list(itertools.product((False, True), repeat=self.units)))
+        return trials, np.array([self.expected_bad(taken) for taken in trials], np.float64)
+
+    def _best_of_splits(self, mass: Floats) -> tuple[Bools, Bools]:
+        """The best of a few ways to share many units out."""
+        splits = [pair for pair in self._splits(mass) if not self._shunned & {taken.tobytes() for taken in pair}]
+        while not splits:  # what tells most cannot be built: some other way of sharing the units out
+            one = self._coin.random(self.units) < 0.5
+            if not self._shunned & {one.tobytes(), (~one).tobytes()}:
+                splits.append((one, ~one))
+        return max(splits, key=lambda pair: self._worth(mass, *pair))
+
+    def shun(self, taken: Bools) -> None:
+        """Ask for this mixture no more: it cannot be built. Do not :meth:`add` a verdict on it."""
+        self._shunned.add(taken.tobytes())
+
+    def _splits(self, mass: Floats) -> Iterator[tuple[Bools, Bools]]:
+        """Trials and their opposites: both builds as they were; the units halved by their guilt; the partners of a suspect.
+
+        With one of two that fail together always taken, or one of two alternatives never, the other one is searched for
+        as a single culprit is.
+        """
+        guilt = self._guilt(mass)
+        yield np.ones(self.units, np.bool_), np.zeros(self.units, np.bool_)
+        yield self._halved(guilt, taken=None, left=None)
+        together, either, _ = self._pairs(mass)
+        for suspect in np.argsort(-guilt, kind="stable")[:_SUSPECTS].tolist():
+            yield self._halved(self._partners(together, suspect), taken=suspect, left=None)
+            yield self._halved(self._partners(either, suspect), taken=None, left=suspect)
+
+    def _partners(self, pairs: Floats, suspect: int) -> Floats:
+        """Mass of the pairs of a unit, by the other unit."""
+        partners = np.zeros(self.units)
+        for of, other in ((self._first, self._second), (self._second, self._first)):
+            among = self._paired[of] == suspect
+            np.add.at(partners, self._paired[other[among]], pairs[among])
+        return partners
+
+    def _halved(self, weights: Floats, taken: int | None, left: int | None) -> tuple[Bools, Bools]:
+        """Two trials that share the units out, half of the weight each, but for one that both take or leave."""
+        fixed = [unit for unit in (taken, left) if unit is not None]
+        order = [unit for unit in np.argsort(-weights, kind="stable").tolist() if unit not in fixed]
+        cumulated = np.cumsum(weights[order])
+        size = 1 + int(np.argmin(np.abs(cumulated - cumulated[-1] / 2)))
+        one, other = np.zeros(self.units, np.bool_), np.zeros(self.units, np.bool_)
+        one[order[:size]] = True
+        other[order[size:]] = True
+        if taken is not None:
+            one[taken] = other[taken] = True
+        return one, other
+
+    def _worth(self, mass: Floats, one: Bools, other: Bools) -> float:
+        """Bits that a trial is expected to tell, of which hypothesis holds and against chance, verdicts being right."""
+        here, there = self.expected_bad(one), self.expected_bad(other)
+        total = float(mass.sum())
+        told = sum(_entropy(float(mass[expected].sum()) / total) for expected in (here, there)) / 2
+        return told + float(mass[here != there].sum()) / total
+
+
+def _entropy(p: float) -> float:
+    """Of a coin that falls with probability ``p``, in bits."""
+    return 0.0 if not 0 < p < 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
