@@ -244,6 +244,7 @@ class _Trial:
     config: SensitivityConfig
     ops: dict[str, str]
     fixed: tuple[str, ...]
+    quantizable: tuple[str, ...]
     feeds: list[Feed]
     golden: list[dict[str, Any]]
     count: int = 0
@@ -262,7 +263,7 @@ class _Trial:
         kept = kept_names(proto, config.keep)
         folded = fold(proto, SessionLog())
         fixed = tuple(n for node in folded.graph.node for n in (node.name, *node.output) if n in kept)
-        trial = cls(folded, cache, config, {}, fixed, feeds, [])
+        trial = cls(folded, cache, config, {}, fixed, INT8_OP_TYPES, feeds, [])
         names = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
         if config.fit == "partial":
             names = trial.quantize(_copy_proto(folded), ())
@@ -277,14 +278,12 @@ class _Trial:
 
     def quantize(self, proto: onnx.ModelProto, keep: Iterable[str]) -> tuple[str, ...]:
         """Quantize all layers but some, in place; returns those that were."""
-        from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
-
         done = insert_qdq(
             proto,
             self.cache,
             style=self.config.style,
             keep=(*self.fixed, *keep),
-            op_types=INT8_OP_TYPES,
+            op_types=self.quantizable,
             policy=self.config.fit,
         )
         return done.layers
