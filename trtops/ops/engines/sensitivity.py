@@ -219,6 +219,7 @@ def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budg
     """The layers to keep so that the error is within the budget, and the error then."""
     if whole <= budget:
         return set(), whole
+    # The error need not fall with each layer that is kept; the search takes it to, and measures what it arrives at.
     low, high, found = 0, len(ranked), 0.0  # keeping all leaves no error
     while high - low > 1:
         middle = (low + high) // 2
@@ -228,6 +229,7 @@ def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budg
         else:
             low = middle
     keep = list(ranked[:high])
+    # Shares were measured one layer at a time: together with the others, some may not be needed after all.
     for name in reversed(keep[-_PRUNED:]):
         fewer = [other for other in keep if other != name]
         if (error := trial.error(fewer)) <= budget:
