@@ -25,7 +25,7 @@ config_flag = cyclopts.Parameter(accepts_keys=False, n_tokens=1, converter=_read
 """Marks a flow's config parameter: a flag that takes a JSON file, or JSON itself."""
 
 
-def run(flow: Callable[..., Record], name: str) -> int:
+def run(flow: Callable[..., OpResult], name: str) -> int:
     """Run a flow with the arguments of this process.
 
     Returns:
@@ -38,10 +38,7 @@ def run(flow: Callable[..., Record], name: str) -> int:
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3
-    if isinstance(result, OpResult):
-        print(result.page())
-        return 0 if result.verdict == "good" else 1
-    if not isinstance(result, Record):
+    if not isinstance(result, OpResult):
         return 0  # help was asked for
-    print(result.to_json())
-    return 1 if getattr(result, "verdict", "good") == "bad" else 0
+    print(result.page())
+    return 0 if result.verdict == "good" else 1

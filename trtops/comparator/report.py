@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
 from trtops.comparator import metrics
@@ -18,11 +18,10 @@ from trtops.comparator.judgements import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import LIMITED, with_fields
 from trtops.record import JSONValue, Record
+from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
     from trtops.comparator.results import RunResults
-
-Verdict = Literal["good", "bad"]
 
 _LATER_LIMITS = {metric.tolerance for metric in LIMITED} - {
     "max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement",

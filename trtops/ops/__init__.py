@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trtops.ops.engines.calibrate import calibrate as calibrate
     from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
     from trtops.ops.engines.convert import ConvertResult as ConvertResult
+    from trtops.ops.engines.convert import builds_table as builds_table
     from trtops.ops.engines.convert import convert as convert
     from trtops.ops.engines.deny import deny as deny
     from trtops.ops.engines.deny import pardon as pardon
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     from trtops.ops.judging.compare import CompareConfig as CompareConfig
     from trtops.ops.judging.compare import CompareResult as CompareResult
     from trtops.ops.judging.compare import compare as compare
+    from trtops.ops.judging.feeds import DataConfig as DataConfig
     from trtops.ops.judging.judgement import CheckConfig as CheckConfig
     from trtops.ops.judging.judgement import default_tolerances as default_tolerances
+    from trtops.ops.judging.judgement import tolerances_for as tolerances_for
     from trtops.ops.judging.run import RunConfig as RunConfig
     from trtops.ops.judging.run import RunResult as RunResult
     from trtops.ops.judging.run import run_models as run_models
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon.weights import resave as resave
     from trtops.ops.model.surgeon.weights import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
+    from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
     from trtops.ops.runs.stored import audit as audit
     from trtops.ops.runs.stored import judge_again as judge_again

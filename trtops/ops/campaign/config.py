@@ -1,4 +1,4 @@
-"""What a campaign of builds is: its config, what varies from build to build, and what each iteration needs to know."""
+"""The config of a campaign of builds, what varies from build to build, and where builds are made."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ class Place(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Vary(Record):
-    """What differs from build to build beside what the back end varies by itself. Lists are gone through in turn, in all combinations.
+    """What differs from build to build, beside what the back end varies by itself.
+
+    Lists are combined, each value with each, and iterations take the combinations in turn.
 
     Attributes:
         random_tactics: Choose tactics at random and not by their time (``tactic_seed`` of the options). It shows what
             each choice does to the outputs, among them choices that this machine's clock seldom makes; what share of
             builds is bad then says nothing about the share in real life.
-        precisions: Precisions to go through.
-        optimization_levels: TensorRT's builder optimization levels to go through.
-        tactic_sources: Sets of TensorRT's tactic sources to go through.
+        precisions: Precisions to build in.
+        optimization_levels: TensorRT's builder optimization levels to build with.
+        tactic_sources: Sets of TensorRT's tactic sources to build with.
     """
 
     random_tactics: bool = False
@@ -90,13 +92,13 @@ class DebugBuildConfig(Record):
         until: When to stop.
         max_iterations: When to stop at the latest.
         by: What the diff compares.
-        confidence: What a conviction needs.
+        confidence: The probability of guilt from which on a tactic is convicted.
         timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
         parallel: Iterations under way at a time.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
             of that variable, or the first. ONNX Runtime's builds share the processor and need none.
-        seed: Of whatever is drawn; iteration ``i`` draws with ``seed + i``.
-        mind_deny_list: Keep builds off tactics that were convicted before.
+        seed: Seed of random tactics; iteration ``i`` uses ``seed + i``.
+        mind_deny_list: Leave out tactics that are on the deny-list.
         keep_model: Log the model file itself, with its external data.
     """
 
@@ -166,7 +168,7 @@ class DebugBuildConfig(Record):
 
 
 def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
-    """A build config with what a campaign varies: names and values of :meth:`Vary.combination`; others are passed over."""
+    """A build config with what a campaign varies: names and values of :meth:`Vary.combination`; unknown names are ignored."""
     given = dict(varied)
     if "precision" in given:
         build = replace(build, precision=given["precision"])  # type: ignore[arg-type]

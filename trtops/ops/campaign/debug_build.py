@@ -33,7 +33,7 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
 
-_ALWAYS_DIFFED = 100  # builds up to which every new one is weighed; later ones in steps of 2 %
+_ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,8 @@ class DiffTacticsConfig(Record):
         good: A tactic record or replay of a good build, or a folder of them; with ``bad``.
         bad: Likewise, of bad builds.
         by: What is compared.
-        also: What is compared beside; with several of these, each needs the more confidence for it.
-        confidence: What a conviction needs.
+        also: What is compared as well; the more of these there are, the more confidence each of them needs.
+        confidence: The probability of guilt from which on a tactic is convicted.
     """
 
     runs: tuple[str, ...] = ()

@@ -250,7 +250,7 @@ def errors_in_child(
     return found
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # a warm child judges the builds of one campaign, all by the same outputs
 def _load_golden(path: str) -> RunResults:
     return RunResults.load(path)
 

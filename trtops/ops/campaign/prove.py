@@ -38,10 +38,10 @@ _PAIRED = 200  # good and bad builds that are tried for the most similar pair
 
 @dataclass(frozen=True, kw_only=True)
 class ProveConfig(Record):
-    """What is to be proved, and how hard.
+    """What is to be proved, and by how many builds.
 
     Attributes:
-        suspect: Position in the diff's suspects; the diff's own explanation unless given.
+        suspect: Position among the diff's suspects; what the diff takes for the cause unless given.
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
         deny: Put the suspect on the deny-list if it is confirmed.
@@ -350,7 +350,7 @@ def most_alike(table: CampaignTable, good: list[str], bad: list[str]) -> tuple[s
     """The good and the bad build that differ in the fewest layers and settings."""
     place = {name: row for row, name in enumerate(table.names)}
     codes = np.hstack((table.codes, table.setting_codes))
-    good, bad = good[:_PAIRED], bad[:_PAIRED]
+    good, bad = good[:_PAIRED], bad[:_PAIRED]  # all pairs of a long campaign would be millions of comparisons
     ours, theirs = codes[[place[name] for name in good]], codes[[place[name] for name in bad]]
     distances = np.array([(theirs != row).sum(axis=1) for row in ours])
     i, j = np.unravel_index(int(distances.argmin()), distances.shape)

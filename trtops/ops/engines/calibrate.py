@@ -23,7 +23,7 @@ from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
 from trtops.tracking.calibrations import load_cache
@@ -181,23 +181,26 @@ def calibrate(
         _log_cache(run, cache, histograms, config, seconds)
         engines = _build_engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
         _log_engines(run, engines)
-        int8 = engines[-1]
-        run.finish(int8.verdict)
-        result = CalibrateResult(
-            title=f"calibrate {path.name}",
-            verdict=int8.verdict,
-            reasons=int8.reasons,
-            algorithm=cache.algorithm,
-            cache_sha256=cache.digest,
-            data_sha256=cache.data_sha256 or "",
-            samples=cache.samples,
-            feeds=cache.feeds,
-            tensors=len(cache),
-            excluded=cache.excluded,
-            seconds=seconds,
-            engines=engines,
-        )
+        result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}")
+        run.finish(result.verdict)
         return result.kept_in(run, experiment)
+
+
+def _calibrate_result(cache: CalibrationCache, engines: tuple[ConvertResult, ...], seconds: float) -> CalibrateResult:
+    """The result, whose verdict is that of the INT8 engine, the last one."""
+    return CalibrateResult(
+        verdict=engines[-1].verdict,
+        reasons=engines[-1].reasons,
+        algorithm=cache.algorithm,
+        cache_sha256=cache.digest,
+        data_sha256=cache.data_sha256 or "",
+        samples=cache.samples,
+        feeds=cache.feeds,
+        tensors=len(cache),
+        excluded=cache.excluded,
+        seconds=seconds,
+        engines=engines,
+    )
 
 
 def collect_ranges(
@@ -266,7 +269,6 @@ def _keep_partial(exc: errors.CalibrationError, config: CalibrateConfig, run: Ru
 def _collect_with_tensorrt(model: Model, config: CalibrateConfig, feeds: Iterable[Feed]) -> CalibrationCache:
     """Let TensorRT calibrate in a build, whose engine is thrown away."""
     from trtops.backend.trt.build.backend import TensorRTBackend
-    from trtops.spec import TensorRTOptions
 
     backend = TensorRTBackend(calibration_algorithm=_TENSORRT_ALGORITHMS[config.algorithm])
     options = config.build.options if isinstance(config.build.options, TensorRTOptions) else TensorRTOptions()

@@ -219,6 +219,7 @@ def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budg
     """The layers to keep so that the error is within the budget, and the error then."""
     if whole <= budget:
         return set(), whole
+    # The error need not fall with each layer that is kept; the search takes it to, and measures what it arrives at.
     low, high, found = 0, len(ranked), 0.0  # keeping all leaves no error
     while high - low > 1:
         middle = (low + high) // 2
@@ -228,6 +229,7 @@ def _keep_within_budget(trial: _Trial, ranked: Sequence[str], whole: float, budg
         else:
             low = middle
     keep = list(ranked[:high])
+    # Shares were measured one layer at a time: together with the others, some may not be needed after all.
     for name in reversed(keep[-_PRUNED:]):
         fewer = [other for other in keep if other != name]
         if (error := trial.error(fewer)) <= budget:
@@ -244,6 +246,7 @@ class _Trial:
     config: SensitivityConfig
     ops: dict[str, str]
     fixed: tuple[str, ...]
+    quantizable: tuple[str, ...]
     feeds: list[Feed]
     golden: list[dict[str, Any]]
     count: int = 0
@@ -262,7 +265,7 @@ class _Trial:
         kept = kept_names(proto, config.keep)
         folded = fold(proto, SessionLog())
         fixed = tuple(n for node in folded.graph.node for n in (node.name, *node.output) if n in kept)
-        trial = cls(folded, cache, config, {}, fixed, feeds, [])
+        trial = cls(folded, cache, config, {}, fixed, INT8_OP_TYPES, feeds, [])
         names = quantizable_layers(folded, keep=fixed, op_types=INT8_OP_TYPES)
         if config.fit == "partial":
             names = trial.quantize(_copy_proto(folded), ())
@@ -277,14 +280,12 @@ class _Trial:
 
     def quantize(self, proto: onnx.ModelProto, keep: Iterable[str]) -> tuple[str, ...]:
         """Quantize all layers but some, in place; returns those that were."""
-        from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
-
         done = insert_qdq(
             proto,
             self.cache,
             style=self.config.style,
             keep=(*self.fixed, *keep),
-            op_types=INT8_OP_TYPES,
+            op_types=self.quantizable,
             policy=self.config.fit,
         )
         return done.layers

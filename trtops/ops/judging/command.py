@@ -15,6 +15,7 @@ from typing import IO
 
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
+from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.record import JSONValue, Record
@@ -148,8 +149,6 @@ class CommandCheck(Record):
 
 
 def _save_golden(part: SubModel, path: Path) -> None:
-    from trtops.comparator.results import IterationResult, RunResults
-
     iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
     RunResults([("golden", iterations)]).save(path)
 

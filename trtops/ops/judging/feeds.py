@@ -20,6 +20,8 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
 from trtops.calibration.data import FeedDigest
+from trtops.comparator.data_loader import DataLoader
+from trtops.json import load_json
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
 
@@ -89,8 +91,6 @@ def open_feeds(
         ConfigError: If the path does not exist, or its ending says nothing.
     """
     if source is None:
-        from trtops.comparator.data_loader import DataLoader
-
         fixed = _with_fixed_shapes(inputs)
         return Feeds(
             f"random data (seed {seed})", lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed)
@@ -194,8 +194,6 @@ def _from_folder(folder: Path, inputs: TensorMetadata) -> Iterator[Feed]:
 
 def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
     if path.suffix == ".json":
-        from trtops.json import load_json
-
         loaded: Any = load_json(str(path))
         return [loaded] if isinstance(loaded, Mapping) else loaded
     try:

@@ -16,6 +16,8 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import BaseRunner
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Arrays, SubModel
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.record import Record, digest
@@ -125,9 +127,6 @@ class EngineRunner:
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner whose engine is built when it is activated."""
-        from trtops.backend.engines import engine_backend
-        from trtops.backend.onnx.model import Model
-
         backend = engine_backend(self.config.backend)
         return backend.runner(lambda: backend.build(Model.from_proto(model), self.config).engine, self.config.backend)
 

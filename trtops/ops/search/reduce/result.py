@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
@@ -12,6 +12,7 @@ from trtops import errors
 from trtops.ops.judging.submodel import CheckVerdict
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class ReduceResult(OpResult):
         min_good: Where the passing sub-model is saved, if there is one and it was asked for.
     """
 
-    verdict: Literal["good", "bad"]
+    verdict: Verdict
     whole: CheckVerdict = "pass"
     culprits: tuple[Culprit, ...] = ()
     nodes: int
