@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from trtops.record import Record
-from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict, tracked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from trtops.tracking.base import Run, Tracker
+    from trtops.tracking.schema import Kind
+    from trtops.verdict import Verdict
 
 OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 """Called with how much is done, and of how much; None where that is not known. Ops take it as ``progress``.
@@ -68,7 +70,7 @@ class OpResult(Record):
 
     def kept_in(self, run: Run, experiment: str) -> Self:
         """The result with its run written in; unchanged if the run keeps nothing."""
-        return self if run is NO_RUN else replace(self, run_id=run.id, url=run.url, experiment=experiment)
+        return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=experiment)
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def op_run(
     experiment: str,
     name: str,
     *,
-    kind: schema.Kind,
+    kind: Kind,
     model: str | Path | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -93,6 +95,10 @@ def op_run(
         tags: Further tags.
         parent: Id of a parent run.
     """
+    # Results of ops that nobody remembers, such as lint's, are there before the memory's names could be imported.
+    from trtops.tracking import schema
+    from trtops.tracking.base import NO_RUN, tracked
+
     if tracker is None:
         yield NO_RUN
         return

@@ -22,7 +22,7 @@ from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.spec import BackendName
-from trtops.tracking.base import Verdict
+from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from trtops.ops.model.opening import Source, Subject, inputs_with_shapes
 from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
-from trtops.tracking.base import Verdict
+from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
     import onnx

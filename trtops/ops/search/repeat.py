@@ -19,7 +19,7 @@ from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import OpResult
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
-from trtops.tracking.base import Verdict
+from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
-from trtops.tracking.base import Verdict
+from trtops.verdict import Verdict
 
 Outcome: TypeAlias = Literal["good", "mixed", "bad"]
 

@@ -124,21 +124,23 @@ def _find_culprits(
         hunt = Hunt(cutter, values, check, config, journal, progress, evaluate or map)
         whole = hunt.check_whole()
         found = list(hunt.culprits()) if whole.verdict == "fail" else []
-        result = ReduceResult(
-            verdict="bad" if found else "good",
-            whole=whole.verdict,
-            culprits=tuple(_save_culprit(hunt, parts, n, config) for n, parts in enumerate(found, start=1)),
-            nodes=len(cutter.order),
-            checks=len(journal.steps) - journal.resumed,
-            resumed=journal.resumed,
-            seconds=time.perf_counter() - started,
-            detail=whole.detail or ("" if found else "the whole model passes"),
-            min_good=_save_min_good(hunt, found, config),
-        )
+        culprits = tuple(_save_culprit(hunt, parts, n, config) for n, parts in enumerate(found, start=1))
+        min_good = _save_min_good(hunt, found, config)
         if config.save_replay is not None:
             save_retraced(Path(config.save_replay), cutter, [hunt.nodes(parts) for parts in found], config.mode)
         if config.journal is None:
             journal.remove()
+    result = ReduceResult(
+        verdict="bad" if found else "good",
+        whole=whole.verdict,
+        culprits=culprits,
+        nodes=len(cutter.order),
+        checks=len(journal.steps) - journal.resumed,
+        resumed=journal.resumed,
+        seconds=time.perf_counter() - started,
+        detail=whole.detail or ("" if found else "the whole model passes"),
+        min_good=min_good,
+    )
     return result, journal.steps
 
 

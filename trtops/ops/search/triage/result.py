@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
-from trtops.tracking.base import Verdict
+from trtops.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
