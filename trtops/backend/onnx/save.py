@@ -194,12 +194,9 @@ def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
         raise errors.ExternalDataError(
             f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
         )
+    # Shape inference may want small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.
+    may_be_shape = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
     size = external.expected_bytes(tensor)
-    if size is None or size < max(threshold, 1) or (size <= _SHAPE_BYTES and _may_be_shape(tensor)):
+    if size is None or size < max(threshold, 1) or (may_be_shape and size <= _SHAPE_BYTES):
         return None
     return raw_bytes(tensor)
-
-
-def _may_be_shape(tensor: onnx.TensorProto) -> bool:
-    """Whether shape inference may want the values, which neither ONNX nor ONNX Runtime reads from other files."""
-    return tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
