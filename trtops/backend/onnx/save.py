@@ -86,7 +86,7 @@ def _write_model(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _model_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
-    """The bytes of a model, weight by weight: protobuf itself would hold all of them twice."""
+    """The bytes of a model, weight by weight, since serializing it at once would hold all weights twice."""
     rest, graph = onnx.ModelProto(), onnx.GraphProto()
     copying.copy_fields(model, rest, without=("graph",))
     copying.copy_fields(model.graph, graph, without=("initializer",))
@@ -114,7 +114,7 @@ def model_bytes(model: onnx.ModelProto) -> int:
 
 
 def _large_bytes(tensor: onnx.TensorProto) -> int:
-    """What a tensor adds to a model of which only small tensors were counted."""
+    """The bytes of a tensor's values, if it is among those that :func:`copying.put_small` leaves out; or else 0."""
     size = external.expected_bytes(tensor)
     if size is None or size <= _SHAPE_BYTES or external.is_external(tensor):
         return 0
