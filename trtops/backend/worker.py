@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,10 @@ class IsolatedBackend:
         Raises:
             WorkerError: If the child crashed, was killed, or did not finish in time.
         """
-        feeds = None if calibration_data is None else list(calibration_data)
+        # What is sent must be whole; a source of feeds may have no end, and more than these are not taken anyway.
+        feeds = (
+            None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
+        )
         return self.worker.run(_build_in_child, self.backend, model, config, caches, feeds, timeout=self.timeout)
 
     def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import onnxruntime as ort
 import pytest
+from google.protobuf.message import EncodeError
 
 from tests import models
 from trtops import errors
@@ -98,3 +99,12 @@ def test_bytes_that_are_no_whole_model_are_refused(content):
 def test_an_op_without_kernel_is_named():
     with pytest.raises(errors.UnsupportedFeatureError, match="Frobnicate"):
         session_from_onnx(models.no_kernel().proto)
+
+
+def test_a_message_beyond_what_protobuf_serializes_is_refused_with_advice():
+    class Huge:
+        def SerializeToString(self) -> bytes:
+            raise EncodeError("Failed to serialize proto")
+
+    with pytest.raises(errors.InvalidModelError, match=r"2 GiB.*external data"):
+        session_from_onnx(Huge())

@@ -130,7 +130,7 @@ def _without_values(file: BinaryIO, tensor: wire.Field) -> onnx.TensorProto | No
 
 
 def _can_be_left_out(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor is a large weight; one with a dimension below 1 has no size that counts."""
+    """Whether a tensor is a large weight; one with a dimension below 1 is not."""
     return (
         tensor.data_type in WEIGHT_TYPES
         and min(tensor.dims, default=0) > 0

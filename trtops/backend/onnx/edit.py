@@ -216,7 +216,7 @@ def unbounded_tensors(model: onnx.ModelProto) -> list[str]:
 
 
 def _dynamic_dims(value: onnx.ValueInfoProto) -> set[str]:
-    """Names of a tensor's dynamic dimensions; one without a name counts as one that nothing else has."""
+    """Names of a tensor's dynamic dimensions; a dimension without a name gets one that no other has."""
     dims = value.type.tensor_type.shape.dim
     return {d.dim_param or f"{value.name}[{i}]" for i, d in enumerate(dims) if not d.HasField("dim_value")}
 

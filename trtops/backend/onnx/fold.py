@@ -87,7 +87,7 @@ def _infer_shapes(model: onnx.ModelProto, symbolic: bool, error_ok: bool) -> Non
 
 
 class _Settings:
-    """What holds for a whole folding; and ``stuck``, first outputs of the nodes that turned out not to be evaluable."""
+    """Settings of the whole run, and in ``stuck`` the first outputs of nodes that turned out not to be evaluable."""
 
     def __init__(self, model: onnx.ModelProto, fold_shapes: bool, size_threshold: int | None, error_ok: bool) -> None:
         self.opset_imports = list(model.opset_import)
@@ -245,7 +245,7 @@ def _evaluate_nodes(
 
 
 def _known_output(node: onnx.NodeProto, known: KnownTensors, settings: _Settings) -> onnx.TensorProto | None:
-    """The value of a node that can be told without computing: a Constant, or sizes that shape inference knows."""
+    """What a node makes if no computation is needed to tell: a Constant, or sizes that shape inference knows."""
     if walk.is_onnx_op(node, "Constant"):
         return constant_tensor(node)
     sizes = known.learn_sizes(node) if settings.fold_shapes else None
@@ -290,7 +290,7 @@ def _branch_taken(node: onnx.NodeProto, known: KnownTensors) -> onnx.GraphProto 
 
 
 def _branch_nodes(graph: onnx.GraphProto, node: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a branch with names of their own; its weights and descriptions move to the graph."""
+    """The nodes of a branch under new names that cannot collide; its weights and descriptions move to the graph."""
     prefix = f"{walk.node_name(node)}/"
     inner = walk.initializer_names(body) | {name for n in body.node for name in n.output if name}
     renamed = {name: prefix + name for name in inner}

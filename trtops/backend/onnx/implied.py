@@ -117,7 +117,7 @@ def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types:
 def _formal_parameters(
     declared: Sequence[onnx.defs.OpSchema.FormalParameter], count: int
 ) -> list[onnx.defs.OpSchema.FormalParameter]:
-    """The formal parameter of each argument; the last may stand for several alike, and those unlike are left out."""
+    """The formal parameter of each argument. A variadic one is repeated if its arguments have one type, or else left out."""
     import onnx
 
     last = declared[-1] if declared else None

@@ -200,7 +200,7 @@ def _unused_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
 
 
 def _weight_values(tensor: onnx.TensorProto) -> Any:
-    """A weight's values; None if it has a type that nobody knows."""
+    """A weight's values; None if its type is unknown."""
     from onnx import numpy_helper
 
     try:
@@ -326,7 +326,7 @@ class _Run:
         return results
 
     def _cannot_fail_by_values(self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any]) -> bool:
-        """Whether a node may be run on values that were made up, where it reads such."""
+        """Whether no values can make a node fail, or those that it reads are all real and not made up."""
         if self.made_up.isdisjoint(used):
             return True
         integers = {name for name in used if values[name].dtype.kind != "f"}
@@ -339,7 +339,7 @@ class _Run:
                 self.declared[value.name] = value
 
     def _assume_outputs(self, node: onnx.NodeProto, values: dict[str, Any]) -> None:
-        """For what a node did not make: the types that its operator says, and zeros where the shape is known."""
+        """Fill in what a node did not make: types as its operator says, and zeros where the shape is known."""
         made = [output for output in node.output if output and values.get(output) is None]
         if not all(map(self._is_typed, made)):
             known = {n: self.declared[n].type.tensor_type.elem_type for n in node.input if self._is_typed(n)}
@@ -410,7 +410,7 @@ class _Run:
         return model
 
     def _is_constant(self, name: str, value: Any) -> bool:
-        """Whether a value is a shape or the like, which decides what a node makes, and real."""
+        """Whether a value decides the shape of what a node makes, as shapes and axes do, and is not made up."""
         is_small = isinstance(value, np.ndarray) and value.dtype.kind == "i" and value.nbytes <= _SHAPE_BYTES
         return is_small and name not in self.made_up
 

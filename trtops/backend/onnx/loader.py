@@ -35,13 +35,13 @@ Partitioning: TypeAlias = 'Literal["basic", "recursive"] | None'
 
 
 def _model_to_read(source: OnnxModel) -> onnx.ModelProto:
-    """The model itself, to be read and not changed."""
+    """The model, which must not be changed: it may be the caller's."""
     made = value_of(source)
     return made.proto() if isinstance(made, Model) else made
 
 
 def _model_to_change(source: OnnxModel, copy: bool | None) -> onnx.ModelProto:
-    """The model, to be changed."""
+    """The model, which may be changed: a copy of it where it is the caller's, unless ``copy`` says otherwise."""
     made = _model_to_read(source)
     given = isinstance(source, onnx.ModelProto)
     return copy_of(made) if copy is True or (copy is None and given) else made

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def _load_generated() -> Any:
-    """The generated module, run by itself; the ``onnx`` package where that is loaded, or where it must be."""
+    """The generated module without its package; or the ``onnx`` package, if it is loaded already or has to be."""
     from google.protobuf.internal import api_implementation  # type: ignore[import-untyped]
 
     package = importlib.util.find_spec("onnx")  # finds it without importing it

@@ -340,7 +340,7 @@ class _Writer:
         self._sort_nodes()
 
     def _integer_only(self, layers: Iterable[_Layer]) -> set[str]:
-        """Tensors that must not exist in FP32, or else ONNX Runtime's integer kernels are not used around them."""
+        """Tensors that must exist in integers alone: ONNX Runtime uses no integer kernel beside one that is in FP32 too."""
         if self.symmetric:
             return set()
         around = [layer.node for layer in layers if layer.node.op_type not in _FLOAT_OUTPUTS]
@@ -368,7 +368,7 @@ class _Writer:
         return {n: root for n, root in roots.items() if n in needed or (n in self.ranges and n not in self.outputs)}
 
     def _after_activation(self, name: str) -> str:
-        """The calibrated tensor behind the activation function that alone reads this one; or this one."""
+        """What the activation function behind a tensor makes, if that alone reads the tensor; or else the tensor."""
         readers = self.readers.get(name, [])
         if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS or name in self.outputs:
             return name
@@ -376,7 +376,7 @@ class _Writer:
         return behind if behind in self.ranges else name
 
     def _moved_from(self, name: str) -> str | None:
-        """The calibrated tensor whose values these are, moved around by the node that makes this one; or None."""
+        """The calibrated tensor that this one's maker merely moves around; None if it does more."""
         node = self.maker.get(name)
         if node is None or node.op_type not in _MOVING or node.input[0] not in self.ranges:
             return None
@@ -406,7 +406,7 @@ class _Writer:
         return back
 
     def _quantize_bias(self, node: onnx.NodeProto, data: _Params, weight: _Params) -> None:
-        """Give a layer its bias in INT32, in the unit of its products, as ONNX Runtime's integer kernels take it."""
+        """Store a layer's bias in INT32, scaled as its products are, as ONNX Runtime's integer kernels take it."""
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return
         bias = numpy_helper.to_array(self.constants[node.input[2]])
@@ -459,7 +459,7 @@ class _Writer:
 
 
 def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
-    """Write a convolution's kernel shape down: TensorRT 8.6 looks for it only there, once weights come out of a node."""
+    """Write a convolution's kernel shape as an attribute: TensorRT 8.6 cannot tell it from weights that a node makes."""
     known = any(attribute.name == "kernel_shape" for attribute in node.attribute)
     if node.op_type in ("Conv", "ConvTranspose") and not known and node.input[1] in constants:
         dims = constants[node.input[1]].dims

@@ -86,7 +86,7 @@ def _write_model(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _model_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
-    """The bytes of a model, weight by weight: protobuf itself would hold all of them twice."""
+    """The bytes of a model, weight by weight, since serializing it at once would hold all weights twice."""
     rest, graph = onnx.ModelProto(), onnx.GraphProto()
     copying.copy_fields(model, rest, without=("graph",))
     copying.copy_fields(model.graph, graph, without=("initializer",))
@@ -114,7 +114,7 @@ def model_bytes(model: onnx.ModelProto) -> int:
 
 
 def _large_bytes(tensor: onnx.TensorProto) -> int:
-    """What a tensor adds to a model of which only small tensors were counted."""
+    """The bytes of a tensor's values, if it is among those that :func:`copying.put_small` leaves out; or else 0."""
     size = external.expected_bytes(tensor)
     if size is None or size <= _SHAPE_BYTES or external.is_external(tensor):
         return 0
@@ -194,12 +194,9 @@ def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
         raise errors.ExternalDataError(
             f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
         )
+    # Shape inference may want small integer vectors, and neither ONNX's nor ONNX Runtime's reads other files.
+    may_be_shape = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1
     size = external.expected_bytes(tensor)
-    if size is None or size < max(threshold, 1) or (size <= _SHAPE_BYTES and _may_be_shape(tensor)):
+    if size is None or size < max(threshold, 1) or (may_be_shape and size <= _SHAPE_BYTES):
         return None
     return raw_bytes(tensor)
-
-
-def _may_be_shape(tensor: onnx.TensorProto) -> bool:
-    """Whether shape inference may want the values, which neither ONNX nor ONNX Runtime reads from other files."""
-    return tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and len(tensor.dims) <= 1

@@ -45,7 +45,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
 
 
 def _put_dense_for_sparse(model: onnx.ModelProto) -> None:
-    """Stand weights of the same types and shapes, without values, in for sparse ones, which ONNX takes for scalars."""
+    """Replace sparse weights, which ONNX takes for scalars, by dense ones of the same types and shapes without values."""
     for graph in walk.graphs(model.graph):
         for sparse in graph.sparse_initializer:
             dense = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
@@ -57,7 +57,7 @@ _put_small = copying.put_small(_VALUES_BYTES)
 
 
 def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-    """Keep what is small; refuse shapes that nothing fills, since ONNX counts through some of them."""
+    """Keep what is small; refuse shapes far larger than their data, since ONNX would loop over some of them."""
     size = external.expected_bytes(tensor)
     if size is not None and size > _SUSPECT_BYTES and not external.is_external(tensor) and size != len(tensor.raw_data):
         raise errors.InvalidModelError(

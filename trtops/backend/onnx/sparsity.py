@@ -63,7 +63,9 @@ def prune(model: onnx.ModelProto) -> tuple[str, ...]:
     for name, axis in summed_axes(model.graph).items():
         array = numpy_helper.to_array(tensors[name])
         if not is_sparse(array, axis):
-            _replace_values(tensors[name], pruned(array, axis))
+            fresh = numpy_helper.from_array(np.ascontiguousarray(pruned(array, axis)), name)
+            fresh.doc_string = tensors[name].doc_string
+            tensors[name].CopyFrom(fresh)
             changed.append(name)
     return tuple(changed)
 
@@ -155,10 +157,3 @@ def _sparse_weight(tensor: TensorProto, axis: int) -> SparseWeight:
         sparse=is_sparse(array, axis),
         zeros=1 - float(np.count_nonzero(array)) / max(array.size, 1),
     )
-
-
-def _replace_values(tensor: TensorProto, array: Array) -> None:
-    """Put other values into a weight, which keeps its name, type and comment."""
-    fresh = numpy_helper.from_array(np.ascontiguousarray(array), tensor.name)
-    fresh.doc_string = tensor.doc_string
-    tensor.CopyFrom(fresh)

@@ -106,14 +106,14 @@ def own_operators_are_known(model: onnx.ModelProto) -> bool:
 
 
 def _is_declared_alike(declared: onnx.ValueInfoProto, tensor: onnx.TensorProto) -> bool:
-    """Whether an input that is a weight as well is declared just as that is."""
+    """Whether an input that is a weight as well has the weight's type and shape."""
     declared_type = declared.type.tensor_type
     dims = [dim.dim_value for dim in declared_type.shape.dim]
     return declared_type.elem_type == tensor.data_type and dims == list(tensor.dims)
 
 
 def _only_computes(node: onnx.NodeProto, dependent: Collection[str]) -> bool:
-    """Whether a node may read these where it does."""
+    """Whether a node reads these only where values decide numbers, and not shapes or whether it fails."""
     if not walk.is_onnx_op(node) or any(True for _ in walk.subgraphs(node)):
         return False
     read = {i for i, name in enumerate(node.input) if name in dependent}

@@ -69,7 +69,7 @@ def insert_node(
 
 
 def _pass_through(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
-    """Make room in a tensor for a node: the names of what the node is to read and to make."""
+    """Split a tensor in two for a node between them; returns the names of what it is to read and to make."""
     is_output = any(value.name == tensor for value in graph.output)
     other = FreshNames(graph)(f"{tensor}_{'before' if is_output else 'after'}")
     before, after = (other, tensor) if is_output else (tensor, other)
@@ -90,7 +90,7 @@ def _pass_through(graph: onnx.GraphProto, tensor: str) -> tuple[str, str]:
 
 
 def _detach_maker(graph: onnx.GraphProto, tensor: str) -> None:
-    """Let nothing make a tensor any more."""
+    """Give what makes a tensor another name for it, so that a new node can make the tensor."""
     for node in graph.node:
         if tensor in node.output:
             rename(node.output, tensor, FreshNames(graph)(f"{tensor}_replaced"))

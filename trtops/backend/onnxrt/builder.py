@@ -31,7 +31,7 @@ from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.denied import DenyList
-from trtops.tactics.record import TacticRecord
+from trtops.tactics.record import TacticChoice, TacticRecord
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime")
 
@@ -105,15 +105,7 @@ class OnnxRuntimeBackend:
         # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
         open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, rewritten.proto)
-        record = TacticRecord(
-            mechanism="onnxruntime",
-            backend_version=request.environment.backend_version,
-            device_sha256=request.environment.device_sha256,
-            settings=choice.candidate.settings(choice.applicable),
-            choices=choices,
-        )
-        if caches.replay is not None:
-            _check_followed(caches.replay, record)
+        record = request.record(choice, choices)
         return Build(
             spec=caches.spec(model.info.sha256, config, request.environment, rewritten.data_sha256),
             engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=request.environment),
@@ -187,6 +179,23 @@ class _Request:
             log=log,
         )
         return search.run(self.tactics, seed=self.options.tactic_seed, why_not=why_denied)
+
+    def record(self, choice: Choice, choices: tuple[TacticChoice, ...]) -> TacticRecord:
+        """The record of a build's settings and kernels.
+
+        Raises:
+            TacticMismatchError: If it differs from the record that was to be followed.
+        """
+        record = TacticRecord(
+            mechanism="onnxruntime",
+            backend_version=self.environment.backend_version,
+            device_sha256=self.environment.device_sha256,
+            settings=choice.candidate.settings(choice.applicable),
+            choices=choices,
+        )
+        if self.caches.replay is not None:
+            _check_followed(self.caches.replay, record)
+        return record
 
 
 def _checked_request(model: Model, config: BuildConfig, caches: Caches, environment: Environment) -> _Request:

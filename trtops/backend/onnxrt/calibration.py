@@ -22,6 +22,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
+from trtops.backend.onnx.save import serialize
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
@@ -281,6 +282,7 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
 
     Raises:
         EngineBuildError: If ONNX Runtime refuses the model.
+        InvalidModelError: If it is too large for one protobuf message.
     """
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -289,7 +291,7 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         options.optimized_model_filepath = str(path)
         try:
             with log.collecting():
-                ort.InferenceSession(proto.SerializeToString(), options, providers=list(DEFAULT_PROVIDERS))
+                ort.InferenceSession(serialize(proto), options, providers=list(DEFAULT_PROVIDERS))
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
         return onnx.load(path)

@@ -182,13 +182,13 @@ class _Origins:
         return tuple(reversed(found))
 
     def _anchors_of(self, node: Node) -> tuple[str, ...]:
-        """The model's tensors that a layer makes, or else the one it serves to make."""
+        """The model's tensors that a layer makes; if it makes none, its anchor."""
         real = tuple(name for name in node.outputs if name in self._producers)
         anchor = self._anchor(node)
         return real or (() if anchor is None else (anchor,))
 
     def _anchor(self, node: Node) -> str | None:
-        """The model's tensor that a layer makes first, replaces, or leads to through tensors made up."""
+        """The first tensor of the model that a layer makes, or the one that it replaces, or the next that it leads to."""
         first = next(filter(None, node.outputs), "")
         if first in self._producers:
             return first

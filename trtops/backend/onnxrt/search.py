@@ -251,7 +251,7 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
 
 
 def _faster_together(seconds: Mapping[Candidate, float]) -> Candidate | None:
-    """All tactics together that are faster than the default on their own; None if fewer than two are."""
+    """The candidate with all tactics that, each on its own, beat the default; None if fewer than two do."""
     usual = seconds[Candidate()]
     faster = [candidate.toggled[0] for candidate, median in seconds.items() if candidate.toggled and median < usual]
     return Candidate.toggling(faster) if len(faster) > 1 else None

@@ -98,7 +98,13 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         UnsupportedFeatureError: If an op has no kernel here.
     """
     if not isinstance(source, (bytes, str, os.PathLike)):
-        source = source.SerializeToString()
+        try:
+            source = source.SerializeToString()
+        except Exception as exc:  # EncodeError or ValueError, as protobuf's release has it
+            raise errors.InvalidModelError(
+                f"The model cannot be serialized ({exc}); a message holds at most 2 GiB. Save it with external data and "
+                "give its path."
+            ) from exc
     name = "The model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import itertools
+
+from tests import models
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend
+from trtops.spec import BuildConfig
+
+
+def test_of_endless_calibration_data_no_more_than_is_used_goes_to_the_child() -> None:
+    case = models.conv_net()
+    backend = IsolatedBackend("onnxruntime", timeout=120)
+
+    try:
+        build = backend.build(
+            Model.from_proto(case.proto),
+            BuildConfig(precision="int8", calibration_samples=2),
+            calibration_data=itertools.repeat(case.feed),
+        )
+    finally:
+        backend.worker.close()
+
+    assert build.calibration_cache is not None
