@@ -1,4 +1,4 @@
-"""Good and bad records from files, as the field's tool leaves them and as ours do."""
+"""Good and bad records from files, as Polygraphy leaves them and as ours do."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_path_that_does_not_exist_is_named(tmp_path):
 
 
 @pytest.mark.parity
-def test_the_set_difference_is_the_one_that_the_fields_tool_prints(tmp_path):
+def test_the_set_difference_is_the_one_that_polygraphy_prints(tmp_path):
     """The tool needs TensorRT only to turn the spelling of a data type into its value; an enum of them suffices."""
     stand_in = tmp_path / "site" / "tensorrt"
     stand_in.mkdir(parents=True)

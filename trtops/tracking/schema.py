@@ -129,6 +129,7 @@ class Metric:
     ITERATIONS = "iterations"
     """``(ITERATIONS, verdict)``: how many iterations of a campaign have it."""
     DIFF = "diff"
+    BISECT = "bisect"
     NOISE = "noise"
     CALIBRATION = "calibration"
     SENSITIVITY = "sensitivity"

@@ -358,7 +358,7 @@ def test_a_refused_input_leaves_nothing_behind_that_the_next_inference_runs_into
         np.testing.assert_array_equal(found, np.concatenate([larger, feed["b"]]))
 
 
-def test_the_description_of_an_engine_shows_its_profiles_as_the_field_does():
+def test_the_description_of_an_engine_shows_its_profiles_as_polygraphy_does():
     from trtops.backend.trt import describe_engine
 
     text = describe_engine(three_profiles()).text()
@@ -691,8 +691,8 @@ def test_a_replay_that_cannot_be_followed_lists_the_layers():
 
 
 @pytest.mark.parity
-def test_replays_are_read_and_written_as_the_field_does(tmp_path):
-    field = pytest.importorskip("polygraphy.backend.trt")
+def test_replays_are_read_and_written_as_polygraphy_does(tmp_path):
+    polygraphy = pytest.importorskip("polygraphy.backend.trt")
     from trtops.backend.trt import (
         CreateConfig,
         NetworkFromOnnxBytes,
@@ -705,7 +705,7 @@ def test_replays_are_read_and_written_as_the_field_does(tmp_path):
     ours, theirs = tmp_path / "ours.json", tmp_path / "theirs.json"
     engine_bytes_from_network(network, CreateConfig(algorithm_selector=TacticRecorder(ours), **QUICK))
 
-    read_there = field.TacticReplayData.load(str(ours))
+    read_there = polygraphy.TacticReplayData.load(str(ours))
     read_there.save(str(theirs))
 
     assert list(read_there) == list(TacticReplayData.load(ours))
@@ -1096,7 +1096,7 @@ class TestTensorRTBackend(EngineBackendContract):
         assert all(isinstance(layer, Layer) and layer.name for layer in build.layers)
 
 
-# --- the field's scripts --------------------------------------------------------------------------------------------
+# --- Polygraphy's scripts --------------------------------------------------------------------------------------------
 
 
 def seed_scripts() -> dict[str, list[tuple[str, str]]]:
@@ -1114,7 +1114,7 @@ def seed_scripts() -> dict[str, list[tuple[str, str]]]:
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("scripts", [pytest.param(scripts, id=name) for name, scripts in seed_scripts().items()])
-def test_the_fields_scripts_run_in_their_order_with_only_the_import_renamed(scripts, tmp_path, monkeypatch):
+def test_polygraphys_scripts_run_in_their_order_with_only_the_import_renamed(scripts, tmp_path, monkeypatch):
     import onnx
 
     monkeypatch.chdir(tmp_path)

@@ -237,7 +237,9 @@ def bisect(
             for entry in search.denied(result, parent.id):
                 parent.log_json(entry, schema.Artifact.DENIED)
                 parent.set_tags({schema.Tag.PROOF: "confirmed"})
-            parent.log_metrics({("bisect", "builds"): len(result.trials), ("bisect", "units"): result.units})
+            parent.log_metrics(
+                {(schema.Metric.BISECT, "builds"): len(result.trials), (schema.Metric.BISECT, "units"): result.units}
+            )
             parent.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
     finally:
         close_benches()

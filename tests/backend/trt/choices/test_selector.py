@@ -1,4 +1,4 @@
-"""Tactic replays: the field's file both ways, trtops' record both ways, and what is wrong with a replay is told."""
+"""Tactic replays: Polygraphy's file both ways, trtops' record both ways, and what is wrong with a replay is told."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trtops.backend.trt.choices import editable, selector
 from trtops.spec import Layer
 from trtops.tactics.record import TacticRecord
 
-# As the field's tool 0.53 writes it.
-FIELD_FILE = """{
+# As Polygraphy 0.53 writes it.
+POLYGRAPHY_FILE = """{
     "replay": {
         "conv0 + relu0": {
             "implementation": 2147483657,
@@ -35,10 +35,10 @@ WHERE = {"backend_version": "8.6.0", "device_sha256": "d" * 64}
 
 @pytest.fixture
 def replay() -> TacticReplayData:
-    return TacticReplayData.from_json(FIELD_FILE)
+    return TacticReplayData.from_json(POLYGRAPHY_FILE)
 
 
-def test_the_fields_file_is_read_in_its_order_with_64_bit_numbers(replay):
+def test_polygraphys_file_is_read_in_its_order_with_64_bit_numbers(replay):
     algorithm = replay["conv0 + relu0"]
 
     assert list(replay) == ["conv0 + relu0", "a"]
@@ -46,18 +46,18 @@ def test_the_fields_file_is_read_in_its_order_with_64_bit_numbers(replay):
     assert algorithm.inputs == (TensorInfo("DataType.HALF", (4096, 64, 8, 1), 1, 8),)
 
 
-def test_what_is_written_is_what_the_field_would_write(replay):
-    assert json.loads(replay.to_json()) == json.loads(FIELD_FILE)
+def test_what_is_written_is_what_polygraphy_would_write(replay):
+    assert json.loads(replay.to_json()) == json.loads(POLYGRAPHY_FILE)
 
 
 def test_the_older_marking_of_objects_is_read_too():
-    text = FIELD_FILE
+    text = POLYGRAPHY_FILE
     for kind in ("TensorInfo", "Algorithm", "TacticReplayData"):
         text = text.replace(
             f'"polygraphy_class": "{kind}"', f'"__polygraphy_encoded_{kind}": "polygraphy_serialized_json_type"'
         )
 
-    assert TacticReplayData.from_json(text) == TacticReplayData.from_json(FIELD_FILE)
+    assert TacticReplayData.from_json(text) == TacticReplayData.from_json(POLYGRAPHY_FILE)
 
 
 def test_replays_go_to_paths_and_open_files_and_back(replay, tmp_path):
@@ -74,7 +74,7 @@ def test_replays_go_to_paths_and_open_files_and_back(replay, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"replay": 3, "polygraphy_class": "TacticReplayData"}', FIELD_FILE[:200], "[" * 10000],
+    ["", "{", "[]", "{}", '{"replay": 3, "polygraphy_class": "TacticReplayData"}', POLYGRAPHY_FILE[:200], "[" * 10000],
 )
 def test_other_or_damaged_files_are_refused(text, tmp_path):
     with pytest.raises(errors.FormatError):

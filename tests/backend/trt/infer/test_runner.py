@@ -14,8 +14,10 @@ from tests.backend.trt import api
 from trtops import errors
 from trtops.backend.trt import library
 from trtops.backend.trt.infer import slots, staging
+from trtops.backend.trt.infer.formats import FormattedArray
 from trtops.backend.trt.library import memory
 from trtops.backend.trt.lines import release_line
+from trtops.metadata import DataType
 
 
 @pytest.fixture
@@ -109,3 +111,73 @@ print([name for name in sys.modules if name == "onnx" or name.rpartition(".")[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+class HostMemory:
+    """Stands in for pinned and for device memory."""
+
+    def __init__(self, nbytes=0):
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.ptr = self.bytes.ctypes.data
+
+    @classmethod
+    def raw(cls, shape):
+        return cls(*shape)
+
+    def reserve(self, nbytes):
+        if nbytes > self.bytes.size:
+            self.__init__(nbytes)
+
+    def resize(self, shape):
+        self.reserve(*shape)
+
+    def view(self, shape, dtype):
+        return self.bytes[: int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+@pytest.fixture
+def host_memory(monkeypatch):
+    monkeypatch.setattr(memory, "PinnedArray", HostMemory)
+    monkeypatch.setattr(memory, "DeviceArray", HostMemory)
+    monkeypatch.setattr(memory, "copy", lambda to, source, count, kind, stream: ctypes.memmove(to, source, count))
+
+
+def plain_slot(kind, shape):
+    slot = object.__new__(kind)
+    slot.name, slot.shape, slot.dtype, slot.numpy_dtype = "x", shape, DataType.FLOAT32, np.dtype(np.float32)
+    slot.is_linear = slot.is_plain = True
+    slot.on_host, slot.vectorized_dim, slot.components = False, -1, 1
+    slot.device = slot.pinned = slot.host = None
+    slot.host_as_bytes, slot.address = False, 0
+    context = SimpleNamespace(
+        get_tensor_strides=lambda name: np.cumprod((1, *shape[:0:-1]))[::-1],
+        set_tensor_address=lambda name, address: True,
+    )
+    slot.execution = SimpleNamespace(context=context, stream=None)
+    return slot
+
+
+def test_an_output_may_be_asked_for_as_raw_memory_and_then_as_an_array(host_memory):
+    output = plain_slot(slots.Output, (2, 3))
+    output.allocator = None
+    made = np.arange(6, dtype=np.float32).reshape(2, 3)
+    output.address = made.ctypes.data
+
+    for raw in (True, False, True):
+        found = output.fetch(copy_out=True, raw=raw)
+        np.testing.assert_array_equal(found.linear() if raw else found, made)
+
+
+def test_an_input_may_be_given_as_raw_memory_and_then_as_an_array(host_memory):
+    source = plain_slot(slots.Input, (2, 3))
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    for value in (FormattedArray(given.reshape(-1).view(np.uint8), (2, 3)), given + 1, given):
+        source._upload(value)
+        expected = given if isinstance(value, FormattedArray) else value
+        np.testing.assert_array_equal(source.device.bytes.view(np.float32).reshape(2, 3), expected)
+
+
+def test_raw_memory_that_is_too_small_for_its_shape_is_refused(host_memory):
+    with pytest.raises(errors.InputShapeError, match=r"24 bytes.*FormattedArray has 20"):
+        plain_slot(slots.Input, (2, 3))._upload(FormattedArray(np.zeros(20, np.uint8), (2, 3)))

@@ -52,7 +52,8 @@ class Slot:
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
         self.device: memory.DeviceArray | None = None
         self.pinned: memory.PinnedArray | None = None
-        self.host: np.ndarray[Any, Any] | None = None
+        self.host: np.ndarray[Any, Any] | None = None  # a view of the pinned memory
+        self.host_as_bytes = False
         self.shape: tuple[int, ...] | None = None
         self.address = 0
 
@@ -90,10 +91,12 @@ class Slot:
     def reserve_host(self, nbytes: int, *, as_bytes: bool) -> np.ndarray[Any, Any]:
         """Pinned host memory as an array: of bytes, or of the tensor's current shape and dtype."""
         pinned = self.reserve_pinned(nbytes)
-        if as_bytes:
-            return pinned.view((nbytes,), np.dtype(np.uint8))
         assert self.shape is not None
-        return pinned.view(self.shape, self.numpy_dtype)
+        self.host = (
+            pinned.view((nbytes,), np.dtype(np.uint8)) if as_bytes else pinned.view(self.shape, self.numpy_dtype)
+        )
+        self.host_as_bytes = as_bytes
+        return self.host
 
     def set_address(self, address: int) -> None:
         """Tell the context the tensor's address, unless it has it already."""
@@ -203,23 +206,39 @@ class Input(Slot):
     def _upload(self, value: Any) -> None:
         """Copy a host array to the device: through pinned memory, in chunks if it is large."""
         raw = isinstance(value, FormattedArray)
-        if self.host is None:
-            nbytes = value.array.nbytes if raw else self.nbytes()
-            self.reserve_device(nbytes)
-            self.host = self.reserve_host(nbytes, as_bytes=raw or not self.is_plain)
+        host = self._staging_memory(value.array.nbytes if raw else None)
         stream = self.execution.stream
         assert self.device is not None and self.pinned is not None
         self.set_address(self.device.ptr)  # the last value may have been on the device, at an address of its own
         if raw:
-            self.host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
+            host[...] = np.asarray(value.array).reshape(-1).view(np.uint8)
         elif not self.is_linear:
-            self.layout().pack(np.asarray(value), self.host)
-        elif self.host.nbytes > staging.CHUNK:
-            self.execution.stager.upload(np.ascontiguousarray(value), self.host, self.device.ptr, stream)
+            self.layout().pack(np.asarray(value), host)
+        elif host.nbytes > staging.CHUNK:
+            self.execution.stager.upload(np.ascontiguousarray(value), host, self.device.ptr, stream)
             return
         else:
-            np.copyto(self.host, _as_numpy(value))
-        memory.copy(self.device.ptr, self.pinned.ptr, self.host.nbytes, "cudaMemcpyHostToDevice", stream)
+            np.copyto(host, np.asarray(value))  # a torch tensor on the CPU becomes an array
+        memory.copy(self.device.ptr, self.pinned.ptr, host.nbytes, "cudaMemcpyHostToDevice", stream)
+
+    def _staging_memory(self, raw_nbytes: int | None) -> np.ndarray[Any, Any]:
+        """Pinned memory for a value, and as much device memory: for an array, or for so many raw bytes.
+
+        Kept from one inference to the next, while shape, kind and size of the value stay the same.
+        """
+        as_bytes = raw_nbytes is not None or not self.is_plain
+        if self.host is not None and self.host_as_bytes is as_bytes and raw_nbytes in (None, self.host.nbytes):
+            return self.host
+        nbytes = self.nbytes()
+        if raw_nbytes is not None:
+            if raw_nbytes < nbytes:
+                raise errors.InputShapeError(
+                    f"Input {self.name!r} of shape {self.shape} takes {nbytes} bytes in its format; the FormattedArray has "
+                    f"{raw_nbytes}."
+                )
+            nbytes = raw_nbytes
+        self.reserve_device(nbytes)
+        return self.reserve_host(nbytes, as_bytes=as_bytes)
 
 
 class Output(Slot):
@@ -274,28 +293,20 @@ class Output(Slot):
 
     def _download(self, raw: bool) -> Any:
         formatted = raw or not self.is_plain
-        assert self.shape is not None
-        if self.host is None:
-            self.host = self.reserve_host(self.nbytes(), as_bytes=formatted)
-        assert self.pinned is not None
-        if self.host.nbytes:
-            memory.copy(
-                self.pinned.ptr, self._address(), self.host.nbytes, "cudaMemcpyDeviceToHost", self.execution.stream
-            )
+        host = self.host
+        if host is None or self.host_as_bytes is not formatted:
+            host = self.reserve_host(self.nbytes(), as_bytes=formatted)
+        assert self.shape is not None and self.pinned is not None
+        if host.nbytes:
+            memory.copy(self.pinned.ptr, self._address(), host.nbytes, "cudaMemcpyDeviceToHost", self.execution.stream)
         if not formatted:
-            return self.host
-        content = self.pinned.view((self.host.nbytes,), np.dtype(np.uint8))
-        return FormattedArray(content, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
+            return host
+        return FormattedArray(host, self.shape, self.layout() if self.dtype.itemsize >= 1 else None)
 
 
 def _in_range(sizes: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
     """Whether sizes, or the values of a shape tensor, are in a profile's range."""
     return len(sizes) == len(low) and all(a <= size <= b for a, size, b in zip(low, sizes, high))
-
-
-def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """A host array, from numpy or from a torch tensor on the CPU."""
-    return value if isinstance(value, np.ndarray) else np.asarray(value)
 
 
 def _device_pointer(value: Any) -> int | None:

@@ -25,6 +25,7 @@ from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.groups import node_groups, shortest_patterns
 from trtops.ops.search.precision.result import Outcome, PrecisionResult, PrecisionStep, TradeOff
 from trtops.ops.search.precision.trial import OutOfChecksError, Trial
+from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 
 
@@ -207,13 +208,13 @@ def _trade_offs(trial: Trial, keep: Names) -> tuple[TradeOff, ...]:
 def _log_result(run: Run, result: PrecisionResult) -> None:
     run.log_metrics(
         {
-            ("precision", "nodes"): result.nodes,
-            ("precision", "kept"): len(result.keep),
-            ("precision", "checks"): result.checks,
-            ("precision", "seconds"): result.seconds,
-            ("precision", "excess"): next((p.excess for p in result.points if p.label == "found"), 0.0),
+            (schema.Metric.PRECISION, "nodes"): result.nodes,
+            (schema.Metric.PRECISION, "kept"): len(result.keep),
+            (schema.Metric.PRECISION, "checks"): result.checks,
+            (schema.Metric.PRECISION, "seconds"): result.seconds,
+            (schema.Metric.PRECISION, "excess"): next((p.excess for p in result.points if p.label == "found"), 0.0),
         }
     )
-    run.log_json(result, "precision/result.json")
-    run.log_text("".join(f"{name}\n" for name in result.keep), "precision/exclude.txt")
-    run.log_bytes(result.picture(), "precision/tradeoff.png")
+    run.log_json(result, schema.Artifact.PRECISION_RESULT)
+    run.log_text("".join(f"{name}\n" for name in result.keep), schema.Artifact.PRECISION_KEPT)
+    run.log_bytes(result.picture(), schema.Artifact.PRECISION_PICTURE)

@@ -39,6 +39,7 @@ from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
 from trtops.ops.search.reduce.journal import Journal, Step
 from trtops.ops.search.reduce.result import Culprit, CulpritNode, ReduceResult
 from trtops.ops.search.reduce.retrace import save_retraced
+from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 
 log = logging.getLogger(__name__)
@@ -250,18 +251,18 @@ def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
     """Log numbers, every step, and each culprit as a model."""
     run.log_metrics(
         {
-            ("reduce", "nodes"): result.nodes,
-            ("reduce", "culprits"): len(result.culprits),
-            ("reduce", "culprit_nodes"): min((len(c.nodes) for c in result.culprits), default=0),
-            ("reduce", "checks"): result.checks,
-            ("reduce", "seconds"): result.seconds,
+            (schema.Metric.REDUCE, "nodes"): result.nodes,
+            (schema.Metric.REDUCE, "culprits"): len(result.culprits),
+            (schema.Metric.REDUCE, "culprit_nodes"): min((len(c.nodes) for c in result.culprits), default=0),
+            (schema.Metric.REDUCE, "checks"): result.checks,
+            (schema.Metric.REDUCE, "seconds"): result.seconds,
         }
     )
-    run.log_json(result, "reduce/result.json")
-    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), "reduce/steps.jsonl")
+    run.log_json(result, schema.Artifact.REDUCE_RESULT)
+    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
     with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
         for number, culprit in enumerate(result.culprits, start=1):
             path = Path(folder, f"culprit_{number}.onnx")
             save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
         for file in sorted(Path(folder).iterdir()):
-            run.log_file(file, f"reduce/{file.name}")
+            run.log_file(file, f"{schema.Artifact.REDUCE}{file.name}")

@@ -24,6 +24,7 @@ from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.result import Probe, TensorError, TriageResult
 from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
 from trtops.spec import BuildConfig, Precision
+from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.tracking.tables import log_table
 
@@ -225,10 +226,10 @@ def _log_result(run: Run, result: TriageResult) -> None:
     """Log what was found: numbers, the table and the picture."""
     run.log_metrics(
         {
-            ("triage", "tensors"): len(result.tensors),
-            ("triage", "differing"): sum(t.verdict == "bad" for t in result.tensors),
-            ("triage", "largest_error"): max((t.error for t in result.tensors), default=0.0),
-            ("triage", "seconds"): result.seconds,
+            (schema.Metric.TRIAGE, "tensors"): len(result.tensors),
+            (schema.Metric.TRIAGE, "differing"): sum(t.verdict == "bad" for t in result.tensors),
+            (schema.Metric.TRIAGE, "largest_error"): max((t.error for t in result.tensors), default=0.0),
+            (schema.Metric.TRIAGE, "seconds"): result.seconds,
         }
     )
     columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
@@ -236,7 +237,7 @@ def _log_result(run: Run, result: TriageResult) -> None:
         (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
         for t in result.tensors
     )
-    log_table(run, "triage/tensors.json", columns, rows)
-    run.log_json(result, "triage/result.json")
-    run.log_text(result.text(), "triage/findings.txt")
-    run.log_bytes(result.picture(), "triage/errors.png")
+    log_table(run, schema.Artifact.TRIAGE_TENSORS, columns, rows)
+    run.log_json(result, schema.Artifact.TRIAGE_RESULT)
+    run.log_text(result.text(), schema.Artifact.TRIAGE_FINDINGS)
+    run.log_bytes(result.picture(), schema.Artifact.TRIAGE_PICTURE)
