@@ -143,6 +143,31 @@ def test_the_proof_confirms_what_was_convicted_and_puts_it_on_the_deny_list(deci
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
 
 
+def test_no_innocent_suspect_is_confirmed_or_denied_and_unsuspected_ones_have_to_be_forced(decided, tracker) -> None:
+    result, _ = decided
+    guilty = {"GeluApproximation", "GeluFusionL2", "BiasGeluFusion"}  # what a GELU needs to be approximated
+    innocent = [
+        place
+        for place, suspect in enumerate(result.found.suspects)
+        if not guilty & {name for name, _ in suspect.settings} and FAST not in suspect.describe()
+    ]
+    assert innocent
+    denied = len(tracker.find(tags={Tag.KIND: "deny"}))
+
+    proofs = []
+    for place in innocent[:5]:
+        try:
+            proofs.append(prove(result.run_id, ProveConfig(suspect=place, repeats=1, force=True), tracker=tracker))
+        except errors.ConfigError as exc:
+            assert "nothing can be swapped" in str(exc)
+
+    assert proofs and all(proof.outcome != "confirmed" for proof in proofs), [p.summary for p in proofs]
+    assert len(tracker.find(tags={Tag.KIND: "deny"})) == denied
+    if result.found.suspects[innocent[-1]].guilt < 0.01:
+        with pytest.raises(errors.ConfigError, match="does not suspect"):
+            prove(result.run_id, ProveConfig(suspect=innocent[-1]), tracker=tracker)
+
+
 def _as_in(bad: RunInfo, data: Path) -> ConvertConfig:
     """A convert whose lot falls on what a bad iteration's fell on."""
     usual = config(data)
@@ -163,7 +188,7 @@ def test_what_is_innocent_is_refuted(decided, tracker) -> None:
         if {name for name, _ in suspect.settings} == {"MatMulScaleFusion"}
     )
 
-    proved = prove(result.run_id, ProveConfig(suspect=innocent, repeats=1), tracker=tracker)
+    proved = prove(result.run_id, ProveConfig(suspect=innocent, repeats=1, force=True), tracker=tracker)
 
     assert proved.outcome == "refuted" and proved.deny_run is None
     with pytest.raises(errors.ConfigError, match="only 'confirmed' ones convict"):
@@ -444,6 +469,11 @@ CONTROLS = (trial("good as it was", "good"), trial("bad as it was", "bad"))
         ((*CONTROLS, trial("in", "good"), trial("out", "good")), "not isolable", "only together"),
         ((*CONTROLS, trial("in", "error", reason="mismatch"), trial("out", "good")), "not isolable", "mismatch"),
         ((*CONTROLS, trial("in", "bad", followed=False), trial("out", "good")), "not isolable", "not followed"),
+        (
+            (*CONTROLS, trial("in", "bad", also_changed=("gelu",)), trial("out", "good")),
+            "not isolable",
+            "was not swapped alone",
+        ),
         (
             (*CONTROLS, trial("in", "bad"), trial("in", "good"), trial("out", "good")),
             "not isolable",

@@ -15,13 +15,13 @@ import numpy as np
 
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
-from trtops.ops.campaign.config import Campaign, with_varied
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, Order, make
+from trtops.ops.campaign.config import Campaign
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, make
+from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.engines.deny import deny
 from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
-from trtops.spec import BuildConfig, BuildSpec
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect
@@ -33,6 +33,7 @@ from trtops.tracking.base import StoredRun, Tracker, Verdict
 Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
+_WORTH_PROVING = 0.01  # guilt below which a proof has to be forced
 _PAIRED = 200  # good and bad builds that are tried for the most similar pair
 
 
@@ -44,12 +45,14 @@ class ProveConfig(Record):
         suspect: Position among the diff's suspects; what the diff takes for the cause unless given.
         repeats: Builds with the suspect put in, and as many with it taken out. A replay makes the same engine each time
             as far as it can, so these also show whether the verdict is stable.
+        force: Prove a suspect to which the diff gives next to no guilt, too.
         deny: Put the suspect on the deny-list if it is confirmed.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
     """
 
     suspect: int | None = None
     repeats: int = 3
+    force: bool = False
     deny: bool = True
     devices: tuple[str, ...] = ()
 
@@ -210,6 +213,11 @@ class _Case:
     def of(cls, campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
         table = campaigns.load_table(tracker, campaign.run_id)
         suspect = suspected(table, campaign, config.suspect)
+        if suspect.guilt < _WORTH_PROVING and not config.force:
+            raise errors.ConfigError(
+                f"The diff does not suspect {suspect.describe()}: its probability of guilt is {suspect.guilt:.2%}. Name another "
+                "suspect, or prove it all the same with force (--force)."
+            )
         having = set(builds_with(table, suspect, by=campaign.config.by))
         good = [name for name in table.named("good") if name not in having]
         bad = [name for name in table.named("bad") if name in having]
@@ -227,10 +235,7 @@ class _Case:
     def trial(self, swap: Swap, proof_run: str, tracker: Tracker, judge: EngineJudge | None) -> Trial:
         """Make one build of the proof."""
         start, other = (self.good, self.bad) if swap in ("good as it was", "in") else (self.bad, self.good)
-        wanted = self._record(swap)
-        replay = _replayable_record(wanted, start)
-        varied = tuple(pair for pair in wanted.settings if pair[0] not in dict(replay.settings))
-        order = Order(build=with_varied(_config_of_build(start), varied), replay=replay, varied=varied)
+        order = replay_order(self._record(swap), start)
         tags = {
             **dict(self.campaign.tags),
             schema.Tag.TRIAL: swap,
@@ -287,8 +292,16 @@ class _Case:
         followed = all(got.get(layer) == wanted.get(layer) for layer in self._layers) and all(
             settings.get(name) == prescribed.get(name) for name, _ in self.suspect.settings
         )
+        if self.suspect.settings and start.mechanism == "onnxruntime":
+            # Layers follow from settings, so those that changed belong to the suspect, as long as no other setting did.
+            own = {name for name, _ in self.suspect.settings}
+            kept = dict(start.settings)
+            return followed, tuple(n for n in settings if n not in own and settings[n] != kept.get(n))
         before = _tactics_by_layer(start.choices)
-        changed = (n for n in dict.fromkeys([*before, *got]) if n not in self._layers and before.get(n) != got.get(n))
+        # Copies between formats and the like come and go with their neighbours' choices, and nobody chooses them.
+        unchosen = {c.layer for record in (start, source, made.tactics) for c in record.choices if not c.replayable}
+        own = self._layers.keys() | unchosen
+        changed = (n for n in dict.fromkeys([*before, *got]) if n not in own and before.get(n) != got.get(n))
         return followed, tuple(changed)
 
     def denied(self, proof_run: str) -> DeniedTactic:
@@ -304,23 +317,6 @@ class _Case:
 
 def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
     return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
-
-
-def _config_of_build(run: StoredRun) -> BuildConfig:
-    """The config that a build was made with, its tactics no longer chosen at random."""
-    config = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC)).config
-    return replace(config, options=replace(config.options, tactic_seed=None))
-
-
-def _replayable_record(record: TacticRecord, run: StoredRun) -> TacticRecord:
-    """A record that can be replayed: without what the campaign varied, which is no choice of the builder.
-
-    What ONNX Runtime's layers get follows from its settings, so a record of these alone is what prescribes a swap.
-    """
-    plain = TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS))
-    own = {name for name, _ in plain.settings}
-    settings = tuple((name, value) for name, value in record.settings if name in own)
-    return replace(record, settings=settings, choices=() if record.mechanism == "onnxruntime" else record.choices)
 
 
 def suspected(table: CampaignTable, campaign: Campaign, position: int | None) -> Suspect:
@@ -389,6 +385,8 @@ def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:
     counted = f"put into a good build, {_count_text(put_in, 'bad')} bad; taken out of a bad one, {_count_text(taken_out, 'good')} good"
     if len(harmful) > 1 or len(healing) > 1:
         return "not isolable", f"The same tactics gave good and bad builds: {counted}. Look at noise from run to run."
+    if others and "bad" in harmful:
+        return "not isolable", f"The suspect was not swapped alone, so nothing is proved of it: {counted}.{beside}"
     if harmful == {"bad"} and healing == {"good"}:
         return "confirmed", f"Confirmed: {counted}.{beside}"
     if harmful == {"bad"}:

@@ -32,6 +32,7 @@ GROUPS = (
                 help="which suspect of the diff, the first is 0 (default: what the diff says)",
             ),
             Flag(names=("--repeats",), convert=int, shown="N", help="how often each swap is made"),
+            Flag(names=("--force",), takes="switch", help="prove a suspect that the diff hardly suspects, too"),
             Flag(names=("--no-deny",), takes="switch", help="leave the deny-list as it is"),
         ),
     ),
@@ -62,7 +63,9 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     given = {"suspect": args.suspect, "repeats": args.repeats}
     config = ops.ProveConfig(
-        deny=not args.no_deny, **{name: value for name, value in given.items() if value is not None}
+        deny=not args.no_deny,
+        force=bool(args.force),
+        **{name: value for name, value in given.items() if value is not None},
     )
     return Plan(args.run, config, args.store, bool(args.json))
 
