@@ -115,7 +115,7 @@ def config(data: Path, atol: float, **changes: object) -> DebugBuildConfig:
         build=BuildConfig(precision="fp16", options=TensorRTOptions()),
         check=check,
         timeout_seconds=120.0,
-        vary=Vary(tactics=True),
+        vary=Vary(random_tactics=True),
     )
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
