@@ -368,7 +368,7 @@ def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_internal(tag: str) -> bool:
-    """Whether a tag belongs to the encoding and is nobody's own."""
+    """Whether a tag belongs to the encoding, and was set by no user."""
     return tag.startswith((_PIECE, _FINITE))
 
 
