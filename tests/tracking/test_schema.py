@@ -19,6 +19,12 @@ parts = st.one_of(anything, st.text(st.sampled_from("a[日-."), min_size=100, ma
 names = st.lists(parts, min_size=1, max_size=4).map(tuple)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def mlflow_is_imported() -> None:
+    """Its import takes longer than hypothesis allows an example."""
+    import mlflow.utils.validation  # noqa: F401
+
+
 @given(anything)
 def test_a_part_survives_encoding(part: str):
     assert schema.decode(schema.encode(part)) == part

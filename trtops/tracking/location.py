@@ -76,7 +76,7 @@ class Store:
 
 
 def default_location() -> str:
-    """Where runs are kept unless somebody says otherwise: ``MLFLOW_TRACKING_URI``, ``TRTOPS_HOME`` or ``mlruns``."""
+    """Where runs are kept by default: ``MLFLOW_TRACKING_URI``, ``TRTOPS_HOME`` or ``mlruns``."""
     return os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("TRTOPS_HOME") or "mlruns"
 
 

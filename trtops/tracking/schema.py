@@ -241,6 +241,7 @@ def metric_key(name: MetricName) -> str:
     """
     if not name:
         raise errors.LogError("A metric's name has no parts; expected one or more, such as ('build', 'seconds').")
+    # Cut the longest part until the key fits. Where a part that was cut already is the longest, nothing of the name remains.
     parts = [encode(part) for part in name]
     while len("/".join(parts)) > MAX_KEY:
         longest = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -368,7 +369,7 @@ def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_internal(tag: str) -> bool:
-    """Whether a tag belongs to the encoding and is nobody's own."""
+    """Whether a tag belongs to the encoding, and was set by no user."""
     return tag.startswith((_PIECE, _FINITE))
 
 

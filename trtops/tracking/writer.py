@@ -96,7 +96,7 @@ class RunWriter(ABC):
                 self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             self._put_artifact(Manifest(artifacts=entries).to_json().encode("utf-8"), Artifact.MANIFEST)
-            self._whole = True
+            self._whole = True  # from here on only the status is missing, and fail() must not take the rest back
             self._end("finished")
             self._ended = "finished"
 
@@ -187,6 +187,7 @@ class RunReader(ABC):
         """A local file with the artifact's content, checked against the manifest; for reading only."""
         entry = self._entry(path)
         file = self._file(entry)
+        # Hashed once per state of the file: engines are large, and asked for again and again.
         stat = file.stat()
         state = (file, stat.st_size, stat.st_mtime_ns)
         if self._checked.get(path) != state:

@@ -5,7 +5,6 @@ Every function here changes the model it is given, in place.
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,6 +16,7 @@ from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, set_shape
 from trtops.metadata import DataType, TensorSpec
+from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
@@ -28,24 +28,6 @@ def tensor_names(graph: onnx.GraphProto) -> list[str]:
     """Names of the tensors that a graph's nodes make, in order, without those of Constant nodes."""
     made = (name for node in graph.node if node.op_type != "Constant" for name in node.output if name)
     return list(dict.fromkeys(made))
-
-
-def expand(patterns: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.
-
-    A pattern that is itself a name stands for that name.
-
-    Raises:
-        ConfigError: If a pattern matches nothing, or a plain name is not known.
-    """
-    known = set(names)
-    result: dict[str, None] = {}
-    for pattern in patterns:
-        found = [pattern] if pattern in known else fnmatch.filter(names, pattern)
-        if not found:
-            raise errors.ConfigError(f"The model has no tensor {pattern!r}. {errors.near(pattern, names)}")
-        result.update(dict.fromkeys(found))
-    return list(result)
 
 
 def set_outputs(model: onnx.ModelProto, outputs: Sequence[str]) -> None:

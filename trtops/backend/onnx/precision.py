@@ -24,10 +24,10 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
-from trtops.backend.onnx.edit import expand
 from trtops.backend.onnx.model import check_structure
 from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
 from trtops.metadata import DataType
+from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def _excluded_names(model: onnx.ModelProto, exclude: Iterable[str]) -> frozenset
     names = [name for named in by_type.values() for name in named]
     result: set[str] = set()
     for wanted in exclude:
-        result.update(by_type.get(wanted) or expand([wanted], names))
+        result.update(by_type.get(wanted) or expand([wanted], names, what="node"))
     return frozenset(result)
 
 

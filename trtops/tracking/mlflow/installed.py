@@ -25,7 +25,7 @@ _QUIET = {
 
 @functools.cache
 def library() -> Any:
-    """MLflow, imported so that it is quiet and calls nobody, and gives up on a lost server in half a minute."""
+    """MLflow, imported quietly, without telemetry, and giving up on a lost server after half a minute."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -103,7 +103,7 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
         return errors.LogError(f"{location} refused it: {text}")
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
         return errors.StoreError(
-            f"{location} let nobody in: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         )
     if _is_transient(exc, text, code):
         return errors.TrackingUnavailableError(f"{location} did not answer: {text:.500} Try again when it does.")

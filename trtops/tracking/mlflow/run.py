@@ -51,6 +51,7 @@ class MlflowRun(RunWriter):
             before, at = self._metrics.get(key, (None, self._started - 1))
             if before is not None and (before == value or (math.isnan(before) and math.isnan(value))):
                 continue
+            # Of two values with the same timestamp MLflow shows the larger, so a changed one is a millisecond later.
             changed[key] = (value, at + 1)
             tags |= schema.name_pieces(name)
             if abs(value) == schema.MAX_FLOAT or (before is not None and abs(before) == schema.MAX_FLOAT):

@@ -81,7 +81,7 @@ class MlflowTracker:
         entity = self._call(self._client.create_run, self._experiment_id(experiment), tags=all_tags, run_name=name)
         try:
             return MlflowRun(self._connection, entity, self._files(entity))
-        except errors.StoreError:
+        except errors.StoreError:  # its artifacts would be on the disk of a server
             self._connection.end(entity.info.run_id, "FAILED")
             raise
 
@@ -114,6 +114,7 @@ class MlflowTracker:
         wanted = (tags or {}).items()
         found: list[RunInfo] = []
         for info in self._search(ids, _search_filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
+            # The query may find more than what is wanted (_search_filter).
             if wanted <= info.tags.items() and parent in (None, info.parent) and status in (None, info.status):
                 found.append(info)
                 if len(found) == limit:

@@ -15,7 +15,7 @@ from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
 from trtops.backend.trt.build import int8
-from trtops.backend.trt.build.calibrator import Calibrator, calibrator_class
+from trtops.backend.trt.build.calibrator import Calibrator, TrtopsCalibrator, calibrator_class
 from trtops.backend.trt.build.config import CreateConfig
 from trtops.backend.trt.build.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.build.network import NetworkFromOnnxBytes, NetworkFromOnnxPath
@@ -150,7 +150,7 @@ class _Building:
         self.recorded = selector.TacticReplayData()
         self.denied = caches.denied.here(self.environment)
         self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
-        self.calibrator: Any = None
+        self.calibrator: TrtopsCalibrator | None = None
         self.quantized: int8.Quantized | None = None
 
     def run(self) -> Build:
@@ -307,9 +307,7 @@ class _Building:
         if "int8" not in self._precisions or self.quantized is not None or self._is_quantized():
             return None
         if self.caches.calibration is None and self.calibration_data is None:
-            raise errors.CalibrationError(
-                "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
-            )
+            raise int8.nothing_to_calibrate_with()
         algorithm, data = self.backend.calibration_algorithm, self.calibration_data
         path = os.path.join(folder, "calibration.cache")
         if self.caches.calibration is not None:

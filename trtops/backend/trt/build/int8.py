@@ -98,13 +98,18 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
     elif data is not None:
         ranges = _collect_ranges(model, config, data, proto)
     else:
-        raise errors.CalibrationError(
-            "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
-        )
+        raise nothing_to_calibrate_with()
     done = insert_qdq(proto, ranges, style="tensorrt", keep=config.keep, policy=config.calibration_fit)
     done.require_layers()
     log.info("%d layers in INT8, kept in higher precision: %s", len(done.layers), ", ".join(done.kept) or "none")
     return Quantized(proto, cache or ranges.to_bytes(), ranges.data_sha256)
+
+
+def nothing_to_calibrate_with() -> errors.CalibrationError:
+    """The error for INT8 without calibration data, calibration cache, and Q/DQ nodes."""
+    return errors.CalibrationError(
+        "INT8 needs calibration data or a calibration cache, and the model has no Q/DQ nodes. Give one of them."
+    )
 
 
 def _collect_ranges(

@@ -15,10 +15,11 @@ from trtops import errors
 from trtops.backend.base import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.build.network import NetworkParts, ParserOptions
-from trtops.backend.trt.describe.layers import expand, io_of, layer_outputs, layers_of, markable, tensors_of
+from trtops.backend.trt.describe.layers import io_of, layer_outputs, layers_of, markable, tensors_of
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature
 from trtops.func import make_iterable, value_of
+from trtops.patterns import expand
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class ModifyNetworkOutputs(_Postprocess):
                     network.unmark_output(tensor)
             for name in wanted:
                 network.mark_output(tensors[name])
-        for name in expand(self.exclude_outputs or (), tensors, "tensor"):
+        for name in expand(self.exclude_outputs or (), tensors, of="The network", what="tensor"):
             if tensors[name].is_network_output:
                 network.unmark_output(tensors[name])
         if network.num_outputs == 0:
@@ -121,7 +122,9 @@ class ModifyNetworkOutputs(_Postprocess):
             return None
         if self.outputs == MARK_ALL or list(self.outputs) in ([MARK_ALL], ["mark", "all"]):
             return markable(network)
-        return expand([self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, "tensor")
+        return expand(
+            [self.outputs] if isinstance(self.outputs, str) else self.outputs, tensors, of="The network", what="tensor"
+        )
 
 
 def modify_network_outputs(
@@ -165,7 +168,7 @@ class SetLayerPrecisions(_Postprocess):
         """
         layers = {layer.name: layer for layer in layers_of(network)}
         for pattern, dtype in self.layer_precisions.items():
-            for name in expand([pattern], layers, "layer"):
+            for name in expand([pattern], layers, of="The network", what="layer"):
                 library.line().set_layer_precision(layers[name], dtypes.to_trt(dtype))
 
 
@@ -198,7 +201,7 @@ class SetTensorDatatypes(_Postprocess):
         if not isinstance(wanted, Mapping):
             wanted = {name: wanted for name, t in tensors.items() if dtypes.from_trt(t.dtype).is_floating}
         for pattern, dtype in wanted.items():
-            for name in expand([pattern], tensors, "input or output"):
+            for name in expand([pattern], tensors, of="The network", what="input or output"):
                 tensor = tensors[name]
                 tensor.dtype = dtypes.to_trt(dtype)
 
@@ -235,7 +238,7 @@ class SetTensorFormats(_Postprocess):
             mask = 0
             for item in formats:
                 mask |= 1 << int(_tensor_format(item))
-            for name in expand([pattern], tensors, "input or output"):
+            for name in expand([pattern], tensors, of="The network", what="input or output"):
                 tensor = tensors[name]
                 tensor.allowed_formats = mask
 
@@ -288,7 +291,7 @@ class MarkDebug(_Postprocess):
             ConfigError: If a tensor is named that the network does not have.
         """
         tensors = tensors_of(network)
-        for name in expand(self.mark_debug, tensors, "tensor"):
+        for name in expand(self.mark_debug, tensors, of="The network", what="tensor"):
             library.line().mark_debug(network, tensors[name])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.lines import Feature
 from trtops.metadata import DataType
+from trtops.patterns import expand
 
 if TYPE_CHECKING:
     import onnx
@@ -93,10 +93,7 @@ def _fp32_nodes(model: onnx.ModelProto, wanted: ModelPrecision) -> list[str] | N
     names = [node.name for node in model.graph.node]
     chosen: dict[str, DataType] = {}
     for pattern, dtype in wanted.layers:
-        found = fnmatch.filter(names, pattern) if pattern not in names else [pattern]
-        if not found:
-            raise errors.ConfigError(f"The model has no node {pattern!r}. {errors.near(pattern, filter(None, names))}")
-        chosen.update(dict.fromkeys(found, dtype))
+        chosen.update(dict.fromkeys(expand([pattern], names, what="node"), dtype))
     if others := {dtype for dtype in chosen.values()} - {DataType.FLOAT32, DataType.FLOAT16}:
         raise errors.UnsupportedFeatureError(
             f"{library.line().name} takes layer precisions from the model; trtops writes float16 and float32 into "

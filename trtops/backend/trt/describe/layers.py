@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable
 from typing import Any
 
-from trtops import errors
 from trtops.backend.trt import library
 
 
@@ -77,19 +74,3 @@ def markable(network: Any) -> list[str]:
         if not inside and kind not in ("SHAPE", "CONSTANT"):
             names.append(name)
     return names
-
-
-def expand(patterns: Iterable[str], known: Iterable[str], what: str) -> list[str]:
-    """Names that match patterns, each once, in order.
-
-    Raises:
-        ConfigError: If one matches nothing.
-    """
-    names = list(known)
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        matches = [pattern] if pattern in names else fnmatch.filter(names, pattern)
-        if not matches:
-            raise errors.ConfigError(f"The network has no {what} {pattern!r}. {errors.near(pattern, names)}")
-        found.update(dict.fromkeys(matches))
-    return list(found)

@@ -32,7 +32,7 @@ def make_runtime() -> Any:
         BackendUnavailableError: If there is no usable GPU.
     """
     trt = load_for_device()
-    require_device(building=False)  # without a GPU, TensorRT 8.6 would take the process down
+    require_device(building=False)  # without a GPU, TensorRT 8.6 would crash
     return trt.Runtime(get_trt_logger())
 
 

@@ -6,12 +6,12 @@ The CUDA runtime comes from cuda-python, whose module moved between releases: ``
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import math
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,9 +91,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.free()
 
     def synchronize(self) -> None:
@@ -203,9 +201,7 @@ class DeviceArray(DeviceView):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.free()
 
     def __del__(self) -> None:
@@ -261,8 +257,6 @@ class PinnedArray:
         """Hold at least so many bytes; arrays made by :meth:`view` before keep the memory that they are in."""
         if nbytes <= self.nbytes:
             return
-        import ctypes
-
         self.free()
         self.ptr = int(call("cudaMallocHost", nbytes))
         self.nbytes = nbytes
@@ -276,11 +270,6 @@ class PinnedArray:
         """The first bytes as an array, without a copy: whatever is written to this memory next shows in it."""
         count = math.prod(shape)
         return self._bytes[: count * dtype.itemsize].view(dtype).reshape(tuple(shape))
-
-    def holds(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether an array lies in this memory."""
-        start = int(array.__array_interface__["data"][0])
-        return self.ptr <= start and start + array.nbytes <= self.ptr + self.nbytes
 
     def free(self) -> None:
         """Let go of the memory; it is freed once no view of it is left."""

@@ -315,7 +315,7 @@ class ReleaseLine:
         engine.weight_streaming_budget_v2 = budget_bytes
 
     def tensor_layout(self, engine: Any, name: str, profile_index: int) -> tuple[Any, int, int]:
-        """How an I/O tensor lies in memory: its format, the vectorized dimension or -1, and components per element."""
+        """The memory layout of an I/O tensor: its format, the vectorized dimension or -1, and components per element."""
         return (
             engine.get_tensor_format(name, profile_index),
             int(engine.get_tensor_vectorized_dim(name, profile_index)),

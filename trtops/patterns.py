@@ -1,0 +1,32 @@
+"""Shell patterns that stand for names."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+from trtops import errors
+
+
+def expand(patterns: Iterable[str], names: Iterable[str], *, of: str = "The model", what: str = "tensor") -> list[str]:
+    """Replace each shell pattern (``*``, ``?``, ``[...]``) by the names that match; in order, each name once.
+
+    A pattern that is itself a name stands for that name.
+
+    Args:
+        patterns: Names or patterns.
+        names: The names that there are.
+        of: Whose names they are, for the message.
+        what: What they name.
+
+    Raises:
+        ConfigError: If a pattern matches nothing, or a plain name is not known.
+    """
+    known = dict.fromkeys(names)
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        matches = [pattern] if pattern in known else fnmatch.filter(known, pattern)
+        if not matches:
+            raise errors.ConfigError(f"{of} has no {what} {pattern!r}. {errors.near(pattern, filter(None, known))}")
+        found.update(dict.fromkeys(matches))
+    return list(found)
