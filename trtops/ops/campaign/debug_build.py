@@ -142,9 +142,9 @@ def debug_build(
         resume = tracker.whole_id(resume)
         if (ended := _result_if_ended(tracker, resume)) is not None:
             return ended
-        opened = _resumed(resume, model, config, tracker)
+        opened = _resume_campaign(resume, model, config, tracker)
     else:
-        opened = _started(model, config, experiment, tracker, tags)
+        opened = _start_campaign(model, config, experiment, tracker, tags)
     with opened as begun:
         try:
             campaign = _log_beginning(begun, tracker, tags, judge)
@@ -336,7 +336,7 @@ class _Begun:
 
 
 @contextlib.contextmanager
-def _started(
+def _start_campaign(
     model: str | Path | None,
     config: DebugBuildConfig | None,
     experiment: str | None,
@@ -358,7 +358,7 @@ def _started(
 
 
 @contextlib.contextmanager
-def _resumed(
+def _resume_campaign(
     run_id: str, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker
 ) -> Iterator[_Begun]:
     """A campaign that was interrupted, likewise; with what a given config may change."""
