@@ -64,7 +64,7 @@ deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the Prefe
 
 constraints: ## resolve the newest releases anew and write them down for this Python
 	$(PYTHON) -m venv $(VENV)-fresh
-	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check]'
+	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask]'
 	(head -n 1 $(CONSTRAINTS); $(VENV)-fresh/bin/python -m pip freeze --exclude-editable) > $(VENV)-fresh/pins
 	mv $(VENV)-fresh/pins $(CONSTRAINTS)
 	rm -rf $(VENV)-fresh
