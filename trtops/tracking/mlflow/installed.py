@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.tracking.mlflow.credentials import use_credentials_file
 
 if TYPE_CHECKING:
     from trtops.tracking.location import Store
@@ -31,6 +32,7 @@ def library() -> Any:
     import mlflow
     import mlflow.tracking.context.registry
 
+    use_credentials_file()
     # It prints the stack of every database error that it then raises, and a line for every migration.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -103,7 +105,8 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
         return errors.LogError(f"{location} refused it: {text}")
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
         return errors.StoreError(
-            f"{location} let nobody in: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            f"{location} let nobody in: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "TRTOPS_CREDENTIALS to a file with both."
         )
     if _is_transient(exc, text, code):
         return errors.TrackingUnavailableError(f"{location} did not answer: {text:.500} Try again when it does.")
