@@ -10,7 +10,6 @@ from trtops import errors
 from trtops.team.config import TeamState
 from trtops.team.folder import TeamFolder
 from trtops.team.passwords import Passwords, read_passwords
-from trtops.team.processes import MARK
 
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -36,7 +35,7 @@ def service_environment(folder: TeamFolder, more: Mapping[str, str]) -> dict[str
     """
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
     ours |= PREFECT_SETTINGS | {"PREFECT_HOME": str(folder.prefect), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return ours | _around_proxies(ours) | {MARK: str(folder.root)} | dict(more)
+    return ours | _around_proxies(ours) | dict(more)
 
 
 def worker_environment(folder: TeamFolder, state: TeamState, passwords: Passwords) -> dict[str, str]:
@@ -95,6 +94,7 @@ def _state(folder: TeamFolder) -> TeamState:
 def _addresses(folder: TeamFolder, state: TeamState) -> dict[str, str]:
     return {
         "PREFECT_API_URL": f"{state.prefect_url}/api",
+        "PREFECT_HOME": str(folder.prefect),  # else Prefect makes one in the home directory
         "MLFLOW_TRACKING_URI": state.mlflow_url,
         "TRTOPS_CREDENTIALS": str(folder.passwords),
         **_around_proxies(os.environ),

@@ -56,6 +56,7 @@ class Started(Record):
         since: When it was started, in seconds since the epoch.
         address: Where it answers: a URL, a socket's folder, or a work pool.
         log: Its log file.
+        token: What it and all that it started have in their environment.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Started(Record):
     since: float
     address: str
     log: str
+    token: str
 
 
 @dataclass(frozen=True, kw_only=True)

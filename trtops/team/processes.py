@@ -1,7 +1,7 @@
 """Processes that outlive the command which starts them, found again by id and start time, and ended by these alone.
 
-Each leads a session of its own and carries the team's folder in its environment. By both, what it left behind is found even
-if it is gone itself: MLflow's and Prefect's servers start processes of their own.
+Each carries a token in its environment, which everything it starts inherits: MLflow's server has worker processes, and a
+Prefect worker one for each flow run, in a session of its own. By the token they are found even when what started them is gone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trtops import errors
 from trtops.tracking import owner
 from trtops.tracking.owner import Owner
 
-MARK = "TRTOPS_TEAM"
-"""The environment variable with the team's folder."""
+TOKEN = "TRTOPS_TEAM_TOKEN"
+"""The environment variable with the token."""
 
 _LOG_BYTES = 10 << 20
 _LAST_LINES = 15
@@ -32,15 +32,22 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, so that those which end be
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, *, user: str | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    *,
+    token: str,
+    user: str | None = None,
 ) -> Owner:
     """Start a process that stays when this one ends.
 
     Args:
         command: The program and its arguments.
-        environment: All of its environment; :data:`MARK` has to be in it.
+        environment: All of its environment, but for the token.
         folder: Where it is started; not where scripts lie, since Python would import them.
         log: Where it writes; what is there is kept, up to some size.
+        token: Random text, by which it and what it starts are found again.
         user: Who it runs as; only root may say so.
 
     Raises:
@@ -52,7 +59,7 @@ def start(
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
             process = subprocess.Popen(
                 command,
-                env=dict(environment),
+                env={**environment, TOKEN: token},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -81,29 +88,41 @@ def is_alive(process: Owner) -> bool:
     return process.machine == owner.current().machine and not owner.is_gone(process)
 
 
-def stop(process: Owner, mark: str, *, by: signal.Signals = signal.SIGTERM, patience: float = 30.0) -> None:
+def stop(
+    process: Owner,
+    token: str,
+    *,
+    by: signal.Signals = signal.SIGTERM,
+    children_first: bool = False,
+    patience: float = 30.0,
+) -> None:
     """End a process and what it started, and wait until they are gone.
 
     Args:
         process: The process; if it is gone, only what it left is ended.
-        mark: The team's folder, as what is ended must have it in its environment.
+        token: What :func:`start` was given.
         by: The signal that asks it to end.
-        patience: Seconds it gets to do so.
+        children_first: Whether its own children are asked to end before it is.
+        patience: Seconds that each gets to do so.
 
     Raises:
-        ConfigError: If it was started on another machine.
+        ConfigError: If it was started on another machine, or by another user.
     """
     if process.machine != owner.current().machine:
         raise errors.ConfigError(f"It runs on another machine, {process.host}. End it there.")
     if is_alive(process):
+        children = [pid for pid in _with_token(token) if _parent(pid) == process.pid] if children_first else []
+        for child in children:
+            _signal(child, signal.SIGTERM)
+        _wait(lambda: not set(children) & set(_with_token(token)), patience)
         _signal(process.pid, by)
         _wait(lambda: not is_alive(process), patience)
     for harder in (signal.SIGTERM, signal.SIGKILL):
-        left = _session(process, mark)
+        left = _with_token(token)
         for pid in left:
             _signal(pid, harder)
         if left:
-            _wait(lambda: not _session(process, mark), _KILL_SECONDS)
+            _wait(lambda: not _with_token(token), _KILL_SECONDS)
 
 
 def last_lines(log: Path) -> str:
@@ -117,23 +136,26 @@ def last_lines(log: Path) -> str:
     return "\n".join(line for line in lines[-_LAST_LINES:] if line.strip())
 
 
-def _session(process: Owner, mark: str) -> list[int]:
-    """Ids of living processes of the session that a process led, which have the team's mark."""
-    here = owner.current()
-    if process.boot != here.boot or process.namespace != here.namespace:
-        return []
-    if Path(f"/proc/{process.pid}").exists() and owner.of(process.pid).started != process.started:
-        return []  # a later process has its id, and may lead a session of that number
-    wanted = f"{MARK}={mark}".encode()
+def _with_token(token: str) -> list[int]:
+    """Ids of living processes that have a token in their environment."""
+    wanted = f"{TOKEN}={token}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
         try:
-            if os.getsid(pid) == process.pid and wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(pid)
+            environment = (folder / "environ").read_bytes()
         except OSError:
             continue  # it ended meanwhile, or is another user's
+        if wanted in environment and wanted in environment.split(b"\0"):
+            found.append(int(folder.name))
     return found
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import signal
 import socket
 import time
@@ -69,7 +70,7 @@ def up(
 
 
 def down(*, folder: TeamFolder | None = None, on_progress: Callable[[str], None] = log.info) -> TeamStatus:
-    """End all that :func:`up` started, the last first. Flow runs under way are ended with their worker.
+    """End all that :func:`up` started, workers first. Flow runs under way are ended with their worker.
 
     Args:
         folder: The team's folder; ``team`` in the default store's folder unless given.
@@ -177,14 +178,23 @@ def _ensure_begun(
         on_progress(f"{service.name} is up already.")
         return state
     if known is not None:
-        _stop(known, folder)  # what a dead one has left
+        _stop(known)  # what a dead one has left
     if service.port is not None:
         _require_free(service.port, service.name)
     on_progress(f"Starting {service.name} ...")
     service.before()
-    log_file = folder.log(service.name)
-    owner = processes.start(service.command, service.environment, service.folder, log_file, user=service.user)
-    started = Started(name=service.name, owner=owner, since=time.time(), address=service.address, log=str(log_file))
+    log_file, token = folder.log(service.name), secrets.token_hex(16)
+    owner = processes.start(
+        service.command, service.environment, service.folder, log_file, token=token, user=service.user
+    )
+    started = Started(
+        name=service.name,
+        owner=owner,
+        since=time.time(),
+        address=service.address,
+        log=str(log_file),
+        token=token,
+    )
     begun.append(started)
     state = replace(state, services=(*(s for s in state.services if s.name != service.name), started))
     folder.write(state)
@@ -228,18 +238,25 @@ def _wait_for(service: Service, state: TeamState, seconds: float) -> None:
 def _end(
     folder: TeamFolder, state: TeamState, which: Sequence[Started], on_progress: Callable[[str], None] = log.info
 ) -> None:
-    """End some of the processes, the last first, and forget each once it is gone."""
-    for started in reversed(which):
+    """End some of the processes, and forget each once it is gone."""
+    for started in sorted(which, key=_turn_to_end):
         on_progress(f"Ending {started.name} ...")
-        _stop(started, folder)
+        _stop(started)
         state = replace(state, services=tuple(s for s in state.services if s != started))
         folder.write(state)
 
 
-def _stop(started: Started, folder: TeamFolder) -> None:
+def _turn_to_end(started: Started) -> int:
+    """Workers first, which need the servers to end well; the database last, which these need."""
+    return 0 if started.name.startswith("worker-") else 2 if started.name == "postgres" else 1
+
+
+def _stop(started: Started) -> None:
     # To PostgreSQL SIGTERM says to wait until all clients have gone by themselves; SIGINT, to close their connections.
     by = signal.SIGINT if started.name == "postgres" else signal.SIGTERM
-    processes.stop(started.owner, str(folder.root), by=by)
+    # Prefect's worker kills its flow runs when it ends, without a word to the server; asked themselves, they say that
+    # they crashed and close what they had open.
+    processes.stop(started.owner, started.token, by=by, children_first=started.name.startswith("worker-"))
 
 
 def _look_at(service: Service, started: Started | None, passwords: Passwords) -> ServiceStatus:

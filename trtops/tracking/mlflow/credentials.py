@@ -12,24 +12,32 @@ same form::
 from __future__ import annotations
 
 import configparser
+import functools
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.tracking.mlflow.installed import library
 
 VARIABLE = "TRTOPS_CREDENTIALS"
 _NAME = "trtops"
 
 
 def use_credentials_file() -> None:
-    """Make MLflow ask :func:`read_credentials` for each request, if the variable names a file."""
+    """Make MLflow take user and password from the file for each request, if the variable names one."""
     if not os.environ.get(VARIABLE):
         return
+    os.environ.setdefault("MLFLOW_TRACKING_AUTH", _NAME)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    library()
     from mlflow.tracking.request_auth import registry
 
-    os.environ.setdefault("MLFLOW_TRACKING_AUTH", _NAME)
     registry._request_auth_provider_registry.register(_FileProvider)  # type: ignore[no-untyped-call]
 
 
@@ -64,4 +72,5 @@ class _FileProvider:
     def get_auth(self) -> Any:
         from requests.auth import HTTPBasicAuth
 
-        return HTTPBasicAuth(*read_credentials(Path(os.environ[VARIABLE])))
+        file = os.environ.get(VARIABLE)
+        return HTTPBasicAuth(*read_credentials(Path(file))) if file else None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.tracking.mlflow.credentials import use_credentials_file
 
 if TYPE_CHECKING:
     from trtops.tracking.location import Store
@@ -32,7 +31,6 @@ def library() -> Any:
     import mlflow
     import mlflow.tracking.context.registry
 
-    use_credentials_file()
     # It prints the stack of every database error that it then raises, and a line for every migration.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
