@@ -23,6 +23,7 @@ FOLDERS: dict[Path, str] = {
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare what they say",
     ("convert",): "make an engine, or another ONNX model",
+    ("build-list",): "build every model of a list, and say what became of each",
     ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("sensitivity",): "measure what each layer costs in INT8",
