@@ -21,6 +21,7 @@ import pytest
 from trtops import team
 from trtops.team.access import client_environment
 from trtops.team.config import Database, TeamState
+from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
 
 T = TypeVar("T")
@@ -113,6 +114,13 @@ class RunningTeam:
     def tracker(self) -> MlflowTracker:
         """The memory, as a client of the server; the environment must name the file of passwords."""
         return MlflowTracker(self.state.mlflow_url)
+
+    def first_finished(self, experiment: str) -> RunInfo:
+        """A finished run of an experiment, once there is one."""
+        tracker = self.tracker()
+        return eventually(
+            lambda: next(iter(tracker.find(experiment, status="finished")), None), f"a finished run of {experiment}"
+        )
 
 
 @contextmanager

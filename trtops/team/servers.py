@@ -29,14 +29,14 @@ def up(
     config: TeamConfig | None = None,
     *,
     folder: TeamFolder | None = None,
-    on_progress: Callable[[str], None] = log.info,
+    progress: Callable[[str], None] = log.info,
 ) -> TeamStatus:
     """Start the servers and workers that are not up, and wait until all answer.
 
     Args:
         config: Ports and numbers; as the last time, or the defaults, unless given.
         folder: The team's folder; ``team`` in the default store's folder unless given.
-        on_progress: Told of each step in a line.
+        progress: Told of each step in a line.
 
     Returns:
         What is up.
@@ -52,12 +52,12 @@ def up(
         raise errors.ConfigError("The servers are started and ended by what Linux says in /proc, which is not here.")
     with folder.locked():
         passwords = ensure_passwords(folder.passwords)
-        state, postgres = _decide(config, folder, on_progress)
+        state, postgres = _decide(config, folder, progress)
         begun: list[Started] = []
         try:
             for stage in stages(folder, state, passwords, postgres):
                 for service in stage:
-                    state = _ensure_begun(service, folder, state, begun, on_progress)
+                    state = _ensure_begun(service, folder, state, begun, progress)
                 for service in stage:
                     _wait_for(service, state, config.wait_seconds)
                     service.after()
@@ -69,12 +69,12 @@ def up(
     return status(folder)
 
 
-def down(*, folder: TeamFolder | None = None, on_progress: Callable[[str], None] = log.info) -> TeamStatus:
+def down(*, folder: TeamFolder | None = None, progress: Callable[[str], None] = log.info) -> TeamStatus:
     """End all that :func:`up` started, workers first. Flow runs under way are ended with their worker.
 
     Args:
         folder: The team's folder; ``team`` in the default store's folder unless given.
-        on_progress: Told of each step in a line.
+        progress: Told of each step in a line.
 
     Returns:
         What is left: nothing.
@@ -84,7 +84,7 @@ def down(*, folder: TeamFolder | None = None, on_progress: Callable[[str], None]
         with folder.locked():
             state = folder.read()
             if state is not None:
-                _end(folder, state, state.services, on_progress)
+                _end(folder, state, state.services, progress)
     return status(folder)
 
 
@@ -106,11 +106,11 @@ def status(folder: TeamFolder | None = None) -> TeamStatus:
 
 
 def _decide(
-    config: TeamConfig, folder: TeamFolder, on_progress: Callable[[str], None]
+    config: TeamConfig, folder: TeamFolder, progress: Callable[[str], None]
 ) -> tuple[TeamState, Postgres | None]:
     """Ports, numbers and database: what is asked for, else what was, else the defaults."""
     before = folder.read()
-    database, postgres = _decide_database(config.database, before, folder, on_progress)
+    database, postgres = _decide_database(config.database, before, folder, progress)
     state = TeamState(
         prefect_port=_port(config.prefect_port, before.prefect_port if before else 4200),
         mlflow_port=_port(config.mlflow_port, before.mlflow_port if before else 5000),
@@ -129,7 +129,7 @@ def _decide(
 
 
 def _decide_database(
-    asked: Database | None, before: TeamState | None, folder: TeamFolder, on_progress: Callable[[str], None]
+    asked: Database | None, before: TeamState | None, folder: TeamFolder, progress: Callable[[str], None]
 ) -> tuple[Database, Postgres | None]:
     if before is not None and asked not in (None, before.database):
         raise errors.ConfigError(
@@ -143,7 +143,7 @@ def _decide_database(
     except errors.BackendUnavailableError as exc:
         if wanted == "postgresql":
             raise
-        on_progress(f"SQLite is used for all data. {exc}")
+        progress(f"SQLite is used for all data. {exc}")
         return "sqlite", None
 
 
@@ -170,18 +170,18 @@ def _has_gpu() -> bool:
 
 
 def _ensure_begun(
-    service: Service, folder: TeamFolder, state: TeamState, begun: list[Started], on_progress: Callable[[str], None]
+    service: Service, folder: TeamFolder, state: TeamState, begun: list[Started], progress: Callable[[str], None]
 ) -> TeamState:
     """Start a process unless it is there; returns the state with it, which is written down at once."""
     known = _find(service, state)
     if known is not None and processes.is_alive(known.owner):
-        on_progress(f"{service.name} is up already.")
+        progress(f"{service.name} is up already.")
         return state
     if known is not None:
         _stop(known)  # what a dead one has left
     if service.port is not None:
         _require_free(service.port, service.name)
-    on_progress(f"Starting {service.name} ...")
+    progress(f"Starting {service.name} ...")
     service.before()
     log_file, token = folder.log(service.name), secrets.token_hex(16)
     owner = processes.start(
@@ -236,11 +236,11 @@ def _wait_for(service: Service, state: TeamState, seconds: float) -> None:
 
 
 def _end(
-    folder: TeamFolder, state: TeamState, which: Sequence[Started], on_progress: Callable[[str], None] = log.info
+    folder: TeamFolder, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info
 ) -> None:
     """End some of the processes, and forget each once it is gone."""
     for started in sorted(which, key=_turn_to_end):
-        on_progress(f"Ending {started.name} ...")
+        progress(f"Ending {started.name} ...")
         _stop(started)
         state = replace(state, services=tuple(s for s in state.services if s != started))
         folder.write(state)

@@ -20,6 +20,6 @@ def execute(plan: str | None) -> int:
     """End them."""
     from trtops import team
 
-    status = team.down(folder=team.TeamFolder.default(plan), on_progress=say)
+    status = team.down(folder=team.TeamFolder.default(plan), progress=say)
     say(status.text() or f"No servers were started for {team.TeamFolder.default(plan).root.parent}.")
     return 0

@@ -7,7 +7,7 @@ from trtops.cli.flags import Asked, Group
 from trtops.cli.logs import say
 
 GROUPS = (Group("servers", (store.ROOT,)),)
-EXAMPLES = ('eval "$(trtops team env)"',)
+EXAMPLES = ("trtops team env", 'eval "$(trtops team env)"')
 
 
 def plan(args: Asked) -> str | None:

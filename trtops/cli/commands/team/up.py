@@ -65,7 +65,7 @@ def execute(plan: Plan) -> int:
     from trtops import team
 
     folder = team.TeamFolder.default(plan.root)
-    status = team.up(plan.config, folder=folder, on_progress=say)
+    status = team.up(plan.config, folder=folder, progress=say)
     say(f"\n{status.text()}\n")
     root = f" --root {folder.root.parent}" if plan.root is not None else ""
     say(f"Passwords are in {folder.passwords}. To use the servers from this shell:\n")
