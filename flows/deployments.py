@@ -24,11 +24,17 @@ from trtops import errors, team
 from trtops.team.config import POOLS
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from prefect.deployments.runner import RunnerDeployment
 
 # Prefect reads the address of its server when it is first imported: nothing here does so before `_use_server`.
 
 FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
+SILENCE = "trtops: flow runs that fell silent"
+SILENT_FOR = timedelta(minutes=10)
+"""More than three times as long as Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)."""
+
 _ANSWER_SECONDS = 20.0
 _WITHOUT_SERVER = (
     "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to one that runs, such as "
@@ -51,6 +57,8 @@ def deploy(checkout: str | None = None) -> int:
     _use_server()
     for pool in _make_missing_pools():
         print(f"Made the work pool {pool}.", flush=True)
+    _watch_for_silence()
+    paused = _paused_by_serving()
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)],
         cwd=FILE.parent,
@@ -62,6 +70,7 @@ def deploy(checkout: str | None = None) -> int:
     )
     if done.returncode:
         raise errors.ConfigError(f"Prefect refused the deployments of {FILE}:\n{done.stdout.strip()[-3000:]}")
+    _resume(paused)
     return len(read_deployments())
 
 
@@ -105,6 +114,7 @@ def _served(deployment: dict[str, Any]) -> RunnerDeployment:
         name=deployment["name"],
         description=deployment["description"],
         parameters=deployment.get("parameters"),
+        paused=False,  # which it is from the end of the last time on
         schedules=schedules,
         concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
     )
@@ -159,6 +169,64 @@ def _make_missing_pools() -> list[str]:
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
                 made.append(pool)
     return made
+
+
+def _watch_for_silence() -> None:
+    """Have the server end flow runs that fell silent: nobody else can tell of a process whose whole machine is gone."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    heartbeat, ends = (
+        "prefect.flow-run.heartbeat",
+        ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended"),
+    )
+    silence = AutomationCore(
+        name=SILENCE,
+        description="A deployed flow run whose process sends no heartbeats any more is marked as crashed.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            after={heartbeat},
+            expect={heartbeat, *(f"prefect.flow-run.{end}" for end in ends)},
+            for_each={"prefect.resource.id"},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            within=SILENT_FOR,
+            threshold=1,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                state=StateType.CRASHED,
+                force=False,
+                message=f"Its process sent no heartbeat for {SILENT_FOR.seconds // 60} minutes: it or its machine is gone.",
+            )
+        ],
+    )
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(SILENCE):
+            client.create_automation(silence)
+
+
+def _paused_by_serving() -> list[UUID]:
+    """Ours that are paused and have no work pool: served once by a process that paused them as it ended, not by a person."""
+    from prefect.client.orchestration import get_client
+
+    ours = {(each["entrypoint"], each["name"]) for each in read_deployments()}
+    with get_client(sync_client=True) as client:
+        return [
+            found.id
+            for found in client.read_deployments()
+            if found.paused and found.work_pool_name is None and (found.entrypoint, found.name) in ours
+        ]
+
+
+def _resume(deployments: Sequence[UUID]) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        for deployment in deployments:
+            client.resume_deployment(deployment)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,14 +36,14 @@ QUICK = {
 """What makes Prefect look for work more often than it does by default."""
 
 
-def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
+def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> T:
     """The first true value that looking finds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = look()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(pause)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
@@ -90,6 +90,13 @@ class RunningTeam:
 
     def deployment(self, name: str) -> Any:
         return self.call("GET", f"deployments/name/{name}")
+
+    def has(self, deployment: str) -> bool:
+        """Whether there is a deployment of this name."""
+        try:
+            return bool(self.deployment(deployment))
+        except ApiError:
+            return False
 
     def start(self, deployment: str, **parameters: Any) -> str:
         """Have a deployment run as soon as a worker takes it; returns the flow run's id."""

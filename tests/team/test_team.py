@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from flows.deployments import read_deployments
 from tests import models
-from tests.team.conftest import ApiError, RunningTeam, deploy, eventually, running_team
+from tests.team.conftest import PATIENCE, ApiError, RunningTeam, deploy, eventually, running_team
 from trtops import errors, team
 from trtops.team import processes
 from trtops.team.passwords import read_passwords
 from trtops.tracking import schema
+from trtops.tracking.base import RunInfo
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,23 @@ def deployed(servers: RunningTeam) -> RunningTeam:
     said = deploy(servers)
     assert "Made the work pool trtops-gpu." in said  # its worker made the other one
     assert f"{len(read_deployments())} deployments are registered" in said
+    (silence,) = servers.call("POST", "automations/filter", {})
+    assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
+    found = servers.deployment("convert/cpu")
+    assert (found["work_pool_name"], found["paused"]) == ("trtops-cpu", False)
     return servers
+
+
+def test_all_deployments_can_be_served_from_one_process(servers: RunningTeam):
+    environment = {**os.environ, **servers.environment, "TRTOPS_HOME": str(servers.folder.root.parent)}
+    with subprocess.Popen([sys.executable, "-m", "flows.deployments", "serve"], env=environment) as serving:
+        eventually(lambda: servers.has("reduce/cpu"), "the last deployment")
+        flow_run = servers.start("convert/cpu", model=str(servers.models / "conv_net.onnx"), precision="fp16")
+        servers.wait_for(flow_run, "COMPLETED")
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(PATIENCE) == 0
+
+    assert servers.deployment("convert/cpu")["paused"]  # lest runs pile up while nobody serves
 
 
 def processes_of(running: RunningTeam) -> list[int]:
@@ -108,10 +128,10 @@ def test_a_schedule_fires_and_its_run_is_on_the_server_that_the_worker_names(dep
     schedule = {
         "schedule": {"interval": 5},
         "active": True,
-        "parameters": {"model": str(deployed.models / "conv_net.onnx")},
+        "parameters": {"model": str(deployed.models / "conv_net.onnx"), "experiment": "scheduled"},
     }
     made = deployed.call("POST", f"deployments/{found['id']}/schedules", [schedule])
-    info = deployed.first_finished("conv_net")
+    info = deployed.first_finished("scheduled")
     deployed.call("DELETE", f"deployments/{found['id']}/schedules/{made[0]['id']}")
 
     flow_run = deployed.call("GET", f"flow_runs/{info.tags[schema.Tag.PREFECT_FLOW_RUN]}")
@@ -132,6 +152,52 @@ def test_a_list_of_which_builds_fail_ends_in_a_state_that_says_how_many(deployed
     assert (summary.verdict, summary.metrics["builds", "good"]) == ("bad", 1)
     page = deployed.tracker().load(summary.id).read_bytes("build_list.md").decode()
     assert f"{listed}:4" in page and "Did you mean 'conv_net.onnx'?" in page
+
+
+def killed_while_uploading(servers: RunningTeam, flow_run: str) -> None:
+    """Kill a flow run's process when some files of an iteration are on the server and its manifest is not."""
+
+    def uploading() -> bool:
+        engines = (servers.folder.mlflow / "artifacts").glob("*/*/artifacts/engine")
+        return any(not (engine.parent / "manifest.json").exists() for engine in engines)
+
+    eventually(uploading, "an upload", pause=0.005)
+    processes_killed(servers, "prefect.engine")
+    message = servers.wait_for(flow_run, "CRASHED")
+    assert "-9" in message
+
+
+def processes_killed(servers: RunningTeam, what: str) -> None:
+    """Kill the worker's processes of which the command line has some text."""
+    worker = next(started for started in servers.state.services if started.name == "worker-cpu")
+    for pid in processes._with_token(worker.token):
+        with suppress(OSError):
+            if what in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_campaign_whose_worker_was_killed_goes_on_with_another_and_nothing_is_lost_or_twice(deployed: RunningTeam):
+    tracker = deployed.tracker()
+
+    def finished() -> list[RunInfo]:
+        return tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="finished")
+
+    model = str(deployed.models / "conv_net.onnx")
+    assert finished() == []
+    killed_while_uploading(deployed, deployed.start("debug-build/cpu", model=model, until=6, experiment="campaign"))
+    (campaign,) = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
+
+    deployed.start("debug-build/cpu", resume=campaign.id)
+    known = len(finished())
+    eventually(lambda: len(finished()) > known, "another iteration")
+    processes_killed(deployed, "")  # the worker and all that is its, as if its machine had lost power
+    team.up(folder=deployed.folder)
+    deployed.wait_for(deployed.start("debug-build/cpu", resume=campaign.id), "COMPLETED")
+
+    assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3, 4, 5]
+    assert all(tracker.load(info.id).manifest.artifacts for info in finished())
+    assert tracker.find("campaign", status="running") == []
+    assert len(tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})) == 1
 
 
 def test_a_server_that_died_is_told_of_and_started_again(servers: RunningTeam):
