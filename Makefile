@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-gpu test-gpus ui deploy constraints clean
+.PHONY: help demo test check format bench bench-gpu test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -26,6 +26,11 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml $(wildcard .ci/constraints-*.txt)
 $(VENV)/.test: $(VENV)/.demo
 	@echo "Installing the test tools into $(VENV)"
 	$(PIP) -e '.[test,check]'
+	@touch $@
+
+$(VENV)/.team: $(VENV)/.demo
+	@echo "Installing what servers need into $(VENV)"
+	$(PIP) -e '.[team]'
 	@touch $@
 
 demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, judge and log the engines, print a table
@@ -50,6 +55,9 @@ test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON
 test-gpus: ## the tests that need two GPUs, likewise
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m multi_gpu
 
+test-postgres: $(VENV)/.test ## the tests that need PostgreSQL (Debian: apt install postgresql); none may be skipped
+	TRTOPS_REQUIRE_POSTGRES=1 $(PY) -m pytest -q -m postgres
+
 bench: $(VENV)/.test ## benchmarks on this machine, as ratios against the field's tool in one run
 	@for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; echo "== $$file"; $(PY) $$file || exit 1; done
 
@@ -59,12 +67,24 @@ bench-gpu: ## benchmarks that need TensorRT and a GPU, with the Python that PYTH
 ui: $(VENV)/.demo ## open the MLflow UI on the local store, at http://127.0.0.1:5000
 	$(PY) -m trtops.tracking.store ui
 
-deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the Prefect server that PREFECT_API_URL names
-	TRTOPS_CHECKOUT=$${TRTOPS_CHECKOUT:-$(CURDIR)} $(VENV)/bin/prefect --no-prompt deploy --all
+up: $(VENV)/.team ## start Prefect, MLflow and a worker on this machine; PREFECT_PORT and MLFLOW_PORT choose other ports
+	@$(VENV)/bin/trtops team up $(if $(PREFECT_PORT),--prefect-port $(PREFECT_PORT)) $(if $(MLFLOW_PORT),--mlflow-port $(MLFLOW_PORT))
+
+down: $(VENV)/.demo ## end what `make up` started
+	@$(VENV)/bin/trtops team down
+
+status: $(VENV)/.demo ## say what is up, where, and since when
+	@$(VENV)/bin/trtops team status
+
+deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the server of `make up`, or at PREFECT_API_URL
+	@$(PY) -m flows.deployments deploy
+
+serve: $(VENV)/.demo ## serve all deployments from one process, without work pools, until Ctrl-C
+	@$(PY) -m flows.deployments serve
 
 constraints: ## resolve the newest releases anew and write them down for this Python
 	$(PYTHON) -m venv $(VENV)-fresh
-	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check]'
+	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask]'
 	(head -n 1 $(CONSTRAINTS); $(VENV)-fresh/bin/python -m pip freeze --exclude-editable) > $(VENV)-fresh/pins
 	mv $(VENV)-fresh/pins $(CONSTRAINTS)
 	rm -rf $(VENV)-fresh

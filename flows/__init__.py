@@ -8,6 +8,7 @@ lines with its own. Whatever the environment says already wins.
 import contextlib
 import os
 
+from trtops.team.access import PREFECT_SETTINGS
 from trtops.tracking.location import default_root
 
 with contextlib.suppress(OSError):  # Prefect makes its own folder, but not the one around it
@@ -15,13 +16,7 @@ with contextlib.suppress(OSError):  # Prefect makes its own folder, but not the 
 
 for _name, _value in {
     "PREFECT_HOME": str(default_root() / ".prefect"),
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "true",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "trtops",
-    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    # No result of ours is persisted, but Prefect writes the exception of a failed flow in any case, by default pickled.
-    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    **PREFECT_SETTINGS,
 }.items():
     os.environ.setdefault(_name, _value)

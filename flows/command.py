@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import cyclopts
 
-from trtops.errors import TrtopsError
+from trtops.errors import BuildListError, TrtopsError
 from trtops.ops.result import OpResult
 from trtops.record import Record
 
@@ -35,6 +35,8 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
     app.default(flow)
     try:
         result: Any = app()
+    except BuildListError as exc:  # its flow fails, so that its state says so; here it is a result like others
+        result = exc.result
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 3

@@ -65,12 +65,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """What a test has in common with those that are to run in its process.
 
-    Flows share a Prefect server, GPU tests of a file their engines, and the documents' command lines their folders. The one
-    test that takes ten minutes has a few short ones with it: a process with only one test left is given more to wait for it.
+    Flows share a Prefect server, tests of a team's servers these, GPU tests of a file their engines, and the documents'
+    command lines their folders. The one test that takes ten minutes has a few short ones with it: a process with only one
+    test left is given more to wait for it.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
         return "flows"
+    if file.startswith("tests/team/test_team"):
+        return file
     if "gpu" not in file:
         return nodeid
     if "campaign" in file or "checks" in file:

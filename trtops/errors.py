@@ -26,6 +26,7 @@
     │   ├── TimingCacheError
     │   ├── TacticMismatchError             a replay was not followed; ``.layers`` lists where
     │   └── WorkerError                     a child process crashed, hung or ran out of memory
+    ├── BuildListError                      builds of a model list failed; ``.result`` says which, and why
     └── TrackingError
         ├── StoreError                      the store cannot be used as it is
         │   ├── StoreVersionError           written by another MLflow
@@ -173,6 +174,21 @@ class TacticMismatchError(BackendError):
 
 class WorkerError(BackendError):
     """A child process crashed, hung or ran out of memory; the message names its exit signal and last log lines."""
+
+
+class BuildListError(TrtopsError):
+    """Builds of a model list failed. Raised by flows, whose state has to say so; the op returns its result in any case.
+
+    Attributes:
+        result: What became of each build (:class:`trtops.ops.engines.build_list.BuildListResult`).
+    """
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[BuildListError], tuple[str, object]]:
+        return type(self), (str(self), self.result)
 
 
 class TrackingError(TrtopsError):

@@ -107,7 +107,7 @@ def test_targets_of_make_that_the_readme_names_exist():
         line.split()[1] for block in blocks("sh") for line in block.splitlines() if line.startswith("make ")
     }
 
-    assert {"demo", "test", "ui", "deploy", "check", "bench", "help"} <= named
+    assert {"demo", "test", "ui", "up", "down", "status", "deploy", "serve", "check", "bench", "help"} <= named
     for target in named:
         done = subprocess.run(["make", "-n", target, "VENV=/nowhere"], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -115,12 +115,16 @@ def test_targets_of_make_that_the_readme_names_exist():
 
 def test_deployments_that_the_readme_names_are_there_and_a_worker_can_be_started_as_it_says():
     (worker,) = re.findall("`(prefect worker start [^`]*)`", README.replace("\n", " "))
+    assert re.findall(r"`prefect deployment run ([a-z-]+/[cg]pu) -p model=", README) == ["convert/cpu"]
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     for deployment in deployments:
         path, function = deployment["entrypoint"].split(":")
         assert callable(getattr(__import__(path[:-3].replace("/", "."), fromlist=[function]), function))
-        assert deployment["work_pool"]["name"] == shlex.split(worker)[shlex.split(worker).index("--pool") + 1]
+        assert f"`{deployment['work_pool']['name']}`" in README
 
+    assert shlex.split(worker)[shlex.split(worker).index("--pool") + 1] in {d["work_pool"]["name"] for d in deployments}
+    names = {f"{d['entrypoint'].partition(':')[2].replace('_', '-')}/{d['name']}" for d in deployments}
+    assert set(re.findall("`([a-z-]+/[cg]pu)`", README)) <= names
     from prefect.cli.worker import start
 
     assert {"pool", "limit"} & {name.removeprefix("work_") for name in inspect.signature(start).parameters} >= {"limit"}

@@ -16,12 +16,14 @@ FOLDERS: dict[Path, str] = {
     ("plugin",): "find where TensorRT plugins fit into a model, and put them there",
     ("runs",): "read and use what the store remembers",
     ("store",): "keep the store usable",
+    ("team",): "run a team's servers and a worker on this machine",
 }
 """Words that more words follow."""
 
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare what they say",
     ("convert",): "make an engine, or another ONNX model",
+    ("build-list",): "build every model of a list, and say what became of each",
     ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("sensitivity",): "measure what each layer costs in INT8",
@@ -75,6 +77,11 @@ COMMANDS: dict[Path, str] = {
     ("store", "reap"): "close the runs of processes that are gone",
     ("store", "upgrade"): "bring an older store to the installed MLflow's schema, after a backup",
     ("store", "ui"): "show the store in MLflow's UI",
+    ("team", "up"): "start Prefect, MLflow, their database and a worker",
+    ("team", "down"): "end what was started",
+    ("team", "status"): "say what is up, where, and since when",
+    ("team", "env"): "print what a shell needs to use the servers",
+    ("team", "password"): "print user and password of a server",
     ("doctor",): "say what is installed here, and what each TensorRT release can do",
     ("completion",): "print a completion script for bash or zsh",
 }
@@ -106,6 +113,7 @@ NOT_CARRIED_OUT: dict[Path, str] = {
 VARIABLES = {
     "TRTOPS_HOME": "where runs are kept (default: ./mlruns)",
     "MLFLOW_TRACKING_URI": "an MLflow server to keep them on instead",
+    "TRTOPS_CREDENTIALS": "a file with user and password for that server",
     "TRTOPS_USE_TENSORRT_RTX": "1: TensorRT is TensorRT-RTX",
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
     "NO_COLOR": "any value: no colours",

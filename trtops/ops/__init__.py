@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from trtops.ops.campaign.prove import ProveConfig as ProveConfig
     from trtops.ops.campaign.prove import ProveResult as ProveResult
     from trtops.ops.campaign.prove import prove as prove
+    from trtops.ops.engines.build_list import BuildListConfig as BuildListConfig
+    from trtops.ops.engines.build_list import BuildListResult as BuildListResult
+    from trtops.ops.engines.build_list import build_list as build_list
     from trtops.ops.engines.calibrate import CalibrateConfig as CalibrateConfig
     from trtops.ops.engines.calibrate import CalibrateResult as CalibrateResult
     from trtops.ops.engines.calibrate import calibrate as calibrate
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from trtops.ops.engines.convert import convert as convert
     from trtops.ops.engines.deny import deny as deny
     from trtops.ops.engines.deny import pardon as pardon
+    from trtops.ops.engines.model_list import ListedModel as ListedModel
+    from trtops.ops.engines.model_list import ModelList as ModelList
+    from trtops.ops.engines.model_list import folder_list as folder_list
+    from trtops.ops.engines.model_list import read_model_list as read_model_list
     from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity

@@ -41,7 +41,11 @@ class Owner(Record):
 
 def current() -> Owner:
     """The calling process."""
-    pid = os.getpid()
+    return of(os.getpid())
+
+
+def of(pid: int) -> Owner:
+    """A living process of this machine."""
     return Owner(
         host=platform.node(),
         machine=_read_text("/etc/machine-id"),

@@ -46,6 +46,7 @@ Kind: TypeAlias = Literal[
     "promote",
     "deny",
     "noise",
+    "build_list",
 ]
 """What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
 
@@ -102,6 +103,8 @@ class Tag:
     """Id of the run that is the reason: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
     PARDONED = "trtops.pardoned"
     """``true`` for an entry of the deny-list that no longer counts."""
+    LISTED = "trtops.listed"
+    """Equal for builds that a model list asks for in the same way, of the same content, in the same environment."""
     TABLES = "mlflow.loggedArtifacts"
     """Artifacts that the UI shows as tables (:func:`trtops.tracking.tables.log_table`)."""
     NOTE = "mlflow.note.content"
@@ -185,6 +188,9 @@ class Artifact:
     TRIAGE_TENSORS = "triage/tensors.json"
     TRIAGE_FINDINGS = "triage/findings.txt"
     TRIAGE_PICTURE = "triage/errors.png"
+    BUILD_LIST = "build_list.json"
+    """What became of each build of a model list."""
+    BUILD_LIST_PAGE = "build_list.md"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
     BUILD_LOG = "build.log"

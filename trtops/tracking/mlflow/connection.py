@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops.tracking.location import Store, resolve
+from trtops.tracking.mlflow.credentials import use_credentials_file
 from trtops.tracking.mlflow.embedded import ensure_store
 from trtops.tracking.mlflow.installed import library, translated, without_password
 from trtops.tracking.writer import Scratch
@@ -46,6 +47,7 @@ class Connection:
         self.store = ensure_store(where) if isinstance(where, Store) else None
         self.location = self.store.uri if self.store else str(where)
         self.shown = without_password(self.location)
+        use_credentials_file()
         self.client: MlflowClient = library().MlflowClient(tracking_uri=self.location, registry_uri=self.location)
         self._pid = os.getpid()
         self.downloads = Scratch()

@@ -103,7 +103,8 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
         return errors.LogError(f"{location} refused it: {text}")
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
         return errors.StoreError(
-            f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            f"{location} let nobody in: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "TRTOPS_CREDENTIALS to a file with both."
         )
     if _is_transient(exc, text, code):
         return errors.TrackingUnavailableError(f"{location} did not answer: {text:.500} Try again when it does.")

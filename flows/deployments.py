@@ -1,0 +1,256 @@
+"""The deployments of ``prefect.yaml``: registered with a server for its work pools, or served from this process.
+
+``make deploy`` is ``python -m flows.deployments deploy``, and ``make serve`` the same with ``serve``. Both talk to the server at
+``PREFECT_API_URL``, or else to the one that ``trtops team up`` started for the default store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import importlib
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors, team
+from trtops.team.config import POOLS
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.deployments.runner import RunnerDeployment
+
+# Prefect reads the address of its server when it is first imported: nothing here does so before `_use_server`.
+
+FILE = Path(__file__).resolve().parents[1] / "prefect.yaml"
+SILENCE = "trtops: flow runs that fell silent"
+SILENT_FOR = timedelta(minutes=10)
+"""More than three times as long as Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)."""
+
+_ANSWER_SECONDS = 20.0
+_WITHOUT_SERVER = (
+    "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to one that runs, such as "
+    "http://127.0.0.1:4200/api."
+)
+
+
+def deploy(checkout: str | None = None) -> int:
+    """Register all deployments, and make the work pools that are missing.
+
+    Args:
+        checkout: The folder of this project on the machines of the workers; this one's unless given.
+
+    Returns:
+        How many deployments there are now.
+
+    Raises:
+        ConfigError: If there is no server, it lets nobody in, or a deployment is refused.
+    """
+    _use_server()
+    for pool in _make_missing_pools():
+        print(f"Made the work pool {pool}.", flush=True)
+    _watch_for_silence()
+    paused = _paused_by_serving()
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)],
+        cwd=FILE.parent,
+        env={**os.environ, "TRTOPS_CHECKOUT": checkout or str(FILE.parent), "PREFECT_LOGGING_LEVEL": "ERROR"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise errors.ConfigError(f"Prefect refused the deployments of {FILE}:\n{done.stdout.strip()[-3000:]}")
+    _resume(paused)
+    return len(read_deployments())
+
+
+def serve(limit: int = 2) -> None:
+    """Register all deployments as served by this process, and carry out their runs here until it is interrupted.
+
+    Args:
+        limit: Runs at a time.
+
+    Raises:
+        ConfigError: If there is no server, or it lets nobody in.
+    """
+    _use_server()
+    from prefect import serve as prefect_serve
+
+    os.chdir(FILE.parent)  # entry points are relative to it, also in the processes of flow runs
+    prefect_serve(*(_served(deployment) for deployment in read_deployments()), limit=limit)
+
+
+def read_deployments() -> list[dict[str, Any]]:
+    """The deployments as they stand in ``prefect.yaml``."""
+    import yaml  # type: ignore[import-untyped]
+
+    listed: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
+    return listed
+
+
+def _served(deployment: dict[str, Any]) -> RunnerDeployment:
+    """A deployment of ``prefect.yaml`` without its work pool."""
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.schedules import Schedule
+
+    file, _, function = deployment["entrypoint"].partition(":")
+    flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
+    limit = deployment.get("concurrency_limit")
+    schedules = [
+        Schedule(**{**each, **({"interval": timedelta(seconds=each["interval"])} if "interval" in each else {})})
+        for each in deployment.get("schedules", ())
+    ]
+    served: RunnerDeployment = flow.to_deployment(
+        name=deployment["name"],
+        description=deployment["description"],
+        parameters=deployment.get("parameters"),
+        paused=False,  # which it is from the end of the last time on
+        schedules=schedules,
+        concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
+    )
+    return served
+
+
+def _use_server() -> None:
+    """Find a server, and make sure that it answers and lets us in.
+
+    Raises:
+        ConfigError: If there is none, or it does not.
+    """
+    if not os.environ.get("PREFECT_API_URL"):
+        os.environ.pop("PREFECT_API_URL", None)
+        with suppress(errors.ConfigError):  # no team here
+            os.environ.update(team.client_environment())
+    url = os.environ.get("PREFECT_API_URL")
+    if url is None:
+        raise errors.ConfigError(f"No Prefect server is named. {_WITHOUT_SERVER}")
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
+    if auth := os.environ.get("PREFECT_API_AUTH_STRING"):
+        request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
+    elif key := os.environ.get("PREFECT_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        urllib.request.urlopen(request, timeout=_ANSWER_SECONDS).close()
+    except urllib.error.HTTPError as exc:
+        if exc.code not in (401, 403):
+            raise errors.ConfigError(f"The server at {url} answered {exc.code}. Is it Prefect's API?") from None
+        raise errors.ConfigError(
+            f"The Prefect server at {url} lets nobody in ({exc.code}). Set PREFECT_API_AUTH_STRING to user:password."
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise errors.ConfigError(f"No Prefect server answers at {url}: {exc}. {_WITHOUT_SERVER}") from None
+
+
+def _make_missing_pools() -> list[str]:
+    """Make the work pools that the server does not have; returns their names."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    made = []
+    with get_client(sync_client=True) as client:
+        there = {pool.name for pool in client.read_work_pools()}
+        for pool in POOLS.values():
+            if pool in there:
+                continue
+            template = ProcessWorker.get_default_base_job_template()
+            with suppress(ObjectAlreadyExists):  # made by another at this moment
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+                made.append(pool)
+    return made
+
+
+def _watch_for_silence() -> None:
+    """Have the server end flow runs that fell silent: nobody else can tell of a process whose whole machine is gone."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    heartbeat, ends = (
+        "prefect.flow-run.heartbeat",
+        ("Completed", "Failed", "Crashed", "Cancelled", "Paused", "Suspended"),
+    )
+    silence = AutomationCore(
+        name=SILENCE,
+        description="A deployed flow run whose process sends no heartbeats any more is marked as crashed.",
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            after={heartbeat},
+            expect={heartbeat, *(f"prefect.flow-run.{end}" for end in ends)},
+            for_each={"prefect.resource.id"},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            within=SILENT_FOR,
+            threshold=1,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name=None,
+                state=StateType.CRASHED,
+                force=False,
+                message=f"Its process sent no heartbeat for {SILENT_FOR.seconds // 60} minutes: it or its machine is gone.",
+            )
+        ],
+    )
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(SILENCE):
+            client.create_automation(silence)
+
+
+def _paused_by_serving() -> list[UUID]:
+    """Ours that are paused and have no work pool: served once by a process that paused them as it ended, not by a person."""
+    from prefect.client.orchestration import get_client
+
+    ours = {(each["entrypoint"], each["name"]) for each in read_deployments()}
+    with get_client(sync_client=True) as client:
+        return [
+            found.id
+            for found in client.read_deployments()
+            if found.paused and found.work_pool_name is None and (found.entrypoint, found.name) in ours
+        ]
+
+
+def _resume(deployments: Sequence[UUID]) -> None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        for deployment in deployments:
+            client.resume_deployment(deployment)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m flows.deployments deploy|serve``. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.deployments", description="Deploy the flows.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    register = verbs.add_parser("deploy", help="register the deployments of prefect.yaml for its work pools")
+    register.add_argument(
+        "--checkout", default=os.environ.get("TRTOPS_CHECKOUT"), help="this project's folder on the workers' machines"
+    )
+    here = verbs.add_parser("serve", help="serve all of them from this process")
+    here.add_argument("--limit", type=int, default=2, help="runs at a time (default: 2)")
+    given = parser.parse_args(arguments)
+    try:
+        if given.verb == "serve":
+            serve(given.limit)
+        else:
+            count = deploy(given.checkout)
+            print(f"{count} deployments are registered. Run one: prefect deployment run convert/cpu -p model=<file>")
+    except errors.TrtopsError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The nightly flow: every model of a list is built and judged, and a page says what became of each.
+
+From Python: ``from flows.nightly import nightly; nightly("models.yaml")``. From the shell:
+``python -m flows.nightly models.yaml``. As a deployment, every night: see ``prefect.yaml``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from flows.artifacts import show_result
+from flows.command import run
+from flows.progress import progress
+from flows.slots import current_slot
+from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops import errors
+from trtops.ops.engines.build_list import BuildListConfig
+from trtops.ops.engines.build_list import build_list as build_list_op
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult
+from trtops.ops.engines.convert import convert as convert_op
+from trtops.ops.engines.model_list import ModelList
+from trtops.spec import BackendName
+
+log = logging.getLogger(__name__)
+
+
+@trtops_task(name="build-listed")
+def build_listed(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+    """One call of the convert op, logged to the default store, on a GPU of its own if it needs one."""
+    with current_slot(config.build.backend):
+        return convert_op(model, config, tracker=tracker(), experiment=experiment, tags=tags)
+
+
+@trtops_flow(name="nightly", run_name="{models}")
+def nightly(
+    models: Annotated[Path, Field(title="Model list", description="YAML file on the worker's machine")],
+    *,
+    backends: Annotated[
+        tuple[BackendName, ...] | None,
+        Field(title="Back ends", description="Only builds with these; all unless given"),
+    ] = None,
+    only_new: Annotated[
+        bool, Field(title="Only what is new", description="Leave out what the memory has, or what failed often enough")
+    ] = False,
+    attempts: Annotated[
+        int, Field(title="Attempts", description="With 'only what is new': tries of a build that fails", ge=1, le=100)
+    ] = 3,
+    experiment: Annotated[
+        str | None, Field(title="Experiment", description="Of the summary; the list's name unless given")
+    ] = None,
+) -> Any:
+    """Build and judge every model of a list, keep everything in MLflow, and show a summary.
+
+    Args:
+        models: The list (:mod:`trtops.ops.engines.model_list`).
+        backends: Only builds with these back ends.
+        only_new: Only builds that the memory does not have, or that failed fewer than ``attempts`` times.
+        attempts: See there.
+        experiment: MLflow experiment of the summary; builds go to those of their models.
+
+    Returns:
+        What became of each build.
+
+    Raises:
+        FormatError: If the list cannot be read.
+        BuildListError: If builds failed; it has the result.
+    """
+    config = BuildListConfig(backends=backends, only_new=only_new, attempts=attempts)
+    return build_and_show(models, config, experiment)
+
+
+def build_and_show(models: Path | ModelList, config: BuildListConfig, experiment: str | None) -> State[Any]:
+    """Build what a list asks for, each build a task; the flow's state says how many failed."""
+    with progress("Building", "builds") as bar:
+
+        def tell(done: int, total: int, name: str) -> None:
+            log.info("Building %s (%d of %d)", name, done + 1, total)
+            bar.update(done, total, f" {name}")
+
+        result = build_list_op(
+            models,
+            config,
+            tracker=tracker(),
+            experiment=experiment,
+            tags=flow_tags(),
+            convert_one=_convert_as_task,
+            progress=tell,
+        )
+    if result.experiment:
+        show_result(result)
+    if result.failed:
+        return Failed(message=result.headline, data=errors.BuildListError(result.headline, result))
+    return Completed(message=result.headline, data=result)
+
+
+def _convert_as_task(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+    name = f"{Path(model).stem} {config.build.precision} {config.build.backend}"
+    return build_listed.with_options(task_run_name=name)(model, config, experiment, tags)
+
+
+if __name__ == "__main__":
+    sys.exit(run(nightly, "nightly"))

@@ -1,0 +1,172 @@
+"""Building a list: one entry's failure stops no other, and what is known already is left out."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
+from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
+from trtops.tracking.memory import MemoryTracker
+
+NEW = BuildListConfig(only_new=True)
+
+
+@pytest.fixture
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    models.conv_net().write(tmp_path)
+    models.identity().write(tmp_path)
+    return tmp_path
+
+
+def listed(folder: Path, text: str) -> Path:
+    file = folder / "nets.yaml"
+    file.write_text(f"defaults: {{policy: {{isolated: false}}}}\nmodels:\n{text}")
+    return file
+
+
+def watch(folder: Path, tracker: MemoryTracker, config: BuildListConfig = NEW) -> BuildListResult:
+    entry = ListedModel(model="", policy=Policy(isolated=False))
+    return build_list(folder_list(folder, "*.onnx", entry), config, tracker=tracker)
+
+
+def outcomes(result: BuildListResult) -> dict[str, str]:
+    return {Path(build.model).stem: build.outcome for build in result.builds}
+
+
+def test_one_that_fails_stops_no_other_and_the_page_says_which_and_why(folder: Path, tracker: MemoryTracker):
+    models.no_kernel().write(folder)
+    text = """  - model: no_kernel.onnx
+  - model: conv_net.onnx
+    precisions: [fp32, fp16]
+    tolerances: {fp16: {atol: 0.0, rtol: 0.0}}
+  - model: identity.onnx
+  - model: identty.onnx
+"""
+    told: list[tuple[int, int, str]] = []
+    result = build_list(listed(folder, text), tracker=tracker, progress=lambda *now: told.append(now))
+
+    assert [(Path(b.model).stem, b.precision, b.outcome, b.failed) for b in result.builds] == [
+        ("no_kernel", "fp32", "error", True),
+        ("conv_net", "fp32", "good", False),
+        ("conv_net", "fp16", "bad", True),
+        ("identity", "fp32", "good", False),
+        ("identty", "fp32", "error", True),
+    ]
+    assert result.verdict == "bad"
+    assert result.headline == "3 of 5 failed (2 good, 1 bad, 2 error)"
+    page = result.page()
+    assert "**no_kernel.onnx fp32 onnxruntime**: error. Op 'custom:Frobnicate'" in page
+    assert "nets.yaml:8)" in page and "Did you mean 'identity.onnx'?" in page
+    assert told[0] == (0, 5, "no_kernel.onnx fp32 onnxruntime") and len(told) == 4
+
+
+def test_each_build_is_a_run_of_its_model_and_the_summary_one_of_the_list(folder: Path, tracker: MemoryTracker):
+    result = build_list(listed(folder, "  - model: conv_net.onnx\n"), tracker=tracker, tags={"night": "1"})
+
+    (build,) = tracker.find("conv_net")
+    (summary,) = tracker.find("nets")
+    assert (result.run_id, result.builds[0].run_id) == (summary.id, build.id)
+    assert (summary.tags["trtops.kind"], summary.verdict, summary.tags["night"]) == ("build_list", "good", "1")
+    assert summary.metrics["builds", "good"] == 1 and summary.metrics["builds", "failed"] == 0
+    assert build.tags["night"] == "1"
+    stored = tracker.load(summary.id)
+    assert BuildListResult.from_json(stored.read_bytes("build_list.json")).builds == result.builds
+    assert "| conv_net.onnx | onnxruntime | fp32 | good |" in stored.read_bytes("build_list.md").decode()
+
+
+def test_a_bad_engine_that_is_just_to_be_told_of_does_not_fail_the_list(folder: Path, tracker: MemoryTracker):
+    text = """  - model: conv_net.onnx
+    precisions: [fp16]
+    tolerances: {fp16: {atol: 0.0, rtol: 0.0}}
+    policy: {bad: report}
+"""
+    result = build_list(listed(folder, text), tracker=tracker)
+
+    assert (result.verdict, result.headline) == ("good", "1 bad")
+
+
+def test_only_builds_with_the_back_ends_that_are_asked_for_are_made(folder: Path, tracker: MemoryTracker):
+    text = "  - model: conv_net.onnx\n    backends: [onnxruntime, tensorrt]\n"
+
+    result = build_list(listed(folder, text), BuildListConfig(backends=("onnxruntime",)), tracker=tracker)
+
+    assert [build.backend for build in result.builds] == ["onnxruntime"]
+
+
+def test_a_crash_of_a_library_is_its_builds_error_and_an_interruption_is_everybodys(folder: Path, tracker):
+    def broken(model: str, *rest: object):
+        if "conv" in model:
+            raise ZeroDivisionError("a defect")
+        raise KeyboardInterrupt
+
+    text = "  - model: conv_net.onnx\n"
+    result = build_list(listed(folder, text), tracker=tracker, convert_one=broken)
+    assert result.builds[0].reasons == ("ZeroDivisionError: a defect",)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_list(listed(folder, text + "  - model: identity.onnx\n"), tracker=tracker, convert_one=broken)
+    assert tracker.find("nets")[0].status in ("failed", "killed")
+
+
+def test_what_is_new_or_changed_is_told_by_content(folder: Path, tracker: MemoryTracker):
+    assert outcomes(watch(folder, tracker)) == {"conv_net": "good", "identity": "good"}
+
+    for file in folder.glob("*.onnx"):
+        os.utime(file, (1, 1))
+    (folder / "conv_net.onnx").rename(folder / "renamed.onnx")
+    again = watch(folder, tracker)
+    assert outcomes(again) == {"identity": "skipped", "renamed": "skipped"}
+    assert (again.headline, again.run_id) == ("2 skipped", "")
+    assert "2 skipped: The memory has it." in again.page()
+
+    models.transformer().write(folder, "identity")
+    assert outcomes(watch(folder, tracker)) == {"identity": "good", "renamed": "skipped"}
+
+
+def test_what_failed_is_tried_again_so_often_and_no_more(folder: Path, tracker: MemoryTracker):
+    (folder / "identity.onnx").write_bytes(b"no model")
+    config = BuildListConfig(only_new=True, attempts=2)
+
+    seen = [outcomes(watch(folder, tracker, config))["identity"] for _ in range(3)]
+
+    assert seen == ["error", "error", "skipped"]
+    assert watch(folder, tracker, config).builds[1].reasons == ("It failed 2 times.",)
+    with pytest.raises(errors.ConfigError, match="attempts is 0"):
+        BuildListConfig(attempts=0)
+
+
+def test_a_file_that_is_still_being_copied_is_left_for_the_next_time(folder: Path, tracker: MemoryTracker):
+    os.utime(folder / "identity.onnx", (time.time() - 3600,) * 2)
+
+    result = watch(folder, tracker, BuildListConfig(only_new=True, settle_seconds=600))
+
+    assert outcomes(result) == {"conv_net": "skipped", "identity": "good"}
+
+
+def test_what_another_process_builds_at_the_moment_is_left_to_it(folder: Path, tracker: MemoryTracker):
+    seen: list[str] = []
+
+    def build(model: str, config, experiment: str, tags):
+        with pytest.raises(ZeroDivisionError):
+            from trtops.tracking.base import tracked
+
+            with tracked(tracker, experiment, "r", kind="build", tags=tags):
+                seen.extend(build.outcome for build in watch(folder, tracker).builds if build.model == model)
+                raise ZeroDivisionError
+        raise errors.BackendError("enough")
+
+    entry = ListedModel(model="", policy=Policy(isolated=False))
+    build_list(folder_list(folder, "conv_net.onnx", entry), NEW, tracker=tracker, convert_one=build)
+
+    assert seen == ["skipped"]

@@ -1,0 +1,168 @@
+"""A team's servers for the tests of a file: real ones, on free ports, which end with the tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from trtops import team
+from trtops.team.access import client_environment
+from trtops.team.config import Database, TeamState
+from trtops.tracking.base import RunInfo
+from trtops.tracking.mlflow import MlflowTracker
+
+T = TypeVar("T")
+
+PATIENCE = 200.0  # seconds: how long a loaded machine may take for what takes a few
+
+QUICK = {
+    "PREFECT_WORKER_QUERY_SECONDS": "1",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
+}
+"""What makes Prefect look for work more often than it does by default."""
+
+
+def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> T:
+    """The first true value that looking finds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(pause)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+class ApiError(Exception):
+    """What a server answers that refuses something."""
+
+
+@dataclass(frozen=True)
+class RunningTeam:
+    """Servers that are up."""
+
+    folder: team.TeamFolder
+    models: Path
+
+    @property
+    def state(self) -> TeamState:
+        state = self.folder.read()
+        assert state is not None
+        return state
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return client_environment(self.folder)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask Prefect's API."""
+        auth = base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
+        request = urllib.request.Request(
+            f"{self.state.prefect_url}/api/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            method=method,
+            headers={"Authorization": f"Basic {auth}", "Content-Type": "application/json"},
+        )
+        for attempt in range(20):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    text = answer.read()
+                    return json.loads(text) if text else None
+            except urllib.error.HTTPError as exc:
+                if exc.code != 503 or attempt == 19:  # SQLite was locked; Prefect's own clients try again too
+                    raise ApiError(f"{exc.code}: {exc.read().decode()}") from exc
+            time.sleep(0.5)
+
+    def deployment(self, name: str) -> Any:
+        return self.call("GET", f"deployments/name/{name}")
+
+    def has(self, deployment: str) -> bool:
+        """Whether there is a deployment of this name."""
+        try:
+            return bool(self.deployment(deployment))
+        except ApiError:
+            return False
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """Have a deployment run as soon as a worker takes it; returns the flow run's id."""
+        found = self.deployment(deployment)
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return str(self.call("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
+
+    def flow_state(self, flow_run: str) -> tuple[str, str]:
+        """Type and message of a flow run's state."""
+        state = self.call("GET", f"flow_runs/{flow_run}")["state"]
+        return state["type"], state["message"] or ""
+
+    def wait_for(self, flow_run: str, *types: str) -> str:
+        """Wait until a flow run ends in one of some states; returns the state's message."""
+        final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+        kind, message = eventually(
+            lambda: found if (found := self.flow_state(flow_run))[0] in final else None, f"the end of {flow_run}"
+        )
+        assert kind in types, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
+        return message
+
+    def tracker(self) -> MlflowTracker:
+        """The memory, as a client of the server; the environment must name the file of passwords."""
+        return MlflowTracker(self.state.mlflow_url)
+
+    def first_finished(self, experiment: str) -> RunInfo:
+        """A finished run of an experiment, once there is one."""
+        tracker = self.tracker()
+        return eventually(
+            lambda: next(iter(tracker.find(experiment, status="finished")), None), f"a finished run of {experiment}"
+        )
+
+
+@contextmanager
+def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
+    """Start servers and a worker, and end them."""
+    before = dict(os.environ)
+    os.environ.update(QUICK)
+    servers = team.TeamFolder(root=folder / "team")
+    try:
+        team.up(team.TeamConfig(prefect_port=0, mlflow_port=0, database=database, gpu=False), folder=servers)
+        os.environ["TRTOPS_CREDENTIALS"] = str(servers.passwords)
+        yield RunningTeam(servers, folder)
+    finally:
+        for name in {*os.environ} - {*before}:
+            del os.environ[name]
+        os.environ.update(before)
+        team.down(folder=servers)
+
+
+def deploy(running: RunningTeam) -> str:
+    """Register the deployments as ``make deploy`` does, with no address of MLflow in the environment."""
+    names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+    plain = {name: os.environ[name] for name in names if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.deployments", "deploy"],
+        env={**plain, "TRTOPS_HOME": str(running.folder.root.parent), "MLFLOW_TRACKING_URI": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> team.TeamFolder:
+    """A team's folder in which nothing was started."""
+    return team.TeamFolder(root=tmp_path / "team")

@@ -1,0 +1,25 @@
+"""Print what a shell needs in its environment to use the team's servers. The lines read the passwords, and have none in them."""
+
+from __future__ import annotations
+
+from trtops.cli import store
+from trtops.cli.flags import Asked, Group
+from trtops.cli.logs import say
+
+GROUPS = (Group("servers", (store.ROOT,)),)
+EXAMPLES = ("trtops team env", 'eval "$(trtops team env)"')
+
+
+def plan(args: Asked) -> str | None:
+    """The store's folder."""
+    root: str | None = args.root
+    return root
+
+
+def execute(plan: str | None) -> int:
+    """Print."""
+    from trtops.team.access import shell_lines
+    from trtops.team.folder import TeamFolder
+
+    say(shell_lines(TeamFolder.default(plan)))
+    return 0
