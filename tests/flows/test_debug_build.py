@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
-import itertools
 import os
 import threading
 import time
@@ -95,9 +94,10 @@ import os, sys, time
 import numpy as np
 def load_data():
     if os.getpid() != {os.getpid()}:
-        with open({str(tmp_path / "times")!r}, "a") as file:
-            file.write(f"{{os.getpid()}} {{time.time()}}\\n")
-        time.sleep(0.6)
+        with open({str(tmp_path / "calls")!r}, "a") as file:
+            file.write(f"{{os.getpid()}}\\n")
+        while len(set(open({str(tmp_path / "calls")!r}))) < 2:  # until the other child is at work as well
+            time.sleep(0.01)
     with np.load({campaign.check.data!r}) as feed:
         return [dict(feed)]
 """
@@ -106,10 +106,7 @@ def load_data():
 
     debug_build(model, slow, until=4, parallel=2)
 
-    calls = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
-    begun = sorted((float(at), pid) for pid, at in calls)
-    assert len({pid for _, pid in begun}) == 2
-    assert any(b - a < 0.6 and p != q for (a, p), (b, q) in itertools.pairwise(begun))
+    assert len(set((tmp_path / "calls").read_text().splitlines())) == 2
 
 
 def test_an_error_of_ours_in_an_iteration_fails_the_campaign_which_can_be_gone_on_with(store: Path, case) -> None:
@@ -230,7 +227,7 @@ def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_who
                 waiting.start()
                 time.sleep(1.5)
                 assert took == ["gpu-b"]
-            waiting.join(30)
+            waiting.join()
 
     three()
 
@@ -260,7 +257,7 @@ def test_threads_that_ask_for_a_gpu_start_one_child_to_ask() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
 
     assert len(benches._idle["test-9"]) == 1
     close_benches()
@@ -280,12 +277,12 @@ def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:
 def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_own() -> None:
     one = DebugBuildConfig(build=BuildConfig(options=TensorRTOptions()), devices=("test-7",))
     two = dataclasses.replace(one, devices=("test-7", "test-8"))
-    waited: list[float] = []
+    free = threading.Event()
+    came_when_free: list[bool] = []
 
     def wait() -> None:
-        begin = time.monotonic()
         with bench(one.place):
-            waited.append(time.monotonic() - begin)
+            came_when_free.append(free.is_set())
 
     with bench(one.place) as first, bench(two.place) as second:
         assert first.worker.run(_visible) == "test-7"
@@ -293,9 +290,9 @@ def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_o
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.4)
-        assert waited == []
-    thread.join(10)
-    assert waited and waited[0] >= 0.4
+        free.set()
+    thread.join()
+    assert came_when_free == [True]
     assert devices_of("onnxruntime", ("0",)) == () and devices_of("tensorrt", ("1", "2")) == ("1", "2")
     close_benches()
 
