@@ -74,6 +74,7 @@ COMMANDS: dict[Path, str] = {
     ("store", "relocate"): "make a store's addresses fit the folder it was moved to",
     ("store", "reap"): "close the runs of processes that are gone",
     ("store", "upgrade"): "bring an older store to the installed MLflow's schema, after a backup",
+    ("store", "upload"): "bring in the runs that were kept here while the store was away",
     ("store", "ui"): "show the store in MLflow's UI",
     ("doctor",): "say what is installed here, and what each TensorRT release can do",
     ("completion",): "print a completion script for bash or zsh",
@@ -106,6 +107,8 @@ NOT_CARRIED_OUT: dict[Path, str] = {
 VARIABLES = {
     "TRTOPS_HOME": "where runs are kept (default: ./mlruns)",
     "MLFLOW_TRACKING_URI": "an MLflow server to keep them on instead",
+    "TRTOPS_TRACKING_WAIT": "seconds that a store which does not answer is waited for (default: 90)",
+    "TRTOPS_OUTBOX": "where runs are kept that the store cannot take (default: <TRTOPS_HOME>/outbox)",
     "TRTOPS_USE_TENSORRT_RTX": "1: TensorRT is TensorRT-RTX",
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
     "NO_COLOR": "any value: no colours",

@@ -114,9 +114,9 @@ class _RemoteFiles:
             file = Path(folder) / name.name
             if isinstance(source, Path):
                 file.symlink_to(source.resolve())
+                entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file))
             else:
-                file.write_bytes(source)
-            entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file))
+                entry = write_artifact(source, file, path)
             parent = None if name.parent == PurePosixPath() else str(name.parent)
             self._connection.call(self._client.log_artifact, self._run_id, str(file), parent)
         return entry

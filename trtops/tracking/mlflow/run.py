@@ -62,8 +62,8 @@ class MlflowRun(RunWriter):
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         return self._files.put(source, path)
 
-    def _end(self, status: RunStatus) -> None:
-        self._connection.end(self.id, status.upper())
+    def _end(self, status: RunStatus, at: float | None = None) -> None:
+        self._connection.end(self.id, status.upper(), at)
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         try:
