@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import prefect.context
@@ -75,8 +76,9 @@ def tracker() -> KeepingTracker:
     """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process."""
     opened = default_tracker()
     if opened not in _reaped:
-        _reaped.add(opened)
-        reap(opened)
+        with suppress(errors.TrackingUnavailableError):  # what is done now is kept; the dead can wait
+            reap(opened)
+            _reaped.add(opened)
     return opened
 
 

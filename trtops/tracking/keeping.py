@@ -421,6 +421,11 @@ class KeepingRun(RunWriter):
             f"Run {self.id} is kept in {draft.folder.parent}: {why} Bring it in by: trtops store upload"
         )
 
+    def _folders(self) -> list[Path]:
+        return (
+            [self._draft.folder] if self._draft is not None else [] if self._inner is None else self._inner._folders()
+        )
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         with self._lock:
             if not self._stored(lambda run: run._put_params(params)):

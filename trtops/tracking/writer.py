@@ -23,6 +23,7 @@ from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
 from trtops.tracking.ids import new_local_id
+from trtops.tracking.room import check_room
 from trtops.tracking.schema import Artifact, Kind, Tag
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class RunWriter(ABC):
         self._names: set[MetricName] = set()
         self._whole = False
         self._ended: RunStatus | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make sure that artifacts of so many bytes can be written."""
+        for folder in self._folders():
+            check_room(folder, size)
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON."""
@@ -146,6 +152,10 @@ class RunWriter(ABC):
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         self._put_tags(tags)
         self._end("failed")
+
+    def _folders(self) -> list[Path]:
+        """Folders of this machine that artifacts are written to."""
+        return []
 
     def _must_be_open(self) -> None:
         if self._ended:

@@ -84,6 +84,7 @@ class Connection:
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
                 if not error.transient:
+                    self._raise_if_read_only(error)
                     raise error from exc
                 left = begin + wait_seconds() - time.monotonic()
                 if self._away.is_set() or left <= 0:
@@ -96,6 +97,11 @@ class Connection:
                 log.warning("%s does not answer; waiting for it for %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _raise_if_read_only(self, error: errors.TrackingError) -> None:
+        """Say so where SQLite only says that it cannot open the file: in WAL mode it must write even to read."""
+        if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
+            raise errors.NoRoomError(f"Store {self.store.root} cannot be written: it is read-only.") from error
 
     def _raise_if_still_away(self) -> None:
         """Find out quickly whether a server that was away is back; one that swallows what is sent would cost minutes."""

@@ -31,6 +31,9 @@ class MlflowRun(RunWriter):
             m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
         }
 
+    def _folders(self) -> list[Path]:
+        return [self._files.folder]
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         stored: dict[str, str] = {}
         tags: dict[str, str] = {}
