@@ -280,7 +280,7 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
 def keep_golden(file: Path, digest: str) -> None:
     """Have golden outputs at hand for the iterations of this process, which then need not fetch them."""
     with _fetching:
-        shutil.copyfile(file, Path(_scratch().name, f"{digest}.npz"))
+        shutil.copyfile(file, Path(_scratch_folder().name, f"{digest}.npz"))
 
 
 _fetching = threading.Lock()
