@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from prefect.futures import PrefectFuture
@@ -16,6 +16,7 @@ from trtops import errors
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.debug_build import Submit
 from trtops.ops.campaign.iteration import IterationResult, iterate
+from trtops.ops.campaign.once import iterate_once
 
 
 @trtops_task(name="iteration")
@@ -23,6 +24,13 @@ def make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one."""
     with campaign_slot(campaign) as held:
         return iterate(held, number, tracker=tracker())
+
+
+@trtops_task(name="iteration")
+def make_iteration_once(campaign: Campaign, number: int) -> IterationResult:
+    """The same where a task may run again though it had run: Dask does so when it loses the worker that has the answer."""
+    with campaign_slot(campaign) as held:
+        return iterate_once(held, number, tracker=tracker())
 
 
 @contextmanager
@@ -36,13 +44,16 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
 
     Raises:
         BackendUnavailableError: If Dask is asked for and prefect-dask is not installed.
+        ConfigError: If no scheduler answers there.
     """
-    runner: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask_runner(dask)
-    with runner:
+    task = make_iteration if dask is None else make_iteration_once
+    place: AbstractContextManager[TaskRunner[Any]]
+    place = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask_runner(dask)
+    with place as runner:
 
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
             done: Future[IterationResult] = Future()
-            future = runner.submit(make_iteration, parameters={"campaign": campaign, "number": number})
+            future = runner.submit(task, parameters={"campaign": campaign, "number": number})
             future.add_done_callback(lambda finished: _hand_over(finished, done))
             return done
 
@@ -56,10 +67,17 @@ def _hand_over(finished: PrefectFuture[IterationResult], done: Future[IterationR
         done.set_exception(exc)
 
 
-def _dask_runner(address: str) -> TaskRunner[Any]:
+@contextmanager
+def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
     try:
         from prefect_dask import DaskTaskRunner
     except ImportError as exc:
         raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
-    runner: TaskRunner[Any] = DaskTaskRunner(address=address)
-    return runner
+    with DaskTaskRunner(address=address) as runner:
+        try:
+            runner.client  # noqa: B018 - it connects when it is first asked for
+        except (OSError, ValueError) as exc:
+            raise errors.ConfigError(
+                f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by `dask worker <address>`."
+            ) from exc
+        yield runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import prefect.context
@@ -15,7 +16,7 @@ from flows.home import ensure_prefect_home
 from trtops import errors
 from trtops.errors import TrtopsError
 from trtops.tracking import schema
-from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.store import default_tracker, reap
 
 P = ParamSpec("P")
@@ -71,16 +72,17 @@ def close_runs(flow: object, flow_run: Any, state: Any) -> None:
         tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
 
 
-def tracker() -> MlflowTracker:
+def tracker() -> KeepingTracker:
     """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process."""
     opened = default_tracker()
     if opened not in _reaped:
-        _reaped.add(opened)
-        reap(opened)
+        with suppress(errors.TrackingUnavailableError):  # what is done now is kept; the dead can wait
+            reap(opened)
+            _reaped.add(opened)
     return opened
 
 
-_reaped: set[MlflowTracker] = set()
+_reaped: set[KeepingTracker] = set()
 
 
 def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:

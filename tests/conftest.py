@@ -8,6 +8,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes, and how long it takes to draw one, is the machine's affair.
+settings.register_profile("trtops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("trtops")
 
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "PREFECT_API_URL", "TRTOPS_HOME"):
     os.environ.pop(name, None)

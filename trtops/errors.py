@@ -33,7 +33,8 @@
         │   └── StoreMovedError             its folder was moved; artifact addresses point elsewhere
         ├── RunNotFoundError (LookupError)
         ├── IncompleteRunError              no manifest, or a file that does not match it
-        ├── LogError                        writing to the store failed for good (a full disk, say)
+        ├── LogError                        writing to the store failed for good
+        │   └── NoRoomError                 the disk is full or read-only, or a quota is used up
         └── TrackingUnavailableError        the store did not answer; trying again can help
 
 A message says what was found, what was expected and what to do. Only ``TrackingUnavailableError`` (``transient`` is
@@ -216,7 +217,11 @@ class IncompleteRunError(TrackingError):
 
 
 class LogError(TrackingError):
-    """Something could not be written to the store, and trying again would not help (a full disk, say)."""
+    """Something could not be written to the store, and trying again would not help."""
+
+
+class NoRoomError(LogError):
+    """Nothing more can be written there: the disk is full or read-only, or a quota is used up."""
 
 
 class TrackingUnavailableError(TrackingError):

@@ -202,7 +202,7 @@ def test_results_of_two_runs_are_compared_with_each_other():
 def test_child_processes_run_runners_apart_and_hand_inputs_on(model):
     loader = DataLoader(iterations=2, input_metadata=TensorMetadata().add("x", np.float32, (2, 3)))
     runners = [OnnxrtRunner(SessionFromOnnx(model), name=name) for name in ("a", "b")]
-    results = Comparator.run(runners, loader, use_subprocess=True, subprocess_timeout=100)
+    results = Comparator.run(runners, loader, use_subprocess=True, subprocess_timeout=600)
     assert Comparator.compare_accuracy(results) and len(results["b"]) == 2
     np.testing.assert_array_equal(results["a"][1]["y"], 2 * loader[1]["x"])
 
@@ -223,7 +223,7 @@ def test_a_child_that_hangs_crashes_or_raises_is_told_of(trouble, kind, said, wo
             [worker_module.Trouble(trouble)],
             FEEDS,
             use_subprocess=True,
-            subprocess_timeout=1.5 if trouble == "hang" else 100,
+            subprocess_timeout=1.5 if trouble == "hang" else 600,
         )
 
 
@@ -252,7 +252,7 @@ class Trouble(BaseRunner):
 
     def infer_impl(self, feed):
         if self.trouble == "hang":
-            time.sleep(60)
+            time.sleep(3600)
         if self.trouble == "crash":
             print("about to crash", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -286,7 +286,7 @@ if __name__ == "__main__":
     results = Comparator.run([Mine("a"), Mine("b")], [{"x": np.ones(3, np.float32)}], use_subprocess=True)
     print(type(results["b"][0]["y"]).__name__, results["b"][0]["y"][0])
 """)
-    done = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["a __mp_main__", "b __mp_main__", "ndarray 2.0"], done.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 # Prefect reads these when it is first imported, which test modules do at the top.
 _HOME = tempfile.TemporaryDirectory(prefix="trtops-prefect-")
 os.environ["PREFECT_HOME"] = _HOME.name
-os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "180"
+os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"
 os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"  # the server says goodbye after pytest has closed the output
 os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] = f"{_HOME.name}/results"
 

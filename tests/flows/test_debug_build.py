@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
-import itertools
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -32,7 +32,6 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.campaign.prove import ProveResult, Trial
 from trtops.spec import BuildConfig, TensorRTOptions
-from trtops.tracking.owner import Owner
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 
@@ -95,9 +94,10 @@ import os, sys, time
 import numpy as np
 def load_data():
     if os.getpid() != {os.getpid()}:
-        with open({str(tmp_path / "times")!r}, "a") as file:
-            file.write(f"{{os.getpid()}} {{time.time()}}\\n")
-        time.sleep(0.6)
+        with open({str(tmp_path / "calls")!r}, "a") as file:
+            file.write(f"{{os.getpid()}}\\n")
+        while len(set(open({str(tmp_path / "calls")!r}))) < 2:  # until the other child is at work as well
+            time.sleep(0.01)
     with np.load({campaign.check.data!r}) as feed:
         return [dict(feed)]
 """
@@ -106,10 +106,7 @@ def load_data():
 
     debug_build(model, slow, until=4, parallel=2)
 
-    calls = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
-    begun = sorted((float(at), pid) for pid, at in calls)
-    assert len({pid for _, pid in begun}) == 2
-    assert any(b - a < 0.6 and p != q for (a, p), (b, q) in itertools.pairwise(begun))
+    assert len(set((tmp_path / "calls").read_text().splitlines())) == 2
 
 
 def test_an_error_of_ours_in_an_iteration_fails_the_campaign_which_can_be_gone_on_with(store: Path, case) -> None:
@@ -133,14 +130,11 @@ def test_a_campaign_is_gone_on_with_by_its_run_alone(store: Path, case) -> None:
     assert again == first
 
 
-def test_dask_says_what_to_install_where_it_is_missing() -> None:
-    try:
-        import prefect_dask  # noqa: F401
-    except ImportError:
-        with pytest.raises(errors.BackendUnavailableError, match=r"trtops\[dask\]"), spread(1, "tcp://nowhere:1"):
-            pass
-    else:
-        pytest.skip("prefect-dask is installed")
+def test_dask_says_what_to_install_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+
+    with pytest.raises(errors.BackendUnavailableError, match=r"trtops\[dask\]"), spread(1, "tcp://nowhere:1"):
+        pass
 
 
 @pytest.mark.parametrize(("text", "until"), [("16", 16), ("bad", "bad"), ("decided", "decided")])
@@ -230,7 +224,7 @@ def test_whoever_may_use_two_gpus_takes_the_one_that_is_free_and_counts_with_who
                 waiting.start()
                 time.sleep(1.5)
                 assert took == ["gpu-b"]
-            waiting.join(30)
+            waiting.join()
 
     three()
 
@@ -260,7 +254,7 @@ def test_threads_that_ask_for_a_gpu_start_one_child_to_ask() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
 
     assert len(benches._idle["test-9"]) == 1
     close_benches()
@@ -280,12 +274,12 @@ def test_a_limit_that_somebody_set_is_left_as_it_is() -> None:
 def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_own() -> None:
     one = DebugBuildConfig(build=BuildConfig(options=TensorRTOptions()), devices=("test-7",))
     two = dataclasses.replace(one, devices=("test-7", "test-8"))
-    waited: list[float] = []
+    free = threading.Event()
+    came_when_free: list[bool] = []
 
     def wait() -> None:
-        begin = time.monotonic()
         with bench(one.place):
-            waited.append(time.monotonic() - begin)
+            came_when_free.append(free.is_set())
 
     with bench(one.place) as first, bench(two.place) as second:
         assert first.worker.run(_visible) == "test-7"
@@ -293,28 +287,12 @@ def test_a_device_is_one_builders_at_a_time_and_each_device_has_a_child_of_its_o
         thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.4)
-        assert waited == []
-    thread.join(10)
-    assert waited and waited[0] >= 0.4
+        free.set()
+    thread.join()
+    assert came_when_free == [True]
     assert devices_of("onnxruntime", ("0",)) == () and devices_of("tensorrt", ("1", "2")) == ("1", "2")
     close_benches()
 
 
 def _visible() -> str:
     return os.environ["CUDA_VISIBLE_DEVICES"]
-
-
-@pytest.mark.slow
-def test_dask_workers_make_the_iterations_in_processes_of_their_own(store: Path, case) -> None:
-    pytest.importorskip("prefect_dask")
-    from distributed import LocalCluster
-
-    model, campaign = case
-
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        result = debug_build(model, campaign, until=6, parallel=2, dask=cluster.scheduler_address)
-
-    runs = default_tracker().find("blocks", parent=result.run_id)
-    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
-    assert len(runs) == 6 and {info.status for info in runs} == {"finished"}
-    assert len(owners) == 2 and os.getpid() not in owners

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.servers import MlflowServer
 from trtops.tracking.mlflow import embedded
 
 
@@ -46,32 +40,6 @@ def server_root(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def server(server_root: Path) -> Iterator[str]:
-    """The address of an MLflow server of its own process group, which ends with the tests."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log_file = server_root.parent / "log.txt"
-    with open(log_file, "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trtops.tracking.store", "ui", "--root", str(server_root), "--port", str(port)],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        _await_health(f"http://127.0.0.1:{port}", process, log_file)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _await_health(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
-                return
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
-    raise AssertionError(f"The server did not come up:\n{log.read_text()}")
+    """The address of an MLflow server that ends with the tests."""
+    with MlflowServer(server_root) as server:
+        yield server.address

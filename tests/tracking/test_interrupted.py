@@ -8,12 +8,13 @@ import os
 import resource
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.dying import calls_of, run_until_killed
 from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.record import sha256
@@ -41,17 +42,12 @@ def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(n
     tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
     source = tmp_path / "model.plan"
     source.write_bytes(PLAN)
-    begin = time.perf_counter()
-    log_a_build(tracker, source)
-    seconds = time.perf_counter() - begin
+    log_a_build(tracker, source)  # imports what there is to be imported
+    calls = calls_of(log_a_build, tracker, source)
     points = 24
 
     for i in range(points):
-        child = ForkedProcess(target=log_a_build, args=(tracker, source))
-        child.start()
-        time.sleep(seconds * 1.3 * i / points)
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
+        run_until_killed(calls * i // points, log_a_build, tracker, source)
 
     outcomes = []
     for info in tracker.find("m"):
@@ -82,17 +78,29 @@ def test_a_process_killed_at_any_point_leaves_a_whole_run_or_an_incomplete_one(n
 def test_a_process_killed_while_it_writes_an_artifact_leaves_none(new_store, tmp_path: Path):
     tracker = MlflowTracker(new_store(tmp_path / "mlruns"))
     source = tmp_path / "model.plan"
-    source.write_bytes(PLAN * 16)
+    source.write_bytes(PLAN)
     folder = tmp_path / "mlruns" / "artifacts" / "m"
+    half = len(PLAN) // (2 << 18)
 
-    child = ForkedProcess(target=log_a_build, args=(tracker, source))
+    def die_half_way() -> None:
+        blocks = 0
+
+        def watch(frame: object, event: str, argument: object) -> None:
+            nonlocal blocks
+            blocks += event == "c_call" and getattr(argument, "__name__", "") == "readinto"
+            if blocks > half:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(watch)
+        log_a_build(tracker, source)
+
+    child = ForkedProcess(target=die_half_way)
     child.start()
-    while not (begun := [file for file in folder.rglob("*") if file.is_file()]):
-        time.sleep(0.001)
-    os.kill(child.pid, signal.SIGKILL)
     child.join()
 
-    assert begun[0].stat().st_size < len(PLAN) * 16
+    assert child.exitcode == -signal.SIGKILL
+    begun = [file for file in folder.rglob("*") if file.is_file()]
+    assert 0 < begun[0].stat().st_size < len(PLAN)
     (info,) = tracker.find("m")
     assert tracker._client.list_artifacts(info.id, "engine") == []
     with pytest.raises(errors.IncompleteRunError):

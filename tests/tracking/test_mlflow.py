@@ -9,7 +9,6 @@ import pickle
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ import pytest
 from tests.contracts.tracker import TrackerContract
 from tests.forking import ForkedProcess
 from trtops import errors
+from trtops.tracking import location
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
 
@@ -155,7 +155,7 @@ def test_many_threads_may_fetch_an_artifact_and_a_child_leaves_it_to_them(server
 
 
 def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     tracker = MlflowTracker("http://me:secret@127.0.0.1:9")
 
     with pytest.raises(errors.TrackingUnavailableError) as raised:
@@ -165,7 +165,7 @@ def test_a_password_in_an_address_is_not_repeated(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_server_that_is_not_there_is_unavailable_and_worth_a_retry(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     tracker = MlflowTracker("http://127.0.0.1:9")
 
     with pytest.raises(errors.TrackingUnavailableError, match=r"127\.0\.0\.1:9") as raised:
@@ -184,7 +184,8 @@ def _without_patience(tracker: MlflowTracker) -> None:
     sqlalchemy.event.listen(tracker._client._tracking_client.store.engine, "before_cursor_execute", hurry, retval=True)
 
 
-def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker):
+def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0.5")
     run = embedded.start("m", "r", kind="build")
     _without_patience(embedded)
     other = sqlite3.connect(embedded.store.database)
@@ -198,29 +199,44 @@ def test_a_store_that_stays_locked_is_unavailable(embedded: MlflowTracker):
     assert embedded.info(run.id).params == {"a": "1"}
 
 
-def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTracker):
+def test_a_store_that_is_locked_for_a_while_is_tried_again(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
     run = embedded.start("m", "r", kind="build")
     _without_patience(embedded)
-    other = sqlite3.connect(embedded.store.database, check_same_thread=False)
+    other = sqlite3.connect(embedded.store.database)
     other.execute("BEGIN IMMEDIATE")
-    release = threading.Timer(0.15, other.rollback)
-    release.start()
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 7:
+            other.rollback()
+
+    monkeypatch.setattr(time, "sleep", wait)
 
     run.log_params({"a": 1})
 
-    release.join()
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert embedded.info(run.id).params == {"a": "1"}
+
+
+def test_how_long_a_store_is_waited_for_must_be_a_number(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
+    assert location.wait_seconds() == 90.0
+    for wrong in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv("TRTOPS_TRACKING_WAIT", wrong)
+        with pytest.raises(errors.ConfigError, match="TRTOPS_TRACKING_WAIT"):
+            location.wait_seconds()
 
 
 def test_a_run_that_lacks_only_its_end_is_whole_and_keeps_its_verdict(embedded: MlflowTracker, monkeypatch):
     run = embedded.start("m", "r", kind="build")
     end, lost = embedded._connection.end, []
 
-    def lose_the_first(run_id: str, status: str) -> None:
+    def lose_the_first(run_id: str, status: str, at: float | None) -> None:
         if not lost:
             lost.append(status)
             raise errors.TrackingUnavailableError("gone for a moment")
-        end(run_id, status)
+        end(run_id, status, at)
 
     monkeypatch.setattr(embedded._connection, "end", lose_the_first)
     with pytest.raises(errors.TrackingUnavailableError):

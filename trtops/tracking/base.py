@@ -109,6 +109,14 @@ class Run(Protocol):
     id: str
     url: str
 
+    def reserve(self, size: int) -> None:
+        """Make sure, before they are made, that artifacts of so many bytes can be written, where that can be known.
+
+        Raises:
+            NoRoomError: If they cannot.
+        """
+        ...
+
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON.
 
@@ -319,6 +327,9 @@ class _NoRun:
 
     id = ""
     url = ""
+
+    def reserve(self, size: int) -> None:
+        """Need nothing."""
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Keep nothing."""

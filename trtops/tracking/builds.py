@@ -6,23 +6,36 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
+from trtops.backend.onnx.model import Model
 from trtops.record import digest, sha256
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
 
+_OTHER_BYTES = 1 << 20
 ENGINE_STEM = f"{schema.Artifact.ENGINE}engine"
 
 
 def build_key(spec: BuildSpec, environment: Environment) -> str:
     """SHA-256 that two builds share if one can replace the other: same spec, same build environment."""
     return digest([spec.digest, environment.build_digest()])
+
+
+def expected_bytes(model: Model, *, keep_model: bool = False) -> int:
+    """How many bytes a build of a model may leave: an engine is about as large as its model, and logs are small."""
+    return (2 if keep_model else 1) * _bytes_of(model) + _OTHER_BYTES
+
+
+@functools.lru_cache(maxsize=8)
+def _bytes_of(model: Model) -> int:
+    return sum(file.stat().st_size for file in model.files())
 
 
 def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: bool = True) -> None:
@@ -137,14 +150,21 @@ def engine_path(run: StoredRun) -> str:
 
 
 def find_build(tracker: Tracker, key: str) -> StoredRun | None:
-    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are skipped."""
-    for info in tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished"):
+    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are skipped.
+
+    None as well while the store is away: to build again is better than not to build.
+    """
+    try:
+        found = tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished")
+    except errors.TrackingUnavailableError:
+        return None
+    for info in found:
         if schema.Tag.REUSED_FROM in info.tags:
             continue
         try:
             run = tracker.load(info.id)
             engine_path(run)
-        except errors.IncompleteRunError:
+        except (errors.IncompleteRunError, errors.TrackingUnavailableError):
             continue
         return run
     return None

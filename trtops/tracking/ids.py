@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Callable, Sequence
 
 from trtops import errors
@@ -19,6 +20,21 @@ RUN_PREFIX = "run:"
 _BEGINNING = re.compile("[0-9a-f]{4,32}")
 _WHOLE = 32
 _SHOWN = 10
+
+
+def new_local_id() -> str:
+    """An id that a run's own process gives it, known as such by its version (8; stores give those of version 4).
+
+    Every run has one, as a tag: by it a run whose making was interrupted is not made twice, and one that was kept in an
+    outbox is found after it was brought in.
+    """
+    digits = uuid.uuid4().hex
+    return f"{digits[:12]}8{digits[13:]}"
+
+
+def is_local(run_id: str) -> bool:
+    """Whether an id is one of :func:`new_local_id`."""
+    return len(run_id) == _WHOLE and run_id[12] == "8"
 
 
 def whole_id(run: str, beginning_with: Callable[[str, int], Sequence[RunInfo]], place: str) -> str:

@@ -75,6 +75,22 @@ class Store:
             self._reserve.unlink(missing_ok=True)
 
 
+def wait_seconds() -> float:
+    """How long a store that does not answer is waited for: ``TRTOPS_TRACKING_WAIT``, or a minute and a half.
+
+    Raises:
+        ConfigError: If the variable is no number of seconds.
+    """
+    text = os.environ.get("TRTOPS_TRACKING_WAIT") or "90"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise errors.ConfigError(f"TRTOPS_TRACKING_WAIT is {text!r}; expected seconds, 0 or more.")
+    return seconds
+
+
 def default_location() -> str:
     """Where runs are kept by default: ``MLFLOW_TRACKING_URI``, ``TRTOPS_HOME`` or ``mlruns``."""
     return os.environ.get("MLFLOW_TRACKING_URI") or os.environ.get("TRTOPS_HOME") or "mlruns"

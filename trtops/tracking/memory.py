@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import types
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
-from trtops.tracking.ids import whole_id
+from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.registry import RegisteredVersion, check_registration
 from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.writer import (
@@ -45,12 +46,16 @@ class _Kept:
     metrics: dict[MetricName, float] = dataclasses.field(default_factory=dict)
     artifacts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
-    def end(self, status: RunStatus) -> None:
-        self.status, self.end_time = status, time.time()
+    def end(self, status: RunStatus, at: float | None = None) -> None:
+        self.status, self.end_time = status, time.time() if at is None else at
 
 
 class MemoryTracker:
     """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs."""
+
+    shown = "The memory of this process"
+    context: Mapping[str, str] = types.MappingProxyType({})
+    store = None
 
     def __init__(self) -> None:
         self._runs: dict[str, _Kept] = {}
@@ -70,22 +75,47 @@ class MemoryTracker:
     ) -> MemoryRun:
         """Begin a run."""
         check_names(experiment, name)
-        first_tags = starting_tags(kind, tags)
+        return self.create(experiment, name, tags=starting_tags(kind, tags), parent=parent)
+
+    def create(
+        self,
+        experiment: str,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        parent: str | None = None,
+        began: float | None = None,
+        known: bool = False,
+    ) -> MemoryRun:
+        """Make a run with exactly these tags."""
         with self._lock:
+            if known and (earlier := self._with_local_id(tags[Tag.LOCAL_ID])) is not None:
+                return self.rewrite(earlier)
             run_id = uuid.uuid4().hex
-            kept = self._runs[run_id] = _Kept(experiment, name, parent, time.time())
+            kept = self._runs[run_id] = _Kept(experiment, name, parent, time.time() if began is None else began)
         run = MemoryRun(run_id, kept, self._lock)
-        run.set_tags(first_tags)
+        run.set_tags(tags)
         return run
+
+    def rewrite(self, run_id: str) -> MemoryRun:
+        """Write to a run whatever its state."""
+        with self._lock:
+            run_id = self._stored_id(run_id)
+            kept = self._runs[run_id]
+            kept.status, kept.end_time = "running", None
+            for tag in (Tag.ERROR, Tag.VERDICT):
+                kept.tags.pop(tag, None)
+            return MemoryRun(run_id, kept, self._lock)
 
     def whole_id(self, run: str) -> str:
         """The id of a run as people give it."""
-        return whole_id(run, self._beginning_with, "The memory of this process")
+        return whole_id(run, self._beginning_with, self.shown)
 
     def info(self, run_id: str) -> RunInfo:
         """What is known of a run, complete or not."""
         with self._lock:
-            kept = self._kept(run_id)
+            run_id = self._stored_id(run_id)
+            kept = self._runs[run_id]
             return RunInfo(
                 id=run_id,
                 experiment=kept.experiment,
@@ -117,6 +147,8 @@ class MemoryTracker:
         """Runs that have all these tags, newest first."""
         wanted = (tags or {}).items()
         with self._lock:
+            if parent is not None and is_local(parent):
+                parent = self._with_local_id(parent) or parent
             found = [
                 self.info(run_id)
                 for run_id, kept in reversed(self._runs.items())
@@ -143,11 +175,8 @@ class MemoryTracker:
         with self._lock:
             kept = self._kept(run_id)
             check_reopening(self.info(run_id), whole=Artifact.MANIFEST in kept.artifacts)
-            kept.status, kept.end_time = "running", None
-            for tag in (Tag.ERROR, Tag.VERDICT):
-                kept.tags.pop(tag, None)
+            run = self.rewrite(run_id)
             kept.tags[Tag.OWNER] = owner.current().to_json()
-            run = MemoryRun(run_id, kept, self._lock)
             entries = (
                 ArtifactEntry(path=path, size=len(data), sha256=sha256(data)) for path, data in kept.artifacts.items()
             )
@@ -184,13 +213,24 @@ class MemoryTracker:
             return dict(self._aliases.get(name, {}))
 
     def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
-        return [info for info in self.find() if info.id.startswith(digits)][:limit]
+        runs = self.find()
+        found = [info for info in runs if info.id.startswith(digits)]
+        return (found or [info for info in runs if info.tags.get(Tag.LOCAL_ID, "").startswith(digits)])[:limit]
 
     def _kept(self, run_id: str) -> _Kept:
-        kept = self._runs.get(run_id)
-        if kept is None:
+        return self._runs[self._stored_id(run_id)]
+
+    def _stored_id(self, run_id: str) -> str:
+        """A run's id by its id or its local id."""
+        if run_id in self._runs:
+            return run_id
+        stored = self._with_local_id(run_id) if is_local(run_id) else None
+        if stored is None:
             raise errors.RunNotFoundError(f"No run has the id {run_id!r}. {errors.near(run_id, self._runs)}".rstrip())
-        return kept
+        return stored
+
+    def _with_local_id(self, local_id: str) -> str | None:
+        return next((run_id for run_id, kept in self._runs.items() if kept.tags.get(Tag.LOCAL_ID) == local_id), None)
 
 
 class MemoryRun(RunWriter):
@@ -224,9 +264,9 @@ class MemoryRun(RunWriter):
             self._kept.artifacts[path] = data
         return ArtifactEntry(path=path, size=len(data), sha256=sha256(data))
 
-    def _end(self, status: RunStatus) -> None:
+    def _end(self, status: RunStatus, at: float | None = None) -> None:
         with self._store_lock:
-            self._kept.end(status)
+            self._kept.end(status, at)
 
 
 class _MemoryStoredRun(RunReader):

@@ -68,6 +68,8 @@ class Tag:
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
     HOST = "trtops.host"
+    LOCAL_ID = "trtops.local_id"
+    """The id that the run's own process gave it (:func:`trtops.tracking.ids.new_local_id`); reading takes it as well."""
     MODEL_SHA256 = "trtops.model.sha256"
     MODEL_PATH = "trtops.model.path"
     SPEC_SHA256 = "trtops.spec.sha256"

@@ -1,6 +1,6 @@
-"""The verbs on stores: open, relocate, upgrade, show, and close the runs of processes that are gone.
+"""The verbs on stores: open, relocate, upgrade, show, bring in what was kept, close the runs of dead processes.
 
-They also run as ``python -m trtops.tracking.store relocate|reap|upgrade|ui``.
+They also run as ``python -m trtops.tracking.store relocate|reap|upgrade|upload|ui``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from pathlib import Path
 from trtops import errors
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import relocate, serve, upgrade
+from trtops.tracking.outbox import default_outbox
+from trtops.tracking.upload import Uploaded, upload
 
 
-def open_tracker(location: str | Path | None = None) -> MlflowTracker:
+def open_tracker(location: str | Path | None = None) -> KeepingTracker:
     """A tracker over a location (as :func:`resolve` takes it), opened once per process; made first if it is missing.
+
+    What the store cannot take is kept on this machine (:mod:`trtops.tracking.keeping`).
 
     Raises:
         StoreError: If the store cannot be used as it is; ``StoreVersionError`` and ``StoreMovedError`` say what to do.
@@ -29,11 +34,12 @@ def open_tracker(location: str | Path | None = None) -> MlflowTracker:
 
 
 @functools.cache
-def _open_once(where: Store | str) -> MlflowTracker:
-    return MlflowTracker(where)
+def _open_once(where: Store | str) -> KeepingTracker:
+    inner = MlflowTracker(where)
+    return KeepingTracker(inner, default_outbox(inner.store))
 
 
-def default_tracker() -> MlflowTracker:
+def default_tracker() -> KeepingTracker:
     """The tracker over the default location (:func:`default_location`)."""
     return open_tracker()
 
@@ -53,6 +59,12 @@ def reap(tracker: Tracker) -> list[RunInfo]:
     ]
 
 
+def bring_in(location: str | Path | None = None, *, moved: bool = False) -> list[Uploaded]:
+    """Bring into a store what was kept for it on this machine; see :func:`trtops.tracking.upload.upload`."""
+    tracker = open_tracker(location)
+    return upload(tracker.inner, tracker.outbox, moved=moved)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m trtops.tracking.store``: one of the verbs above, said in a line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trtops.tracking.store", description="Keep a store of runs usable.")
@@ -61,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("relocate", "rewrite the artifact addresses of a store that was moved"),
         ("reap", "close the runs of processes that are gone"),
         ("upgrade", "bring an older store to the installed MLflow's schema, after a backup"),
+        ("upload", "bring in the runs that were kept on this machine while the store could not take them"),
         ("ui", "show the store in MLflow's UI"),
     ):
         command = verbs.add_parser(verb, help=does)
@@ -68,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verb == "relocate":
             command.add_argument(
                 "--from", dest="former", type=Path, help="where the store was, if the store does not say"
+            )
+        if verb == "upload":
+            command.add_argument(
+                "--moved",
+                action="store_true",
+                help="also runs that were meant for another address, where it was before",
             )
         if verb == "ui":
             command.add_argument("--port", type=int, default=5000)
@@ -78,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.verb == "upgrade":
             backup = upgrade(given.root)
             print(f"Upgraded; the backup is {backup}." if backup else "Nothing to upgrade.")
+        elif given.verb == "upload":
+            return _say_uploaded(bring_in(given.root, moved=given.moved))
         elif given.verb == "ui":
             serve(given.root, port=given.port)
         else:
@@ -89,6 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(exc, file=sys.stderr)
         return 3
     return 0
+
+
+def _say_uploaded(found: Sequence[Uploaded]) -> int:
+    """Say what was brought in; 1 if something was left."""
+    left = [each for each in found if each.outcome == "left"]
+    print(f"{len(found) - len(left)} runs brought in, {len(left)} left.")
+    for each in found:
+        print(f"{each.run_id or '-'} {each.name}" if each.outcome != "left" else f"Left in {each.folder}: {each.why}")
+    return 1 if left else 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ A tracker's run implements the few abstract methods of :class:`RunWriter`; its s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -21,6 +22,8 @@ from trtops import errors
 from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
+from trtops.tracking.ids import new_local_id
+from trtops.tracking.room import check_room
 from trtops.tracking.schema import Artifact, Kind, Tag
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,11 @@ class RunWriter(ABC):
         self._names: set[MetricName] = set()
         self._whole = False
         self._ended: RunStatus | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make sure that artifacts of so many bytes can be written."""
+        for folder in self._folders():
+            check_room(folder, size)
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON."""
@@ -120,9 +128,34 @@ class RunWriter(ABC):
             self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.NAMES}
             self._names = set(names)
 
+    def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
+        """Write all of a run that was kept elsewhere, and end it as and when it ended.
+
+        Args:
+            info: The run.
+            artifacts: Its artifacts by their paths, the manifest last.
+        """
+        with self._lock:
+            self._put_params(info.params)
+            self._put_tags(info.tags)
+            self._put_metrics(info.metrics)
+            for path, file in artifacts.items():
+                self._put_artifact(file, path)
+            self._end(info.status, at=info.end_time)
+            self._ended = info.status
+
+    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
+        """The artifacts and the names of the metrics that were logged so far."""
+        with self._lock:
+            return tuple(self._artifacts.values()), frozenset(self._names)
+
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         self._put_tags(tags)
         self._end("failed")
+
+    def _folders(self) -> list[Path]:
+        """Folders of this machine that artifacts are written to."""
+        return []
 
     def _must_be_open(self) -> None:
         if self._ended:
@@ -162,8 +195,8 @@ class RunWriter(ABC):
         """Store an artifact, whole or not at all, over one that is there."""
 
     @abstractmethod
-    def _end(self, status: RunStatus) -> None:
-        """Store how the run ended."""
+    def _end(self, status: RunStatus, at: float | None = None) -> None:
+        """Store how the run ended, and when, in seconds since the epoch; now unless given."""
 
 
 class RunReader(ABC):
@@ -275,6 +308,7 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.SCHEMA: str(schema.SCHEMA_VERSION),
         Tag.HOST: own.host,
         Tag.OWNER: own.to_json(indent=None),
+        Tag.LOCAL_ID: new_local_id(),
         **(tags or {}),
     }
 
@@ -335,6 +369,10 @@ TEMPORARY = ".artifact.uploading."
 """Prefix of files that are being written: MLflow's own, which its listings leave out."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Numbers of the system's errors that say that nothing more can be written there."""
+
+
 def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEntry:
     """Copy a file, or write bytes, so that the target appears whole or not at all; the content is hashed meanwhile.
 
@@ -356,7 +394,8 @@ def write_artifact(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
             temporary.unlink(missing_ok=True)
             raise
     except OSError as exc:
-        raise errors.LogError(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
+        kind = errors.NoRoomError if exc.errno in NO_ROOM else errors.LogError
+        raise kind(f"Artifact {path!r} could not be written to {target.parent}: {exc}.") from exc
     return entry
 
 

@@ -14,7 +14,7 @@ from trtops.backend.worker import Worker
 MUTATIONS = 2000
 BATCH = 50
 SHARDS = 4
-SECONDS_PER_BATCH = 60.0
+SECONDS_PER_BATCH = 600.0  # a limit for hangs, on however slow a machine
 
 
 def culprit(worker: Worker, seeds: range) -> list[str]:
@@ -22,7 +22,7 @@ def culprit(worker: Worker, seeds: range) -> list[str]:
     wrong = []
     for seed in seeds:
         try:
-            wrong += worker.run(fuzz.try_tools, seed, timeout=10)
+            wrong += worker.run(fuzz.try_tools, seed, timeout=300)
         except errors.WorkerError as exc:
             wrong.append(f"seed {seed}: {exc}")
     return wrong

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns import FAST, GELUS, config, two_blocks
-from tests.forking import ForkedProcess
+from tests.dying import calls_of, run_until_killed
+from tests.waiting import timers_go_off_when
 from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
@@ -307,7 +308,7 @@ def test_precisions_are_gone_through_and_what_was_varied_can_be_the_culprit(mode
 
 
 def test_a_build_that_crashes_or_hangs_is_an_error_with_its_last_words_and_the_campaign_goes_on(
-    model, data, tmp_path: Path
+    model, data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The data script runs in the child that builds; golden outputs are made here, where it does nothing.
     script = tmp_path / "loader.py"
@@ -325,13 +326,22 @@ def load_data():
             os.abort()
         if call == 3:
             print("about to hang", flush=True)
-            time.sleep(600)
+            open({str(tmp_path / "hanging")!r}, "w").close()
+            time.sleep(3600)
     with np.load({str(data)!r}) as feed:
         return [dict(feed)]
 """
     )
     memory = MemoryTracker()
     check = dataclasses.replace(config(data).check, data=str(script))
+    hanging = tmp_path / "hanging"
+
+    def hangs() -> bool:
+        begun = hanging.exists()
+        hanging.unlink(missing_ok=True)
+        return begun
+
+    timers_go_off_when(monkeypatch, hangs)
 
     result = debug_build(model, config(data, check=check, until=4, timeout_seconds=15.0), tracker=memory)
 
@@ -495,22 +505,21 @@ def test_a_proof_concludes_what_its_builds_show(trials, outcome: str, words: str
 # Killed at any moment
 
 
-def live(tracker: MlflowTracker, model: Path, campaign: DebugBuildConfig, resume: str | None) -> None:
-    debug_build(None if resume else model, campaign, tracker=tracker, experiment="killed", resume=resume)
+def live(
+    tracker: MlflowTracker, model: Path, campaign: DebugBuildConfig, resume: str | None, experiment: str = "killed"
+) -> None:
+    debug_build(None if resume else model, campaign, tracker=tracker, experiment=experiment, resume=resume)
 
 
 def test_a_campaign_killed_at_twenty_random_moments_comes_to_the_same(model, data, tracker) -> None:
     campaign = config(data, until=45, keep_model=False)
     undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
+    short = calls_of(live, tracker, model, dataclasses.replace(campaign, until=1), None, "short")
     moments = random.Random(6)
     resume = None
 
     for _ in range(20):
-        life = ForkedProcess(target=live, args=(tracker, model, campaign, resume))
-        life.start()
-        life.join(moments.uniform(0.0, 1.2))
-        life.kill()
-        life.join()
+        run_until_killed(int(moments.uniform(0.0, 2.5 * short)), live, tracker, model, campaign, resume)
         parents = tracker.find("killed", tags={Tag.KIND: "debug_build"})
         assert len(parents) <= 1
         resume = parents[0].id if parents else None

@@ -116,7 +116,7 @@ def test_saved_outputs_can_stand_for_the_reference(tracker: MemoryTracker, tmp_p
 def test_an_isolated_build_gives_the_same_engine_and_its_death_is_an_error_with_its_signal(
     tracker: MemoryTracker, conv_net: Path, tmp_path: Path
 ) -> None:
-    config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=120)
+    config = ConvertConfig(check=QUICK, isolated=True, timeout_seconds=600)
     here = convert(conv_net, ConvertConfig(check=QUICK), tracker=MemoryTracker())
 
     there = convert(conv_net, config, tracker=tracker)

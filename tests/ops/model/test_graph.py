@@ -56,12 +56,12 @@ def test_a_page_is_served_to_this_machine_only() -> None:
         ready.set()
 
     threading.Thread(target=graph.serve_page, args=("<p>page</p>", 0, told), daemon=True).start()
-    assert ready.wait(10)
+    assert ready.wait()
     assert address[0].startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(address[0], timeout=10) as answer:
+    with urllib.request.urlopen(address[0]) as answer:
         assert answer.read() == b"<p>page</p>"
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"{address[0]}other", timeout=10)
+        urllib.request.urlopen(f"{address[0]}other")
     with pytest.raises(errors.ConfigError, match="cannot be used"):
         graph.serve_page("", int(address[0].rstrip("/").rpartition(":")[2]), told)
 

@@ -22,6 +22,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests import models
+from tests.waiting import until
 from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.submodel import SubModel
@@ -293,6 +294,7 @@ def test_the_model_itself_is_never_taken_as_an_output_path(tmp_path: Path):
 
 def test_several_sub_models_are_checked_at_a_time_with_the_same_result():
     case, at_once, most, lock, asked = branchy(), 0, 0, threading.Lock(), []
+    two_met = threading.Event()
 
     def slow(part: SubModel) -> bool:
         nonlocal at_once, most
@@ -300,6 +302,10 @@ def test_several_sub_models_are_checked_at_a_time_with_the_same_result():
             asked.append(part.nodes)
             at_once += 1
             most = max(most, at_once)
+            if at_once == 2:
+                two_met.set()
+        if len(asked) > 1:  # the first check, of the whole model, is alone
+            two_met.wait()
         time.sleep(0.01 * (len(part.nodes) % 3))
         with lock:
             at_once -= 1
@@ -436,7 +442,7 @@ KILLED = """
             with open({asked!r}, "a") as file:
                 print(*part.nodes, file=file)
             if len(self.asked) == 7 and {hang}:
-                time.sleep(600)
+                time.sleep(3600)
             return super().__call__(part)
 
     case = module.branchy()
@@ -461,9 +467,7 @@ def killed_script(tmp_path: Path, *, hang: bool, after: str = "retry") -> str:
 def test_a_reduction_that_was_killed_goes_on_where_it_was_and_repeats_only_the_check_that_was_cut_off(tmp_path: Path):
     asked = tmp_path / "asked.txt"
     process = subprocess.Popen([sys.executable, "-c", killed_script(tmp_path, hang=True)])
-    deadline = time.monotonic() + 60
-    while not (asked.exists() and len(asked.read_text().splitlines()) == 8) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: asked.exists() and len(asked.read_text().splitlines()) == 8, while_alive=process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 

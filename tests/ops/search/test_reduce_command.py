@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import models
+from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.search.reduce.config import ReduceConfig
@@ -118,37 +118,36 @@ def test_a_command_may_read_the_model_from_a_fixed_place_where_nothing_is_left_b
         reduce(case.proto, check, ReduceConfig(width=2), feeds=[case.feed])
 
 
-def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path):
-    beats = tmp_path / "beats"
-    child = f"import time\nwhile True:\n open({str(beats)!r}, 'a').write('.')\n time.sleep(0.02)"
-    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
+def leaving_a_child(folder: Path, then: str) -> tuple[str, Path]:
+    """A program that starts a child which does not end by itself, and the file that the child's id is put into."""
+    pid = folder / "pid"
+    child = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({FOR_EVER})'])"
+    return f"import subprocess, sys, time; open({str(pid)!r}, 'w').write(str({child}.pid)); {then}", pid
+
+
+def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code, pid = leaving_a_child(tmp_path, then=f"time.sleep({FOR_EVER})")
+    commands_time_out_when(monkeypatch, lambda: pid.exists() and pid.read_text())
     case = chain()
 
-    start = time.monotonic()
     result = reduce(case.proto, command(code, timeout_seconds=1.5), feeds=[case.feed])
 
-    assert time.monotonic() - start < 30
     assert result.verdict == "good" and "no answer within 1.5 s" in result.detail
-    size = beats.stat().st_size
-    assert size > 0
-    time.sleep(0.2)
-    assert beats.stat().st_size == size
+    until(lambda: is_gone(int(pid.read_text())))
 
 
 def test_a_child_that_outlives_its_command_is_ended_too_and_does_not_hold_up_the_answer(tmp_path: Path):
-    code = (
-        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('bye')"
-    )
+    code, pid = leaving_a_child(tmp_path, then="print('bye')")
     case = chain()
 
-    start = time.monotonic()
     result = reduce(case.proto, command(code), feeds=[case.feed])
 
-    assert result.verdict == "good" and time.monotonic() - start < 30
+    assert result.verdict == "good"
+    until(lambda: is_gone(int(pid.read_text())))
 
 
 def test_running_out_of_time_may_be_the_failure_that_is_meant():
-    check = command("import time; time.sleep(600)", timeout_seconds=0.2, timeout_fails=True)
+    check = command(f"import time; time.sleep({FOR_EVER})", timeout_seconds=0.2, timeout_fails=True)
     case = chain()
 
     result = reduce(case.proto, check, ReduceConfig(max_checks=3), feeds=[case.feed])

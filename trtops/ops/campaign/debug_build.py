@@ -21,7 +21,7 @@ from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.locks import held
 from trtops.ops.judging.judgement import collect
 from trtops.ops.result import LONGEST_NAME, OpResult
@@ -429,6 +429,7 @@ def _ensure_golden(model: Model, config: DebugBuildConfig, run: Run, info: RunIn
         _golden_results(model, config).save(str(file))
         digest = sha256(file.read_bytes())
         run.log_file(file, schema.Artifact.GOLDEN)
+        keep_golden(file, digest)
     run.set_tags({schema.Tag.GOLDEN_SHA256: digest})
     return digest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -109,6 +110,7 @@ def make(
 ) -> IterationResult:
     """Build, judge, log to a run, and finish it with the verdict; see :func:`iterate`."""
     model = _campaign_model(campaign)
+    run.reserve(builds.expected_bytes(model))
     with bench(campaign.config.place) as backend:
         try:
             build = _build_engine(backend, model, campaign.config, order, run, tracker)
@@ -273,6 +275,12 @@ def golden_file(tracker: Tracker, campaign: Campaign) -> Path:
                 raise incomplete(campaign.run_id, f"its golden outputs {found}")
             file.write_bytes(data)
     return file
+
+
+def keep_golden(file: Path, digest: str) -> None:
+    """Have golden outputs at hand for the iterations of this process, which then need not fetch them."""
+    with _fetching:
+        shutil.copyfile(file, Path(_scratch_folder().name, f"{digest}.npz"))
 
 
 _fetching = threading.Lock()

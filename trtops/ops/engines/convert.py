@@ -174,6 +174,7 @@ def _build_and_judge(
     backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker
 ) -> ConvertResult:
     """Build or reuse, judge, and log all of it; the run is not ended."""
+    run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
     feeds = config.check.open(TensorMetadata.of(model.info.inputs))
     job = _prepared_job(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)

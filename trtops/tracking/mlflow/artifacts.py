@@ -17,7 +17,13 @@ from trtops.tracking.writer import TEMPORARY, check_path, write_artifact
 
 
 class Files(Protocol):
-    """The artifacts of one run."""
+    """The artifacts of one run.
+
+    Attributes:
+        folder: Where on this machine they are, or are put before they are sent.
+    """
+
+    folder: Path
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
         """Store an artifact, whole or not at all."""
@@ -68,13 +74,13 @@ class _LocalFiles:
     """Artifacts of an embedded store: the run's folder itself."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        return write_artifact(source, self._folder / path, path)
+        return write_artifact(source, self.folder / path, path)
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        file = self._folder / entry.path
+        file = self.folder / entry.path
         return file if file.is_file() else None
 
     def manifest(self) -> bytes | None:
@@ -82,20 +88,20 @@ class _LocalFiles:
 
     def peek(self, path: str) -> bytes | None:
         check_path(path)
-        file = self._folder / path
+        file = self.folder / path
         return file.read_bytes() if file.is_file() else None
 
     def entries(self) -> list[ArtifactEntry]:
-        files = (file for file in self._folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
+        files = (file for file in self.folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
         return [
             ArtifactEntry(
-                path=file.relative_to(self._folder).as_posix(), size=file.stat().st_size, sha256=sha256_file(file)
+                path=file.relative_to(self.folder).as_posix(), size=file.stat().st_size, sha256=sha256_file(file)
             )
             for file in files
         ]
 
     def sweep(self) -> None:
-        for leftover in self._folder.rglob(f"{TEMPORARY}*"):
+        for leftover in self.folder.rglob(f"{TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
 
 
@@ -106,6 +112,7 @@ class _RemoteFiles:
         self._connection = connection
         self._client = connection.client
         self._run_id = run_id
+        self.folder = Path(tempfile.gettempdir())
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
         # The client gives an artifact the name of the file, so the file must have the artifact's.
@@ -114,9 +121,9 @@ class _RemoteFiles:
             file = Path(folder) / name.name
             if isinstance(source, Path):
                 file.symlink_to(source.resolve())
+                entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file))
             else:
-                file.write_bytes(source)
-            entry = ArtifactEntry(path=path, size=file.stat().st_size, sha256=sha256_file(file))
+                entry = write_artifact(source, file, path)
             parent = None if name.parent == PurePosixPath() else str(name.parent)
             self._connection.call(self._client.log_artifact, self._run_id, str(file), parent)
         return entry

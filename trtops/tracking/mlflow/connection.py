@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trtops.tracking.location import Store, resolve
+from trtops import errors
+from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
 from trtops.tracking.mlflow.embedded import ensure_store
 from trtops.tracking.mlflow.installed import library, translated, without_password
@@ -19,7 +25,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTEMPTS = 3
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between attempts; each pause is twice the one before."""
+
+_PROBE_SECONDS = 2.0
 _BATCH_ITEMS = 100
 _BATCH_BYTES = 600_000
 """MLflow's server takes 100 params or tags and 1 MB of JSON at a time."""
@@ -50,10 +61,14 @@ class Connection:
         use_credentials_file()
         self.client: MlflowClient = library().MlflowClient(tracking_uri=self.location, registry_uri=self.location)
         self._pid = os.getpid()
+        self._away = threading.Event()
         self.downloads = Scratch()
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call MLflow; what may pass is retried, and what fails is one of our errors.
+
+        A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). Once that was in vain,
+        calls are made without waiting until one succeeds.
 
         Raises:
             TrackingUnavailableError: If the store was locked, or the server not there, every time.
@@ -63,15 +78,49 @@ class Connection:
         from mlflow.exceptions import MlflowException
 
         self._drop_inherited_connections()
-        for attempt in range(_ATTEMPTS):
+        self._raise_if_still_away()
+        begin, pause = time.monotonic(), _FIRST_PAUSE
+        while True:
             try:
-                return function(*args, **kwargs)
+                answer = function(*args, **kwargs)
             except (MlflowException, requests.RequestException) as exc:
                 error = translated(exc, self.shown)
-                if not error.transient or attempt == _ATTEMPTS - 1:
+                if not error.transient:
+                    self._raise_if_read_only(error)
                     raise error from exc
-            time.sleep(0.2 * 4**attempt)
-        raise AssertionError("unreachable")
+                left = begin + wait_seconds() - time.monotonic()
+                if self._away.is_set() or left <= 0:
+                    self._away.set()
+                    raise error from exc
+            else:
+                self._away.clear()
+                return answer
+            if pause == _FIRST_PAUSE:
+                log.warning("%s does not answer; waiting for it for %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _raise_if_read_only(self, error: errors.TrackingError) -> None:
+        """Say so where SQLite only says that it cannot open the file: in WAL mode it must write even to read."""
+        if self.store and "unable to open" in str(error) and not os.access(self.store.root, os.W_OK):
+            raise errors.NoRoomError(f"Store {self.store.root} cannot be written: it is read-only.") from error
+
+    def _raise_if_still_away(self) -> None:
+        """Find out quickly whether a server that was away is back; one that swallows what is sent would cost minutes."""
+        address = urllib.parse.urlsplit(self.location)
+        host = address.hostname or ""
+        if (
+            not self._away.is_set()
+            or self.store
+            or (urllib.request.getproxies() and not urllib.request.proxy_bypass(host))
+        ):
+            return
+        try:
+            socket.create_connection(
+                (host, address.port or (443 if address.scheme == "https" else 80)), timeout=_PROBE_SECONDS
+            ).close()
+        except OSError as exc:
+            raise errors.TrackingUnavailableError(f"{self.shown} is still away: {exc}.") from None
 
     def log_batch(
         self,
@@ -92,9 +141,9 @@ class Connection:
         if metrics:
             self.call(self.client.log_batch, run_id, metrics=[Metric(k, v, t, 0) for k, (v, t) in metrics.items()])
 
-    def end(self, run_id: str, status: str) -> None:
-        """Set how a run ended, in MLflow's terms."""
-        self.call(self.client.set_terminated, run_id, status)
+    def end(self, run_id: str, status: str, at: float | None = None) -> None:
+        """Set how a run ended, in MLflow's terms, and when, in seconds since the epoch; now unless given."""
+        self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
 
     def give_reserve(self) -> None:
         """Free the reserved space on a full disk, where the store is on this machine."""

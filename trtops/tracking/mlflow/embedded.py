@@ -89,6 +89,8 @@ def _open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Con
         with closing(sqlite3.connect(f"{store.database.as_uri()}?mode={mode}", uri=True, timeout=20)) as database:
             yield database
     except sqlite3.Error as exc:
+        if store.database.exists() and not os.access(store.root, os.W_OK):
+            raise errors.NoRoomError(f"Store {store.root} cannot be written: it is read-only.") from exc
         raise errors.StoreError(f"{store.database} cannot be used as an MLflow database: {exc}.") from exc
 
 

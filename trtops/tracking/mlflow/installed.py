@@ -19,13 +19,14 @@ _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
+    # Trying again is for trtops.tracking.mlflow.connection: MLflow would make a run twice if its first answer was lost.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 
 
 @functools.cache
 def library() -> Any:
-    """MLflow, imported quietly, without telemetry, and giving up on a lost server after half a minute."""
+    """MLflow, imported so that it is quiet, calls nobody, and leaves it to us when to give up on a server."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -92,18 +93,28 @@ def server_command(store: Store, port: int) -> tuple[list[str], dict[str, str]]:
     return command, {**_QUIET, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
+_NO_ROOM = {
+    "disk is full": "the disk is full. Make room and run again",
+    "No space left": "the disk is full. Make room and run again",
+    "Disk quota exceeded": "the disk quota is used up. Make room and run again",
+    "readonly database": "it is read-only",
+    "Read-only file system": "it is on a read-only file system",
+}
+"""What an error's text has in it when nothing more can be written, and how that is told."""
+
+
 def translated(exc: Exception, location: str) -> errors.TrackingError:
     """MLflow's exception, or its HTTP client's, as one of ours."""
     text, code = without_password(str(exc)), getattr(exc, "error_code", "")
-    if "disk is full" in text or "No space left" in text:
-        return errors.LogError(f"{location} could not be written: the disk is full. Make room and run again.")
+    if (why := next((why for said, why in _NO_ROOM.items() if said in text), None)) is not None:
+        return errors.NoRoomError(f"{location} could not be written: {why}.")
     if code == "RESOURCE_DOES_NOT_EXIST":
         return errors.RunNotFoundError(f"{location}: {text}")
     if code == "INVALID_PARAMETER_VALUE":
         return errors.LogError(f"{location} refused it: {text}")
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
         return errors.StoreError(
-            f"{location} let nobody in: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "TRTOPS_CREDENTIALS to a file with both."
         )
     if _is_transient(exc, text, code):

@@ -31,6 +31,9 @@ class MlflowRun(RunWriter):
             m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
         }
 
+    def _folders(self) -> list[Path]:
+        return [self._files.folder]
+
     def _put_params(self, params: Mapping[str, str]) -> None:
         stored: dict[str, str] = {}
         tags: dict[str, str] = {}
@@ -63,8 +66,8 @@ class MlflowRun(RunWriter):
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         return self._files.put(source, path)
 
-    def _end(self, status: RunStatus) -> None:
-        self._connection.end(self.id, status.upper())
+    def _end(self, status: RunStatus, at: float | None = None) -> None:
+        self._connection.end(self.id, status.upper(), at)
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.tracking import owner, schema
 from trtops.tracking.base import MetricName, RunInfo, RunStatus, StoredRun
-from trtops.tracking.ids import whole_id
+from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, files_of
 from trtops.tracking.mlflow.connection import Connection
@@ -55,7 +55,7 @@ class MlflowTracker:
         self._call = self._connection.call
         self.store = self._connection.store
         self.shown = self._connection.shown
-        self._context: dict[str, str] = library().tracking.context.registry.resolve_tags()
+        self.context: Mapping[str, str] = library().tracking.context.registry.resolve_tags()
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -75,10 +75,32 @@ class MlflowTracker:
     ) -> MlflowRun:
         """Begin a run."""
         check_names(experiment, name)
-        all_tags = {**self._context, **stored_tags(starting_tags(kind, tags))}
-        if parent is not None:
-            all_tags[_PARENT] = parent
-        entity = self._call(self._client.create_run, self._experiment_id(experiment), tags=all_tags, run_name=name)
+        return self.create(experiment, name, tags={**self.context, **starting_tags(kind, tags)}, parent=parent)
+
+    def create(
+        self,
+        experiment: str,
+        name: str,
+        *,
+        tags: Mapping[str, str],
+        parent: str | None = None,
+        began: float | None = None,
+        known: bool = False,
+    ) -> MlflowRun:
+        """Make a run with exactly these tags."""
+        stored = stored_tags(tags) | ({} if parent is None else {_PARENT: parent})
+        experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
+        looked_for = known
+
+        def make() -> MlflowRunEntity:
+            # After an attempt whose answer was lost the run may be there.
+            nonlocal looked_for
+            if looked_for and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
+                return earlier
+            looked_for = True
+            return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
+
+        entity = self._call(make)
         try:
             return MlflowRun(self._connection, entity, self._files(entity))
         except errors.StoreError:  # its artifacts would be on the disk of a server
@@ -111,6 +133,8 @@ class MlflowTracker:
     ) -> list[RunInfo]:
         """Runs that have all these tags, newest first."""
         ids = self._all_experiments() if experiment is None else self._known_experiment(experiment)
+        if parent is not None and is_local(parent) and (known := self._called(parent)) is not None:
+            parent = known.info.run_id
         wanted = (tags or {}).items()
         found: list[RunInfo] = []
         for info in self._search(ids, _search_filter(tags or {}, parent, status), limit) if ids and limit != 0 else ():
@@ -124,6 +148,7 @@ class MlflowTracker:
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose own process can no longer do it."""
         entity = self._entity(run_id)
+        run_id = entity.info.run_id
         if _STATUS[entity.info.status] == "running":
             files = self._files(entity)
             whole = files.manifest() is not None
@@ -138,14 +163,22 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.manifest() is not None)
-        self._connection.log_batch(run_id, tags=stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
+        self._connection.log_batch(info.id, tags=stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
+        run = self._rewrite(entity)
+        run.take_over(files.entries(), info.metrics)
+        return run
+
+    def rewrite(self, run_id: str) -> MlflowRun:
+        """Write to a run whatever its state."""
+        return self._rewrite(self._entity(run_id))
+
+    def _rewrite(self, entity: MlflowRunEntity) -> MlflowRun:
+        run_id, files = entity.info.run_id, self._files(entity)
         for tag in {Tag.ERROR, Tag.VERDICT} & entity.data.tags.keys():
             self._call(self._client.delete_tag, run_id, tag)
         self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
-        run = MlflowRun(self._connection, entity, files)
-        run.take_over(files.entries(), info.metrics)
-        return run
+        return MlflowRun(self._connection, entity, files)
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be whole."""
@@ -198,10 +231,20 @@ class MlflowTracker:
     def _entity(self, run_id: str) -> MlflowRunEntity:
         if not (run_id.isascii() and run_id.isalnum()):
             raise _no_run(run_id, self.shown)
+        if is_local(run_id) and (known := self._called(run_id)) is not None:
+            return known
         try:
             return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
             raise _no_run(run_id, self.shown) from None
+
+    def _called(self, local_id: str) -> MlflowRunEntity | None:
+        """The run to which its own process gave an id."""
+        return self._call(self._with_local_id, self._all_experiments(), local_id)
+
+    def _with_local_id(self, experiment_ids: list[str], local_id: str) -> MlflowRunEntity | None:
+        found = self._client.search_runs(experiment_ids, f"tags.`{Tag.LOCAL_ID}` = '{local_id}'", max_results=1)
+        return found[0] if found else None
 
     def _experiment_id(self, name: str) -> str:
         known = self._experiments.get(name) or next(iter(self._known_experiment(name)), None)
@@ -266,8 +309,11 @@ class MlflowTracker:
 
     def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
         experiments = self._all_experiments()
-        found = self._search(experiments, f"attributes.run_id LIKE '{digits}%'", limit) if experiments else ()
-        return list(itertools.islice(found, limit))
+        for column in ("attributes.run_id", f"tags.`{Tag.LOCAL_ID}`"):
+            found = self._search(experiments, f"{column} LIKE '{digits}%'", limit) if experiments else ()
+            if runs := list(itertools.islice(found, limit)):
+                return runs
+        return []
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
         info, stored = entity.info, entity.data.tags

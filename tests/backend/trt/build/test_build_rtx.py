@@ -363,7 +363,7 @@ def test_precisions_of_layers_are_part_of_what_is_built(conv_net):
 
 
 def test_a_build_in_a_child_process(conv_net):
-    isolated = IsolatedBackend("tensorrt", timeout=60)
+    isolated = IsolatedBackend("tensorrt", timeout=600)
 
     with isolated.worker:
         build = isolated.build(Model.from_proto(conv_net.proto, "conv_net"), CONFIG)

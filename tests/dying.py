@@ -1,0 +1,64 @@
+"""Processes that are killed at a moment that is a number of calls and not of seconds, so that every machine hits it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.forking import ForkedProcess
+
+fork = multiprocessing.get_context("fork")
+
+
+def calls_of(target: Callable[..., object], *args: Any) -> int:
+    """How many calls a function makes, its own and those below it, in the main thread of a child."""
+    theirs, ours = fork.Pipe()
+
+    def count() -> None:
+        calls = 0
+
+        def count_one(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count_one)
+        try:
+            target(*args)
+        finally:
+            sys.setprofile(None)
+        theirs.send(calls)
+
+    child = ForkedProcess(target=count)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return int(ours.recv())
+
+
+def run_until_killed(calls: int, target: Callable[..., object], *args: Any) -> int:
+    """Run a function in a child that kills itself when it has made so many calls; the exit code, 0 if it never did."""
+
+    def die_in_time() -> None:
+        left = calls
+
+        def die(frame: object, event: str, argument: object) -> None:
+            nonlocal left
+            left -= event in ("call", "c_call")
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(die)
+        try:
+            target(*args)
+        finally:
+            sys.setprofile(None)
+
+    child = ForkedProcess(target=die_in_time)
+    child.start()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return int(child.exitcode)

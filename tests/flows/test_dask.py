@@ -1,0 +1,183 @@
+"""A campaign on Dask: forty builds on two worker processes, one of which is killed half-way. Forty whole runs, none twice."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from flows.debug_build import debug_build
+from tests import models
+from tests.waiting import until
+from trtops import errors
+from trtops.ops.campaign.config import Campaign, DebugBuildConfig, Vary
+from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
+from trtops.ops.campaign.debug_build import debug_build as debug_build_op
+from trtops.ops.campaign.iteration import IterationResult
+from trtops.ops.campaign.once import iterate_once
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking import owner
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.owner import Owner
+from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker, reap
+
+pytest.importorskip("prefect_dask")
+import dask
+from distributed import LocalCluster
+
+BUILDS = 40
+
+DATA = """
+import os, signal
+import numpy as np
+def load_data():
+    with open({calls!r}, "ab") as file:
+        file.write(b"x")
+        call = file.tell()
+    if call == {fatal}:  # in the child that builds: the Dask worker whose child this is dies in the middle of an iteration
+        os.kill(os.getppid(), signal.SIGKILL)
+    return [dict(x=np.ones((1, 1, 2, 2), np.float32))]
+"""
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> tuple[Path, DebugBuildConfig]:
+    script = tmp_path / "data.py"
+    # The first call is the campaign's own, for the golden outputs.
+    script.write_text(DATA.format(calls=str(tmp_path / "calls"), fatal=1 + BUILDS // 2))
+    return models.identity().write(tmp_path), DebugBuildConfig(
+        build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
+        check=CheckConfig(data=str(script), plots="never", latency_runs=0),
+        vary=Vary(random_tactics=True),
+        until=BUILDS,
+        keep_model=False,
+        parallel=2,
+    )
+
+
+def check_campaign(result: DebugBuildResult) -> None:
+    """Forty whole iterations, none twice; one was lost with its worker, and says so; two processes or more made them."""
+    tracker = default_tracker()
+    reap(tracker)
+    runs = tracker.find("identity", parent=result.run_id)
+    whole = [info for info in runs if info.status == "finished"]
+    lost = [info for info in runs if info.status != "finished"]
+    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(BUILDS))
+    assert [(info.status, "process ended" in info.tags[Tag.ERROR]) for info in lost] == [("killed", True)]
+    for info in whole:
+        stored = tracker.load(info.id)
+        for entry in stored.manifest.artifacts:
+            stored.read_bytes(entry.path)
+    owners = {Owner.from_json(info.tags[Tag.OWNER]).pid for info in runs}
+    assert os.getpid() not in owners and len(owners) >= 2
+    assert (result.iterations, result.good, tracker.info(result.run_id).status) == (BUILDS, BUILDS, "finished")
+
+
+def test_forty_builds_on_a_local_cluster_of_which_a_worker_is_killed(store: Path, case) -> None:
+    model, campaign = case
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        result = debug_build(model, campaign, dask=cluster.scheduler_address)
+
+    check_campaign(result)
+
+
+@contextlib.contextmanager
+def by_hand(folder: Path) -> Iterator[str]:
+    """A scheduler and two workers as a person starts them, each in a shell of its own; yields the scheduler's address."""
+    file = folder / "scheduler.json"
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> None:
+        with open(folder / f"log{len(processes)}.txt", "wb") as log:
+            command = [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True))
+
+    try:
+        start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+        until(lambda: file.exists() and file.read_text().rstrip().endswith("}"), while_alive=processes[0])
+        for _ in range(2):
+            start("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        yield json.loads(file.read_text())["address"]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_forty_builds_on_two_workers_started_by_hand_of_which_one_is_killed(
+    store: Path, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, campaign = case
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
+
+    with by_hand(tmp_path) as address:
+        result = debug_build(model, campaign, dask=address)
+
+    check_campaign(result)
+
+
+def test_an_iteration_that_is_handed_out_again_is_made_once(case) -> None:
+    model, campaign = case
+    memory = MemoryTracker()
+    seen: list[Campaign] = []
+
+    def make(of: Campaign, number: int) -> Future[IterationResult]:
+        seen.append(of)
+        first, second = (iterate_once(of, number, tracker=memory) for _ in range(2))
+        assert dataclasses.replace(second, reasons=first.reasons) == first
+        future: Future[IterationResult] = Future()
+        future.set_result(second)
+        return future
+
+    result = debug_build_op(model, dataclasses.replace(campaign, until=2, parallel=1), tracker=memory, submit=make)
+
+    runs = memory.find("identity", parent=result.run_id)
+    assert len(runs) == 2 and result.iterations == 2
+
+
+def test_what_a_lost_worker_left_half_done_is_closed_with_the_reason(case) -> None:
+    model, campaign = case
+    memory = MemoryTracker()
+    gone = dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
+
+    def stop(now: Progress) -> None:
+        [parent] = memory.find("identity", tags={Tag.KIND: "debug_build"})
+        tags = {Tag.ITERATION: "1", Tag.OWNER: gone}
+        if now.done == 1:
+            memory.start("identity", "iteration 1", kind="iteration", tags=tags, parent=parent.id)
+
+    def make(of: Campaign, number: int) -> Future[IterationResult]:
+        future: Future[IterationResult] = Future()
+        future.set_result(iterate_once(of, number, tracker=memory))
+        return future
+
+    config = dataclasses.replace(campaign, until=2, parallel=1)
+    result = debug_build_op(model, config, tracker=memory, submit=make, progress=stop)
+
+    runs = memory.find("identity", parent=result.run_id)
+    assert sorted(info.status for info in runs) == ["finished", "finished", "killed"]
+    assert "handed out again" in next(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
+
+
+def test_a_scheduler_that_is_not_there_is_named(store: Path, case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, campaign = case
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(errors.ConfigError, match=r"tcp://127\.0\.0\.1:9"),
+    ):
+        debug_build(model, campaign, dask="tcp://127.0.0.1:9")

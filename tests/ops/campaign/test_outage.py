@@ -1,0 +1,145 @@
+"""Campaigns whose MLflow server goes away: for a while, and for good. In the end the same runs are there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import config, two_blocks
+from tests.servers import MlflowServer
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
+from trtops.tracking.base import Tracker
+from trtops.tracking.keeping import KeepingTracker
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.mlflow import MlflowTracker, embedded
+from trtops.tracking.outbox import Outbox
+from trtops.tracking.schema import Tag
+
+BUILDS = 6
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DebugBuildConfig]:
+    model, data = two_blocks(tmp_path_factory.mktemp("outage"))
+    return model, config(data, until=BUILDS, keep_model=False)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(case: tuple[Path, DebugBuildConfig]) -> tuple[DebugBuildResult, object]:
+    model, campaign = case
+    memory = MemoryTracker()
+    result = debug_build(model, campaign, tracker=memory)
+    return result, what_is_kept(memory, result.run_id)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    root = tmp_path_factory.mktemp("server") / "mlruns"
+    embedded.ensure_store(root)
+    with MlflowServer(root) as server:
+        yield server
+
+
+@pytest.fixture
+def tracker(server: MlflowServer, tmp_path: Path) -> KeepingTracker:
+    if not server.is_up:
+        server.start()
+    return KeepingTracker(MlflowTracker(server.address), Outbox([tmp_path / "outbox"]))
+
+
+def what_is_kept(tracker: Tracker, campaign: str) -> object:
+    """What a campaign left: its verdict and its iterations', with params, tactics and the parts that every build has alike."""
+    parent = tracker.load(campaign)
+    runs = {}
+    for info in tracker.find(parent.info.experiment, parent=campaign):
+        stored = tracker.load(info.id)
+        assert info.tags[Tag.ITERATION] not in runs
+        runs[info.tags[Tag.ITERATION]] = (
+            info.status,
+            info.verdict,
+            info.params,
+            info.metrics["build", "layers"],
+            stored.read_bytes("tactics/replay.json"),
+            [entry.path for entry in stored.manifest.artifacts],
+        )
+        for entry in stored.manifest.artifacts:
+            stored.read_bytes(entry.path)
+    return parent.info.status, parent.info.verdict, [entry.path for entry in parent.manifest.artifacts], runs
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(
+    case, undisturbed, server: MlflowServer, tracker: KeepingTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
+    model, campaign = case
+    back: list[threading.Thread] = []
+
+    def go_away(now: Progress) -> None:
+        if now.done in (1, 4):
+            server.kill()
+            back.append(threading.Thread(target=server.start))
+            back[-1].start()
+
+    result = debug_build(model, campaign, tracker=tracker, experiment="waited", progress=go_away)
+    for thread in back:
+        thread.join()
+
+    assert len(back) == 2 and tracker.outbox.folders() == []
+    assert what_is_kept(tracker.inner, result.run_id) == undisturbed[1]
+    assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
+
+
+@pytest.mark.parametrize("moment", [0, 3])
+def test_what_a_server_that_stays_away_would_have_got_is_kept_and_brought_in_by_one_command(
+    case, undisturbed, server: MlflowServer, tracker: KeepingTracker, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
+    model, campaign = case
+
+    def go_away(now: Progress) -> None:
+        if now.done == moment:
+            server.kill()
+
+    result = debug_build(model, campaign, tracker=tracker, experiment=f"away at {moment}", progress=go_away)
+
+    kept = tracker.outbox.folders()
+    assert len(kept) == 1 + (BUILDS - moment)  # the campaign, and each iteration that the server missed
+    assert (result.good, result.bad) == (undisturbed[0].good, undisturbed[0].bad)
+    assert upload(server, tracker.outbox).returncode == 3  # it is still away, and nothing is lost by asking
+    assert len(tracker.outbox.folders()) == len(kept)
+
+    server.start()
+    done, again = upload(server, tracker.outbox), upload(server, tracker.outbox)
+
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"{len(kept)} runs brought in, 0 left.")
+    assert (again.returncode, again.stdout) == (0, "0 runs brought in, 0 left.\n")
+    fresh = MlflowTracker(server.address)
+    assert what_is_kept(fresh, result.run_id) == undisturbed[1]
+    assert fresh.find(status="running") == [] and len(fresh.find(result.experiment)) == 1 + BUILDS
+    assert {fresh.load(name).info.parent for name in result_names(fresh, result)} == {result.run_id}
+
+
+def result_names(tracker: Tracker, result: DebugBuildResult) -> tuple[str, ...]:
+    """The runs that the campaign's table names, some by the ids that they had while they were kept."""
+    from trtops.tracking.campaigns import load_table
+
+    names = tuple(load_table(tracker, result.run_id).names)
+    assert len(names) == BUILDS
+    return names
+
+
+def upload(server: MlflowServer, outbox: Outbox) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trtops.cli", "store", "upload", "--root", server.address],
+        env={**os.environ, "TRTOPS_OUTBOX": str(outbox.places[0]), "TRTOPS_TRACKING_WAIT": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

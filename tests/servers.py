@@ -1,0 +1,65 @@
+"""A real MLflow server over an embedded store, which can be ended and started again at the same address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from typing_extensions import Self
+
+
+class MlflowServer:
+    """A server in a process group of its own.
+
+    Args:
+        root: The store's folder; its log lies beside it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        log = self.root.parent / "log.txt"
+        words = ["-m", "trtops.tracking.store", "ui", "--root", str(self.root), "--port", str(self.port)]
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *words], stdout=output, stderr=output, start_new_session=True
+            )
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.address}/health"):
+                    return
+            except OSError:
+                assert self._process.poll() is None, log.read_text()
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it and its workers at once."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
