@@ -30,8 +30,8 @@ from trtops.comparator import (
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
+from trtops.ops.judging.decided import decided_report
 from trtops.ops.judging.judgement import error_metrics
-from trtops.ops.judging.run import decided_report
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))

@@ -119,6 +119,23 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
                         return match.metric_fields()
         return []
 
+    def matches_by_output(self, runner_pair: RunnerPair) -> dict[str, list[Match]]:
+        """What is said of each output: of every iteration, or of their mean where that is judged.
+
+        Args:
+            runner_pair: The runners' names.
+
+        Raises:
+            ComparisonError: As :meth:`average_results` does, where means are judged.
+        """
+        if self.aggregation == "average":
+            return {name: [match] for name, match in self.average_results(runner_pair).items()}
+        found: dict[str, list[Match]] = {}
+        for matches in self[runner_pair]:
+            for name, match in matches.items():
+                found.setdefault(name, []).append(match)
+        return found
+
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
         """Each output's numbers averaged over the iterations, with the thresholds they were judged by.
 
