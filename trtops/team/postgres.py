@@ -155,7 +155,7 @@ def find_postgres(folder: Path) -> Postgres:
         if release not in programs:
             raise errors.BackendUnavailableError(
                 f"The cluster in {folder} was made by PostgreSQL {release}; installed is {max(programs)}. Install "
-                f"{release} beside it, or see docs/servers.md on upgrades."
+                f"{release} beside it, or see trtops/team/servers.md on upgrades."
             )
     return Postgres(programs=programs[release], folder=folder, user=_server_user(folder))
 
