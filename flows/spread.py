@@ -70,7 +70,7 @@ def _hand_over(finished: PrefectFuture[IterationResult], done: Future[IterationR
 @contextmanager
 def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
     try:
-        from prefect_dask import DaskTaskRunner
+        from prefect_dask.task_runners import DaskTaskRunner
     except ImportError as exc:
         raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
     with DaskTaskRunner(address=address) as runner:
