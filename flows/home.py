@@ -5,6 +5,7 @@ Several processes that start on an empty ``PREFECT_HOME`` at the same moment rac
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
 from trtops.files import locked
+from trtops.processes import SERVED_BY, mark
 
 _READY = ".trtops-ready"
 
@@ -24,6 +26,7 @@ def ensure_prefect_home() -> None:
     """
     if PREFECT_API_URL.value():
         return
+    os.environ[SERVED_BY] = mark()
     home = PREFECT_HOME.value()
     marker = home / _READY
     if marker.exists():

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
+from trtops.processes import STARTED_BY, mark
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -195,7 +196,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self.output if own_output else None,
                 stderr=self.output,
-                env={**os.environ, "PYTHONPATH": path, **environment},
+                env={**os.environ, "PYTHONPATH": path, STARTED_BY: mark(), **environment},
             )
         except BaseException:
             self.pipe.close()

@@ -90,6 +90,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("store", "reap"): [],
     ("store", "upgrade"): [],
     ("store", "ui"): [],
+    ("store", "check"): [],
     ("store", "upload"): [],
     ("doctor",): [],
     ("completion",): ["bash"],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+from trtops.processes import start_ticks
 from trtops.tracking import owner
 
 ASK = "from trtops.tracking import owner; print(owner.current().to_json(indent=None), flush=True); input()"
@@ -48,4 +49,4 @@ def test_processes_of_other_machines_and_containers_are_not_judged():
 def test_an_init_process_of_another_user_is_there():
     here = owner.current()
 
-    assert not owner.is_gone(replace(here, pid=1, started=owner._start_ticks(1)))
+    assert not owner.is_gone(replace(here, pid=1, started=start_ticks(1)))

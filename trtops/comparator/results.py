@@ -14,6 +14,7 @@ from trtops import config, errors, json
 from trtops.comparator.arrays import is_torch, to_numpy
 from trtops.comparator.streams import IterationWriter, PathLike, iterate_files
 from trtops.json import Decoder, Encoder
+from trtops.processes import temporary_prefix
 
 __all__ = ["IterationResult", "LazyArray", "RunResults"]
 
@@ -37,7 +38,7 @@ class LazyArray:
         if limit >= 0 and isinstance(arr, np.ndarray) and arr.nbytes > limit << 20:
             import tempfile
 
-            handle, name = tempfile.mkstemp(suffix=".npz")
+            handle, name = tempfile.mkstemp(prefix=temporary_prefix("arrays"), suffix=".npz")
             os.close(handle)
             self._path = Path(name)
             weakref.finalize(self, self._path.unlink, missing_ok=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
+from trtops.processes import is_alive, pid_namespace, start_ticks
 from trtops.record import Record
 from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import Tag
@@ -50,9 +51,9 @@ def of(pid: int) -> Owner:
         host=platform.node(),
         machine=_read_text("/etc/machine-id"),
         boot=_read_text("/proc/sys/kernel/random/boot_id"),
-        namespace=_pid_namespace(),
+        namespace=pid_namespace(),
         pid=pid,
-        started=_start_ticks(pid),
+        started=start_ticks(pid),
     )
 
 
@@ -65,7 +66,7 @@ def is_gone(owner: Owner) -> bool:
         return True
     if owner.namespace != here.namespace:
         return False
-    return not _is_alive(owner.pid) or _start_ticks(owner.pid) != owner.started
+    return not is_alive(owner.pid) or start_ticks(owner.pid) != owner.started
 
 
 def is_abandoned(info: RunInfo) -> bool:
@@ -74,33 +75,6 @@ def is_abandoned(info: RunInfo) -> bool:
         return is_gone(Owner.from_json(info.tags.get(Tag.OWNER, "")))
     except errors.FormatError:
         return False  # not a run of ours
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return _stat_fields(pid)[:1] != ["Z"]  # a zombie has ended; its parent has not asked for its status yet
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Fields of ``/proc/<pid>/stat`` from the third on (proc_pid_stat(5)); the second, a name, may hold spaces and parentheses."""
-    return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-
-
-def _start_ticks(pid: int) -> int | None:
-    fields = _stat_fields(pid)
-    return int(fields[19]) if len(fields) > 19 else None
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _read_text(path: str) -> str:

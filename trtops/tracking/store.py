@@ -1,6 +1,6 @@
 """The verbs on stores: open, relocate, upgrade, show, bring in what was kept, close the runs of dead processes.
 
-They also run as ``python -m trtops.tracking.store relocate|reap|upgrade|upload|ui``.
+They also run as ``python -m trtops.tracking.store relocate|reap|upgrade|upload|check|ui``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trtops import errors
-from trtops.tracking import owner
-from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.base import RunInfo
+from trtops.tracking.check import Finding, check_store, leftovers, mended
+from trtops.tracking.check import reap as reap
 from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow import MlflowTracker
@@ -44,19 +45,9 @@ def default_tracker() -> KeepingTracker:
     return open_tracker()
 
 
-def reap(tracker: Tracker) -> list[RunInfo]:
-    """Close the runs whose processes have ended without doing so: killed, crashed, or lost with their machine's power.
-
-    Only processes of this machine can be seen; runs of others are left as they are.
-
-    Returns:
-        The runs that were closed, as they are now.
-    """
-    return [
-        tracker.close(info.id, "Its process ended without closing the run: it was killed or crashed.")
-        for info in tracker.find(status="running")
-        if owner.is_abandoned(info)
-    ]
+def clear(tracker: KeepingTracker) -> tuple[list[RunInfo], list[Finding]]:
+    """Close the runs of processes that are gone, and remove what these left on this machine: see :func:`leftovers`."""
+    return reap(tracker), [mended(finding, do) for finding, do in leftovers()]
 
 
 def bring_in(location: str | Path | None = None, *, moved: bool = False) -> list[Uploaded]:
@@ -71,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb, does in (
         ("relocate", "rewrite the artifact addresses of a store that was moved"),
-        ("reap", "close the runs of processes that are gone"),
+        ("reap", "close the runs of processes that are gone, and remove what these left on this machine"),
+        ("check", "find what is wrong with the store: runs without files, files without runs, what the dead left"),
         ("upgrade", "bring an older store to the installed MLflow's schema, after a backup"),
         ("upload", "bring in the runs that were kept on this machine while the store could not take them"),
         ("ui", "show the store in MLflow's UI"),
@@ -88,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 action="store_true",
                 help="also runs that were meant for another address, where it was before",
             )
+        if verb == "check":
+            command.add_argument("--mend", action="store_true", help="mend what is safe")
         if verb == "ui":
             command.add_argument("--port", type=int, default=5000)
     given = parser.parse_args(arguments)
@@ -101,11 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say_uploaded(bring_in(given.root, moved=given.moved))
         elif given.verb == "ui":
             serve(given.root, port=given.port)
+        elif given.verb == "check":
+            found = check_store(open_tracker(given.root), mend=given.mend)
+            print(found.text())
+            return 0 if found.sound else 1
         else:
-            closed = reap(open_tracker(given.root))
-            print(
-                "\n".join([f"{len(closed)} runs closed.", *(f"{info.id} {info.status} {info.name}" for info in closed)])
-            )
+            closed, left = clear(open_tracker(given.root))
+            lines = [f"{info.id} {info.status} {info.name}" for info in closed] + [finding.text() for finding in left]
+            print("\n".join([f"{len(closed)} runs closed.", *lines]))
     except errors.TrtopsError as exc:
         print(exc, file=sys.stderr)
         return 3

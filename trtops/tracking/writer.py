@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
+from trtops.processes import temporary_prefix
 from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
@@ -267,7 +268,7 @@ class Scratch:
         """The folder, removed with this object or at the end of the process; a forked child gets its own."""
         with self._lock:
             if self._folder is None or self._pid != os.getpid():
-                self._folder, self._pid = Path(tempfile.mkdtemp(prefix="trtops-")), os.getpid()
+                self._folder, self._pid = Path(tempfile.mkdtemp(prefix=temporary_prefix("fetched"))), os.getpid()
                 weakref.finalize(self, _remove_folder, self._folder, self._pid)
             return self._folder
 

@@ -15,10 +15,10 @@ from tests.campaigns import FAST, GELUS, config, two_blocks
 from tests.dying import calls_of, run_until_killed
 from tests.waiting import timers_go_off_when
 from trtops import errors
+from trtops.locks import held
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.campaign.locks import held
 from trtops.ops.campaign.noise import NoiseConfig, noise
 from trtops.ops.campaign.prove import ProveConfig, Trial, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
 from trtops.backend.onnx.model import read_proto
+from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     import onnx
@@ -51,7 +52,7 @@ class OnnxFromTensorFlow:
             )
         if not Path(self.path).exists():
             raise errors.InvalidModelError(f"{self.path} does not exist; expected a TensorFlow model.")
-        with tempfile.TemporaryDirectory(prefix="trtops-tf-") as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("tensorflow")) as folder:
             output = Path(folder, "model.onnx")
             command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
             if self.outputs:

@@ -30,6 +30,7 @@ from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
 from trtops.metadata import TensorMetadata, check_feed
+from trtops.processes import temporary_prefix
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     """
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
         try:

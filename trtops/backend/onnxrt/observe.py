@@ -20,6 +20,7 @@ from trtops.backend.onnx.submodel import Array, Arrays, Cutter
 from trtops.backend.onnxrt.reference import SessionFromMemory, reference_outputs
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.metadata import DataType, Dim, TensorSpec
+from trtops.processes import temporary_prefix
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 _FIRST_PIECE = 64
@@ -105,7 +106,7 @@ class Observed:
 
     def _spill(self, array: Array) -> _Spilled:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="trtops-observed-")
+            self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("observed"))
         path = Path(self._folder.name, f"{next(self._file_numbers)}.npy")
         # As bytes, since numpy does not know bfloat16 and its kin in its own format.
         np.save(path, np.ascontiguousarray(array).reshape(-1).view(np.uint8), allow_pickle=False)

@@ -18,6 +18,7 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate
+from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,7 +81,7 @@ class Optimizer:
         self._threads = threads
         self._log = log
         self._done: dict[str, Optimized] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="trtops-")
+        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.submodel import Arrays, is_large
 from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.processes import temporary_prefix
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class SessionFromMemory:
         level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not (is_large(self.model) if self.by_file is None else self.by_file):
             return SessionFromOnnx(self.model, graph_optimization_level=level)()
-        with tempfile.TemporaryDirectory(prefix="trtops-model-") as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
             path = Path(folder, "model.onnx")
             save_model(self.model, path, external_data_path="")
             return SessionFromOnnx(path, graph_optimization_level=level)()

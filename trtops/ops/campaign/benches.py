@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from trtops import errors
 from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.locks import held
 from trtops.ops.campaign.config import Place
-from trtops.ops.campaign.locks import held
 
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 120.0  # for a child that is asked which GPU it has, its start included

@@ -18,13 +18,14 @@ from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
+from trtops.locks import held
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
-from trtops.ops.campaign.locks import held
 from trtops.ops.judging.judgement import collect
 from trtops.ops.result import LONGEST_NAME, OpResult
+from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -424,7 +425,7 @@ def _ensure_golden(model: Model, config: DebugBuildConfig, run: Run, info: RunIn
     data = tracker.peek(run.id, schema.Artifact.GOLDEN) if known is not None else None
     if known is not None and data is not None and sha256(data) == known:
         return known
-    with tempfile.TemporaryDirectory(prefix="trtops-golden-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")
         _golden_results(model, config).save(str(file))
         digest = sha256(file.read_bytes())

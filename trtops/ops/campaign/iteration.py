@@ -29,6 +29,7 @@ from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import op_run
+from trtops.processes import temporary_prefix
 from trtops.record import Record, sha256
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
@@ -288,7 +289,7 @@ _fetching = threading.Lock()
 
 @functools.cache
 def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="trtops-golden-")
+    return tempfile.TemporaryDirectory(prefix=temporary_prefix("golden"))
 
 
 def check_engine(
@@ -299,7 +300,7 @@ def check_engine(
     Raises:
         ConfigError: If the program does not exist or cannot be run.
     """
-    with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
         file = Path(folder, f"engine{suffix}") if check.artifact is None else Path(check.artifact)
         paths = {"{model}": file, "{engine}": file}
         if check.wants("{golden}"):

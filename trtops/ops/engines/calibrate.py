@@ -22,6 +22,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking import schema
@@ -362,7 +363,7 @@ def _build_engines(
     beside = [precision for precision in dict.fromkeys(config.beside) if precision != "int8"]
     precisions: list[Precision] = [*beside, "int8"]
     results = []
-    with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
         file = Path(folder, "calibration.json")
         file.write_bytes(cache.to_bytes())
         for precision in precisions:

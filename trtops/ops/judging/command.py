@@ -18,6 +18,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.judging.submodel import CheckOutcome
+from trtops.processes import STARTED_BY, mark, temporary_prefix
 from trtops.record import JSONValue, Record
 
 _TAIL_CHARACTERS = 2000
@@ -87,7 +88,7 @@ class CommandCheck(Record):
         Raises:
             ConfigError: If the program does not exist or cannot be run.
         """
-        with tempfile.TemporaryDirectory(prefix="trtops-check-") as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("check")) as folder:
             model = Path(folder, "model.onnx") if self.artifact is None else Path(self.artifact)
             paths = {"{model}": model, "{inputs}": Path(folder, "inputs.json"), "{golden}": Path(folder, "golden.json")}
             if self.wants("{inputs}"):
@@ -169,7 +170,12 @@ def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | 
     """
     try:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, STARTED_BY: mark()},
         )
     except OSError as exc:
         raise errors.ConfigError(f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}.") from exc

@@ -9,8 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from trtops import errors
+from trtops.processes import temporary_prefix
 from trtops.record import sha256_file
 from trtops.tracking.base import ArtifactEntry
+from trtops.tracking.location import Store
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.schema import Artifact
 from trtops.tracking.writer import TEMPORARY, check_path, write_artifact
@@ -56,18 +58,25 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
     Raises:
         StoreError: If they are on the disk of a server.
     """
-    address = urllib.parse.urlparse(uri)
-    if connection.store and address.scheme == "mlflow-artifacts":
-        # Logged through the server that `trtops.tracking.mlflow.embedded.serve` puts before this store.
-        return _LocalFiles(connection.store.artifacts / address.path.lstrip("/"))
-    if address.scheme not in ("", "file"):
-        return _RemoteFiles(connection, run_id)
-    if connection.store is None:
+    if connection.store is not None and (folder := local_folder(connection.store, uri)) is not None:
+        return _LocalFiles(folder)
+    if urllib.parse.urlparse(uri).scheme in ("", "file"):
         raise errors.StoreError(
             f"Run {run_id} of {connection.shown} keeps its artifacts at {uri!r}, a path on the server's own disk. "
             "Start the server with --artifacts-destination, and make the experiment through it."
         )
-    return _LocalFiles(Path(urllib.parse.unquote(address.path) if address.scheme else uri))
+    return _RemoteFiles(connection, run_id)
+
+
+def local_folder(store: Store, uri: str) -> Path | None:
+    """Where on this machine the artifacts are that MLflow's address names; None if they are elsewhere."""
+    address = urllib.parse.urlparse(uri)
+    if address.scheme == "mlflow-artifacts":
+        # Logged through the server that `trtops.tracking.mlflow.embedded.serve` puts before this store.
+        return store.artifacts / address.path.lstrip("/")
+    if address.scheme not in ("", "file"):
+        return None
+    return Path(urllib.parse.unquote(address.path) if address.scheme else uri)
 
 
 class _LocalFiles:
@@ -117,7 +126,7 @@ class _RemoteFiles:
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
         # The client gives an artifact the name of the file, so the file must have the artifact's.
         name = PurePosixPath(path)
-        with tempfile.TemporaryDirectory(prefix="trtops-") as folder:
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("artifact")) as folder:
             file = Path(folder) / name.name
             if isinstance(source, Path):
                 file.symlink_to(source.resolve())

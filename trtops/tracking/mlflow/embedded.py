@@ -82,7 +82,7 @@ def _create_store(store: Store) -> None:
 
 
 @contextmanager
-def _open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+def open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     """The store's SQLite file, opened without MLflow; never created."""
     mode = "rw" if write else "ro"
     try:
@@ -100,7 +100,7 @@ def schema_revision(store: Store) -> str:
     Raises:
         StoreError: If it is no MLflow database.
     """
-    with _open_database(store) as database:
+    with open_database(store) as database:
         rows = database.execute("SELECT version_num FROM alembic_version").fetchall()
     if len(rows) != 1:
         raise errors.StoreError(
@@ -134,7 +134,7 @@ def former_root(store: Store) -> Path | None:
 
     MLflow's default experiment, which every database has, was put under the first root.
     """
-    with _open_database(store) as database:
+    with open_database(store) as database:
         row = database.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0").fetchone()
     place = Path(row[0] if row else "")
     return place.parents[1] if place.parts[-2:] == ("artifacts", "0") and place.is_absolute() else None
@@ -179,7 +179,7 @@ def relocate(location: str | Path | None = None, *, former: Path | None = None) 
     if former == store.root:
         return 0
     prefixes = ((str(former), str(store.root)), (former.as_uri(), store.root.as_uri()))
-    with locked(store.root / _LOCK), _open_database(store, write=True) as database, database:
+    with locked(store.root / _LOCK), open_database(store, write=True) as database, database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return sum(
             database.execute(

@@ -27,6 +27,7 @@ from trtops.backend.trt.describe.audit import audit_precision
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
+from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer, TensorRTOptions
 from trtops.tactics.record import TacticRecord
@@ -156,7 +157,7 @@ class _Building:
     def run(self) -> Build:
         """Build, load the engine to read its layers, and put everything together."""
         self._check_request()
-        with library.collect_log() as log, tempfile.TemporaryDirectory(prefix="trtops-build-") as folder:
+        with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
             algorithm_selector = self._algorithm_selector()
             self._quantize()
             loader = self._config_loader(algorithm_selector, folder)

@@ -1,4 +1,7 @@
-"""Close the runs whose processes are gone without having done so."""
+"""Close the runs whose processes are gone without having done so, and remove what these left on this machine.
+
+That is: processes that they had started, temporary folders, and the files of locks.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from trtops.backend.onnx.save import serialize
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, emulated_runner
+from trtops.processes import temporary_prefix
 
 Side: TypeAlias = Literal["emulated", "tensorrt"]
 """What candidates are judged by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines."""
@@ -41,7 +42,7 @@ class TensorRTEngines:
             optimization_level: The builder's, 0 to 5; its own default unless given.
         """
         self._level = optimization_level
-        self._folder = tempfile.TemporaryDirectory(prefix="trtops-precision-")
+        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("precision"))
 
     def __call__(self, candidate: Candidate) -> BaseRunner:
         """The runner of one candidate; its engine is built when the runner is activated.

@@ -39,6 +39,7 @@ from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
 from trtops.ops.search.reduce.journal import Journal, Step
 from trtops.ops.search.reduce.result import Culprit, CulpritNode, ReduceResult
 from trtops.ops.search.reduce.retrace import save_retraced
+from trtops.processes import temporary_prefix
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 
@@ -260,7 +261,7 @@ def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
     )
     run.log_json(result, schema.Artifact.REDUCE_RESULT)
     run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
-    with tempfile.TemporaryDirectory(prefix="trtops-reduce-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce")) as folder:
         for number, culprit in enumerate(result.culprits, start=1):
             path = Path(folder, f"culprit_{number}.onnx")
             save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)

@@ -1,0 +1,202 @@
+"""Whether a store is sound: what dead processes left in it and on this machine, files without runs and runs without files.
+
+What is safe is mended when that is asked for: runs of dead processes are closed, what they left half-written is removed, and
+files that belong to no run are put aside, never deleted. Of a server only what it answers and what lies on this machine can be
+seen; the rest is said to be unseen.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtops import errors, locks, processes
+from trtops.record import Record
+from trtops.tracking import owner
+from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.keeping import KeepingTracker
+from trtops.tracking.location import Store
+from trtops.tracking.mlflow.rows import run_rows
+from trtops.tracking.schema import Artifact
+from trtops.tracking.writer import TEMPORARY
+
+_FORGOTTEN_SECONDS = 3600.0
+"""How old half-written files must be before nobody is taken to be writing them."""
+
+_RUN_ID = re.compile("[0-9a-f]{32}")
+_DEAD = "Its process ended without closing the run: it was killed or crashed."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(Record):
+    """Something that is not as it should be.
+
+    Attributes:
+        what: A run's id, a path, or a process.
+        says: What is wrong with it.
+        mend: What mending does, or did; empty if only a person can say.
+        mended: Whether that was done.
+    """
+
+    what: str
+    says: str
+    mend: str = ""
+    mended: bool = False
+
+    def text(self) -> str:
+        """The finding in a line."""
+        done = f" {'Done' if self.mended else 'To be done by --mend'}: {self.mend}." if self.mend else ""
+        return f"{self.what}: {self.says}.{done}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreCheck(Record):
+    """What was found in a store and on this machine.
+
+    Attributes:
+        store: Its address.
+        findings: What is not as it should be.
+        unseen: What could not be looked at from here, a sentence each.
+    """
+
+    store: str
+    findings: tuple[Finding, ...]
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is left to be mended."""
+        return all(finding.mended for finding in self.findings)
+
+    def text(self) -> str:
+        """All of it, for a terminal."""
+        left = sum(not finding.mended for finding in self.findings)
+        head = f"{self.store}: {len(self.findings)} findings, {len(self.findings) - left} mended."
+        return "\n".join([head, *(finding.text() for finding in self.findings), *self.unseen])
+
+
+def reap(tracker: Tracker) -> list[RunInfo]:
+    """Close the runs whose processes have ended without doing so: killed, crashed, or lost with their machine's power.
+
+    Only processes of this machine can be judged; runs of others are left alone.
+
+    Returns:
+        The runs that were closed, as they are now.
+    """
+    return [tracker.close(info.id, _DEAD) for info in tracker.find(status="running") if owner.is_abandoned(info)]
+
+
+def check_store(tracker: KeepingTracker, *, mend: bool = False) -> StoreCheck:
+    """Look for what is not as it should be, and mend what is safe if that is asked for.
+
+    Raises:
+        StoreError: If the store cannot be read.
+        TrackingUnavailableError: If it does not answer.
+    """
+    store = tracker.store
+    found = [*_dead_runs(tracker), *_outbox(tracker), *leftovers(), *(_in_store(store) if store else ())]
+    findings = [mended(finding, do) if mend else finding for finding, do in found]
+    unseen = (
+        ()
+        if store
+        else (
+            f"Files without runs, and runs without files, can be seen where {tracker.shown} keeps them: say "
+            "`trtops store check --root <its folder>` there. `trtops runs audit` reads runs through it.",
+        )
+    )
+    return StoreCheck(store=tracker.shown, findings=tuple(findings), unseen=unseen)
+
+
+Found = Iterator[tuple[Finding, "Callable[[], object] | None"]]
+
+
+def leftovers() -> Found:
+    """What processes that are gone left on this machine: processes that they started, temporary folders, locks."""
+    for process in processes.left_processes():
+        says = f"it was started by a process that is gone ({process.command})"
+        finding = Finding(what=f"process {process.pid}", says=says, mend="it is ended")
+        yield finding, lambda process=process: processes.end(process)  # type: ignore[misc]
+    for path in processes.left_folders():
+        finding = Finding(what=str(path), says="its process is gone", mend="it is removed")
+        yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]
+    for path in locks.stale():
+        yield Finding(what=str(path), says="nobody holds this lock", mend="its file is removed"), locks.remove_stale
+
+
+def mended(finding: Finding, do: Callable[[], object] | None) -> Finding:
+    """A finding after it was mended, or could not be."""
+    if do is None:
+        return finding
+    try:
+        do()
+    except (OSError, errors.TrackingError) as exc:
+        return replace(finding, says=f"{finding.says}; it could not be mended ({exc})")
+    return replace(finding, mended=True)
+
+
+def _dead_runs(tracker: KeepingTracker) -> Found:
+    for info in tracker.find(status="running"):
+        if owner.is_abandoned(info):
+            finding = Finding(
+                what=f"run {info.id}", says=f"{info.name!r} is running, and its process is gone", mend="it is closed"
+            )
+            yield finding, lambda run_id=info.id: tracker.close(run_id, _DEAD)  # type: ignore[misc]
+
+
+def _outbox(tracker: KeepingTracker) -> Found:
+    for folder in tracker.outbox.folders():
+        if folder.run is None:
+            yield Finding(what=str(folder.path), says=f"a kept run is damaged: {folder.why}"), None
+        else:
+            yield (
+                Finding(what=f"run {folder.run.id}", says=f"it waits in {folder.path} for `trtops store upload`"),
+                None,
+            )
+    for path in tracker.outbox.abandoned():
+        finding = Finding(what=str(path), says="a process was killed while it kept a run here", mend="it is removed")
+        yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]
+
+
+def _in_store(store: Store) -> Found:
+    # Folders first: a run is in the database before it has a folder.
+    folders = {folder for folder in store.artifacts.glob("*/*") if _RUN_ID.fullmatch(folder.name) and folder.is_dir()}
+    rows = run_rows(store)
+    known = {row.id for row in rows}
+    for folder in sorted(folders):
+        if folder.name not in known:
+            yield _orphan(store, folder)
+    for row in rows:
+        if row.finished and row.ours and not row.deleted and row.folder is not None:
+            if not row.folder.is_dir():
+                yield Finding(what=f"run {row.id}", says=f"{row.name!r} has no folder {row.folder}"), None
+            elif not (row.folder / Artifact.MANIFEST).is_file():
+                yield (
+                    Finding(
+                        what=f"run {row.id}", says=f"{row.name!r} has no {Artifact.MANIFEST}, so it counts for nothing"
+                    ),
+                    None,
+                )
+    forgotten = time.time() - _FORGOTTEN_SECONDS
+    halves = (*store.artifacts.rglob(f"{TEMPORARY}*"), *store.root.glob(f".{store.database.name}.*"))
+    for file in sorted(halves):
+        if file.is_file() and file.stat().st_mtime < forgotten:
+            finding = Finding(what=str(file), says="it was left half-written", mend="it is removed")
+            yield finding, lambda file=file: file.unlink(missing_ok=True)  # type: ignore[misc]
+
+
+def _orphan(store: Store, folder: Path) -> tuple[Finding, Callable[[], object]]:
+    """Artifacts of no run: what `mlflow gc` leaves is empty; a database from a backup leaves what may be wanted."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        finding = Finding(what=str(folder), says="it is the empty folder of no run", mend="it is removed")
+        return finding, lambda: processes.remove_folder(folder)
+    target = store.root / "lost" / folder.parent.name / folder.name
+    finding = Finding(what=str(folder), says="its files belong to no run", mend=f"it is put aside, into {target}")
+
+    def put_aside() -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(target)
+
+    return finding, put_aside
