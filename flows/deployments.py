@@ -86,7 +86,7 @@ def serve(limit: int = 2) -> None:
     _use_server()
     from prefect import serve as prefect_serve
 
-    os.chdir(FILE.parent)  # entry points are relative to it, also in the processes of flow runs
+    os.chdir(FILE.parent)  # paths in parameters are relative to it, as they are where a worker runs the flow
     prefect_serve(*(_served(deployment) for deployment in read_deployments()), limit=limit)
 
 
@@ -102,9 +102,10 @@ def _served(deployment: dict[str, Any]) -> RunnerDeployment:
     """A deployment of ``prefect.yaml`` without its work pool."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.schedules import Schedule
+    from prefect.types.entrypoint import EntrypointType
 
-    file, _, function = deployment["entrypoint"].partition(":")
-    flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
+    module, _, function = deployment["entrypoint"].rpartition(".")
+    flow = getattr(importlib.import_module(module), function)
     limit = deployment.get("concurrency_limit")
     schedules = [
         Schedule(**{**each, **({"interval": timedelta(seconds=each["interval"])} if "interval" in each else {})})
@@ -114,6 +115,7 @@ def _served(deployment: dict[str, Any]) -> RunnerDeployment:
         name=deployment["name"],
         description=deployment["description"],
         parameters=deployment.get("parameters"),
+        entrypoint_type=EntrypointType.MODULE_PATH,
         paused=False,  # which it is from the end of the last time on
         schedules=schedules,
         concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),

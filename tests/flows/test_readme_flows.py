@@ -5,6 +5,8 @@ The lines of the command ``trtops`` are run by ``tests/cli/test_readme.py``.
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import inspect
 import re
 import runpy
@@ -118,12 +120,12 @@ def test_deployments_that_the_readme_names_are_there_and_a_worker_can_be_started
     assert re.findall(r"`prefect deployment run ([a-z-]+/[cg]pu) -p model=", README) == ["convert/cpu"]
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     for deployment in deployments:
-        path, function = deployment["entrypoint"].split(":")
-        assert callable(getattr(__import__(path[:-3].replace("/", "."), fromlist=[function]), function))
+        module, _, function = deployment["entrypoint"].rpartition(".")
+        assert callable(getattr(importlib.import_module(module), function))
         assert f"`{deployment['work_pool']['name']}`" in README
 
     assert shlex.split(worker)[shlex.split(worker).index("--pool") + 1] in {d["work_pool"]["name"] for d in deployments}
-    names = {f"{d['entrypoint'].partition(':')[2].replace('_', '-')}/{d['name']}" for d in deployments}
+    names = {f"{d['entrypoint'].rpartition('.')[2].replace('_', '-')}/{d['name']}" for d in deployments}
     assert set(re.findall("`([a-z-]+/[cg]pu)`", README)) <= names
     from prefect.cli.worker import start
 
@@ -131,7 +133,5 @@ def test_deployments_that_the_readme_names_are_there_and_a_worker_can_be_started
 
 
 def test_extras_that_the_readme_names_can_be_installed():
-    import importlib.metadata
-
     named = set(re.findall(r"trtops\[([a-z]+)\]", README))
     assert named and named <= set(importlib.metadata.metadata("trtops").get_all("Provides-Extra") or ())

@@ -30,13 +30,13 @@ PATIENCE = 200.0  # seconds: how long a loaded machine may take for what takes a
 
 QUICK = {
     "PREFECT_WORKER_QUERY_SECONDS": "1",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
     "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
 }
 """What makes Prefect look for work more often than it does by default."""
 
 
-def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> T:
+def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE, pause: float = 0.5) -> T:
     """The first true value that looking finds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

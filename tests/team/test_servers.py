@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.team.conftest import eventually
 from trtops import errors, team
 from trtops.cli.main import main
 from trtops.team import access, postgres, processes, servers
@@ -72,6 +74,25 @@ def test_one_that_never_answers_is_given_up_and_what_was_up_before_stays(folder,
         team.up(TeamConfig(wait_seconds=0.4), folder=folder)
 
     assert [s.state for s in team.status(folder).services] == ["up", "down"]
+
+
+def test_one_that_died_is_told_of_and_started_again_without_the_others(folder, stages):
+    stages += [[service("first", SLEEP), service("second", f"print('last words', flush=True); {SLEEP}")]]
+    team.up(SQLITE, folder=folder)
+    before = folder.read()
+    assert before is not None
+    second = before.services[1]
+    eventually(lambda: "up" in processes.last_lines(Path(second.log)), "its output")
+    os.kill(second.owner.pid, signal.SIGKILL)
+    eventually(lambda: not processes.is_alive(second.owner), "its end")
+
+    dead = team.status(folder)
+    assert [s.state for s in dead.services] == ["up", "dead"] and not dead.all_up
+    assert "second is dead; the end of" in dead.text() and "last words" in dead.text()
+
+    told: list[str] = []
+    assert team.up(folder=folder, progress=told.append).all_up
+    assert told == ["first is up already.", "Starting second ..."]
 
 
 def test_a_port_that_is_taken_is_named_with_the_way_out(folder, stages):

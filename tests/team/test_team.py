@@ -123,35 +123,27 @@ def test_a_deployment_without_its_model_is_refused_in_words(deployed: RunningTea
         deployed.start("convert/cpu", model="x.onnx", precision="fp61")
 
 
-def test_a_schedule_fires_and_its_run_is_on_the_server_that_the_worker_names(deployed: RunningTeam):
-    found = deployed.deployment("convert/cpu")
-    schedule = {
-        "schedule": {"interval": 5},
-        "active": True,
-        "parameters": {"model": str(deployed.models / "conv_net.onnx"), "experiment": "scheduled"},
-    }
+def test_a_schedule_fires_builds_a_list_on_the_server_that_the_worker_names_and_says_how_many_failed(
+    deployed: RunningTeam,
+):
+    listed = deployed.models / "list.yaml"
+    listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
+    found = deployed.deployment("nightly/cpu")
+    schedule = {"schedule": {"interval": 5}, "active": True, "parameters": {"models": str(listed)}}
     made = deployed.call("POST", f"deployments/{found['id']}/schedules", [schedule])
-    info = deployed.first_finished("scheduled")
+    build = deployed.first_finished("scheduled")
     deployed.call("DELETE", f"deployments/{found['id']}/schedules/{made[0]['id']}")
 
-    flow_run = deployed.call("GET", f"flow_runs/{info.tags[schema.Tag.PREFECT_FLOW_RUN]}")
-    assert flow_run["auto_scheduled"] is True
-    assert info.verdict == "good"
-    assert deployed.tracker().load(info.id).manifest.artifacts  # through the server, whole
-    assert not (deployed.folder.root.parent / "mlflow.db").exists()  # the local store that it once landed in
-
-
-def test_a_list_of_which_builds_fail_ends_in_a_state_that_says_how_many(deployed: RunningTeam):
-    listed = deployed.models / "list.yaml"
-    listed.write_text("models:\n  - model: conv_net.onnx\n    policy: {isolated: false}\n  - model: conv_nett.onnx\n")
-
-    message = deployed.wait_for(deployed.start("nightly/cpu", models=str(listed)), "FAILED")
-
-    assert message == "1 of 2 failed (1 good, 1 error)"
-    summary = deployed.tracker().find("list")[0]
+    flow_run = build.tags[schema.Tag.PREFECT_FLOW_RUN]
+    assert deployed.call("GET", f"flow_runs/{flow_run}")["auto_scheduled"] is True
+    assert deployed.wait_for(flow_run, "FAILED") == "1 of 2 failed (1 good, 1 error)"
+    assert build.verdict == "good"
+    assert deployed.tracker().load(build.id).manifest.artifacts  # through the server, whole
+    (summary,) = deployed.tracker().find("list", tags={schema.Tag.PREFECT_FLOW_RUN: flow_run})
     assert (summary.verdict, summary.metrics["builds", "good"]) == ("bad", 1)
     page = deployed.tracker().load(summary.id).read_bytes("build_list.md").decode()
     assert f"{listed}:4" in page and "Did you mean 'conv_net.onnx'?" in page
+    assert not (deployed.folder.root.parent / "mlflow.db").exists()  # the local store that it once landed in
 
 
 def killed_while_uploading(servers: RunningTeam, flow_run: str) -> None:
@@ -161,7 +153,7 @@ def killed_while_uploading(servers: RunningTeam, flow_run: str) -> None:
         engines = (servers.folder.mlflow / "artifacts").glob("*/*/artifacts/engine")
         return any(not (engine.parent / "manifest.json").exists() for engine in engines)
 
-    eventually(uploading, "an upload", pause=0.005)
+    eventually(uploading, "an upload", pause=0.02)
     processes_killed(servers, "prefect.engine")
     message = servers.wait_for(flow_run, "CRASHED")
     assert "-9" in message
@@ -184,7 +176,7 @@ def test_a_campaign_whose_worker_was_killed_goes_on_with_another_and_nothing_is_
 
     model = str(deployed.models / "conv_net.onnx")
     assert finished() == []
-    killed_while_uploading(deployed, deployed.start("debug-build/cpu", model=model, until=6, experiment="campaign"))
+    killed_while_uploading(deployed, deployed.start("debug-build/cpu", model=model, until=4, experiment="campaign"))
     (campaign,) = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
 
     deployed.start("debug-build/cpu", resume=campaign.id)
@@ -194,26 +186,10 @@ def test_a_campaign_whose_worker_was_killed_goes_on_with_another_and_nothing_is_
     team.up(folder=deployed.folder)
     deployed.wait_for(deployed.start("debug-build/cpu", resume=campaign.id), "COMPLETED")
 
-    assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3, 4, 5]
+    assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3]
     assert all(tracker.load(info.id).manifest.artifacts for info in finished())
     assert tracker.find("campaign", status="running") == []
     assert len(tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})) == 1
-
-
-def test_a_server_that_died_is_told_of_and_started_again(servers: RunningTeam):
-    mlflow = next(started for started in servers.state.services if started.name == "mlflow")
-    os.kill(mlflow.owner.pid, signal.SIGKILL)
-    eventually(lambda: not processes.is_alive(mlflow.owner), "its end")
-
-    dead = team.status(servers.folder)
-    assert {service.name: service.state for service in dead.services}["mlflow"] == "dead"
-    assert "mlflow is dead; the end of" in dead.text()
-
-    told: list[str] = []
-    team.up(folder=servers.folder, progress=told.append)
-    assert told == ["prefect is up already.", "Starting mlflow ...", "worker-cpu is up already."]
-    assert team.status(servers.folder).all_up
-    assert processes._with_token(mlflow.token) == []  # what it had started is not left behind
 
 
 def test_down_ends_what_was_started_and_nothing_else(servers: RunningTeam):
