@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -292,6 +293,8 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
         manifest = Manifest.from_json(data)
         for entry in manifest.artifacts:
             check_path(entry.path)
+            if re.fullmatch("[0-9a-f]{64}", entry.sha256) is None or entry.size < 0:
+                raise errors.FormatError(f"{entry.path!r} has no SHA-256 or no size")
     except (errors.FormatError, errors.LogError) as exc:
         raise incomplete(run_id, f"its {Artifact.MANIFEST} is damaged ({exc})") from None
     return manifest
