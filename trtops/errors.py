@@ -45,6 +45,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtops.masking import masked
+
 
 class TrtopsError(Exception):
     """Root of the tree; catching it catches everything trtops raises on purpose.
@@ -56,8 +58,9 @@ class TrtopsError(Exception):
     transient: bool = False
 
     def __str__(self) -> str:
-        # KeyError, a base of some errors below, would print the repr of its argument.
-        return str(self.args[0]) if self.args else ""
+        # KeyError, a base of some errors below, would print the repr of its argument. Messages quote what they were given,
+        # and end up in logs, in stores and on screens.
+        return masked(str(self.args[0])) if self.args else ""
 
 
 class ModelError(TrtopsError, ValueError):

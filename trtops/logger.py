@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from trtops import errors
+from trtops.masking import masked
 
 Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"
@@ -269,6 +270,7 @@ class _Formatter(logging.Formatter):
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
+        text = masked(text)
         color = _COLORS.get(record.levelno)
         if self.terminal and self.settings.colors and color and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
             return f"\x1b[{color}m{text}\x1b[0m"

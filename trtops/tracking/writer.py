@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
+from trtops.masking import masked, masked_values
 from trtops.processes import temporary_prefix
 from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
@@ -52,7 +54,7 @@ class RunWriter(ABC):
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log options; values are stored as text, nested ones as JSON."""
         self._must_be_open()
-        texts = {name: schema.text(value) for name, value in params.items()}
+        texts = masked_values({name: schema.text(value) for name, value in params.items()})
         for name, value in texts.items():
             schema.shown_value(f"Param {name!r}", value, schema.MAX_PARAM)
         self._put_params(texts)
@@ -60,9 +62,10 @@ class RunWriter(ABC):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set or replace tags."""
         self._must_be_open()
-        for name, value in tags.items():
+        texts = masked_values(tags)
+        for name, value in texts.items():
             schema.shown_value(f"Tag {name!r}", value, schema.MAX_TAG)
-        self._put_tags(tags)
+        self._put_tags(texts)
 
     def log_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         """Log numbers, in one batch; NaN and infinities are kept."""
@@ -88,7 +91,7 @@ class RunWriter(ABC):
 
     def log_text(self, text: str, path: str) -> None:
         r"""Write text, in UTF-8, as artifact ``path``; a lone surrogate becomes ``\udc80``, which is right in JSON too."""
-        self._log_artifact(text.encode("utf-8", "backslashreplace"), path)
+        self._log_artifact(masked(text).encode("utf-8", "backslashreplace"), path)
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
         """Write a record or JSON value as artifact ``path``."""
@@ -290,6 +293,8 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
         manifest = Manifest.from_json(data)
         for entry in manifest.artifacts:
             check_path(entry.path)
+            if re.fullmatch("[0-9a-f]{64}", entry.sha256) is None or entry.size < 0:
+                raise errors.FormatError(f"{entry.path!r} has no SHA-256 or no size")
     except (errors.FormatError, errors.LogError) as exc:
         raise incomplete(run_id, f"its {Artifact.MANIFEST} is damaged ({exc})") from None
     return manifest
@@ -310,7 +315,7 @@ def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
         Tag.HOST: own.host,
         Tag.OWNER: own.to_json(indent=None),
         Tag.LOCAL_ID: new_local_id(),
-        **(tags or {}),
+        **masked_values(tags or {}),
     }
 
 
@@ -423,7 +428,7 @@ def json_text(value: Record | JSONValue) -> str:
 
 def error_text(error: BaseException | str) -> str:
     """An error as one text, short enough for a tag: of a very long one the middle is replaced by how much was left out."""
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    text = masked(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) > schema.MAX_TAG:
         half = schema.MAX_TAG // 2 - 40

@@ -17,6 +17,9 @@ from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.schema import Artifact
 from trtops.tracking.writer import TEMPORARY, check_path, write_artifact
 
+_DEEPEST = 64
+"""Folders within folders; a server that lists more never comes to an end."""
+
 
 class Files(Protocol):
     """The artifacts of one run.
@@ -69,11 +72,18 @@ def files_of(connection: Connection, run_id: str, uri: str) -> Files:
 
 
 def local_folder(store: Store, uri: str) -> Path | None:
-    """Where on this machine the artifacts are that MLflow's address names; None if they are elsewhere."""
+    """Where on this machine the artifacts are that MLflow's address names; None if they are elsewhere.
+
+    Raises:
+        StoreError: If the address leads out of the store.
+    """
     address = urllib.parse.urlparse(uri)
     if address.scheme == "mlflow-artifacts":
         # Logged through the server that `trtops.tracking.mlflow.embedded.serve` puts before this store.
-        return store.artifacts / address.path.lstrip("/")
+        folder = store.artifacts / address.path.lstrip("/")
+        if ".." in folder.parts:
+            raise errors.StoreError(f"{uri!r} in {store.database} leads out of the store. Restore it from a backup.")
+        return folder
     if address.scheme not in ("", "file"):
         return None
     return Path(urllib.parse.unquote(address.path) if address.scheme else uri)
@@ -86,10 +96,10 @@ class _LocalFiles:
         self.folder = folder
 
     def put(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        return write_artifact(source, self.folder / path, path)
+        return write_artifact(source, self._inside(path), path)
 
     def get(self, entry: ArtifactEntry) -> Path | None:
-        file = self.folder / entry.path
+        file = self._inside(entry.path)
         return file if file.is_file() else None
 
     def manifest(self) -> bytes | None:
@@ -97,11 +107,19 @@ class _LocalFiles:
 
     def peek(self, path: str) -> bytes | None:
         check_path(path)
-        file = self.folder / path
+        file = self._inside(path)
         return file.read_bytes() if file.is_file() else None
 
+    def _inside(self, path: str) -> Path:
+        """The file of an artifact, which no link may lead out of the run."""
+        file = self.folder / path
+        if not file.resolve().is_relative_to(self.folder.resolve()):
+            raise errors.StoreError(f"Artifact {path!r} is a link that leads out of {self.folder}. Remove the link.")
+        return file
+
     def entries(self) -> list[ArtifactEntry]:
-        files = (file for file in self.folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
+        found = (file for file in self.folder.rglob("*") if file.is_file() and not file.name.startswith(TEMPORARY))
+        files = (self._inside(file.relative_to(self.folder).as_posix()) for file in found)
         return [
             ArtifactEntry(
                 path=file.relative_to(self.folder).as_posix(), size=file.stat().st_size, sha256=sha256_file(file)
@@ -162,7 +180,14 @@ class _RemoteFiles:
         return entries
 
     def _list(self, folder: str) -> list[Any]:
-        return list(self._connection.call(self._client.list_artifacts, self._run_id, folder or None))
+        found = list(self._connection.call(self._client.list_artifacts, self._run_id, folder or None))
+        for item in found:  # what a server says becomes a path on this machine
+            if not _is_path_below(folder, item.path):
+                raise errors.StoreError(
+                    f"{self._connection.shown} lists {item.path!r} among the artifacts of run {self._run_id} in "
+                    f"{folder or 'its root'!r}, which leads out of there. Do not trust this server."
+                )
+        return found
 
     def _download(self, path: str, key: str, *, again: bool = False) -> Path | None:
         """Fetch an artifact, whole or not at all, unless one that was fetched under the same key will do."""
@@ -180,3 +205,11 @@ class _RemoteFiles:
 
     def sweep(self) -> None:
         """Nothing: the server's own uploads are its own."""
+
+
+def _is_path_below(folder: str, path: str) -> bool:
+    try:
+        check_path(path)
+    except errors.LogError:
+        return False
+    return path.startswith(f"{folder}/" if folder else "") and path.count("/") < _DEEPEST

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
+from trtops.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
 from trtops.tracking.mlflow.embedded import ensure_store
-from trtops.tracking.mlflow.installed import library, translated, without_password
+from trtops.tracking.mlflow.installed import library, translated
 from trtops.tracking.writer import Scratch
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Connection:
         where = location if isinstance(location, Store) else resolve(location)
         self.store = ensure_store(where) if isinstance(where, Store) else None
         self.location = self.store.uri if self.store else str(where)
-        self.shown = without_password(self.location)
+        self.shown = masked(self.location)
         use_credentials_file()
         self.client: MlflowClient = library().MlflowClient(tracking_uri=self.location, registry_uri=self.location)
         self._pid = os.getpid()

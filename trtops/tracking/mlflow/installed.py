@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.masking import masked
 
 if TYPE_CHECKING:
     from trtops.tracking.location import Store
@@ -105,7 +105,7 @@ _NO_ROOM = {
 
 def translated(exc: Exception, location: str) -> errors.TrackingError:
     """MLflow's exception, or its HTTP client's, as one of ours."""
-    text, code = without_password(str(exc)), getattr(exc, "error_code", "")
+    text, code = masked(str(exc)), getattr(exc, "error_code", "")
     if (why := next((why for said, why in _NO_ROOM.items() if said in text), None)) is not None:
         return errors.NoRoomError(f"{location} could not be written: {why}.")
     if code == "RESOURCE_DOES_NOT_EXIST":
@@ -123,11 +123,6 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
     if response is not None:
         return errors.LogError(f"{location} answered {response.status_code}: {text:.500}")
     return errors.StoreError(f"{location}: {text:.500}")
-
-
-def without_password(text: str) -> str:
-    """A text in which addresses name no user and password."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def _is_transient(exc: Exception, text: str, code: str) -> bool:

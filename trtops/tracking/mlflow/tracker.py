@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
+from trtops.masking import masked_values
 from trtops.tracking import owner, schema
 from trtops.tracking.base import MetricName, RunInfo, RunStatus, StoredRun
 from trtops.tracking.ids import is_local, whole_id
@@ -55,7 +56,7 @@ class MlflowTracker:
         self._call = self._connection.call
         self.store = self._connection.store
         self.shown = self._connection.shown
-        self.context: Mapping[str, str] = library().tracking.context.registry.resolve_tags()
+        self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
 
     def __repr__(self) -> str:

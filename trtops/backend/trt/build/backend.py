@@ -120,7 +120,8 @@ def _load_checked(built: Engine) -> Any:
             f"The engine was built by TensorRT {there.backend_version}; this is {here.backend_version}. Rebuild it, or "
             "build with version_compatible=True."
         )
-    return engine_from_bytes(built.plan)
+    # The record of the build vouches for it, as the memory vouches for the record.
+    return engine_from_bytes(built.plan, allow_host_code=True if built.options.get("version_compatible") else None)
 
 
 class _Building:
@@ -356,7 +357,9 @@ class _Building:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        layers = tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan)))
+        layers = tuple(
+            found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
+        )
         if self.backend.require_precision:
             audit_precision(layers, self._precisions).check()
         return layers

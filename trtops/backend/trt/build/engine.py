@@ -210,7 +210,7 @@ class EngineFromNetwork:
     def __call__(self) -> Any:
         """Build and load; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
         plan = engine_bytes_from_network(self.network, self.config, self.save_timing_cache)
-        return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
+        return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy, allow_host_code=True)
 
 
 def engine_from_network(
@@ -228,17 +228,21 @@ def engine_from_network(
 class EngineFromBytes:
     """Loads an engine from the bytes of its plan.
 
-    A plan is code: version compatible ones carry a runtime of their own, which is run. Load only plans that you trust.
+    A plan is code for the GPU, and version compatible ones carry a runtime of their own, which is code for this machine.
+    The latter is run only where that is allowed.
 
     Attributes:
         serialized_engine: The plan: bytes or any buffer, or a callable that makes it.
         runtime: A runtime to load it with, or a callable that makes one.
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
+        allow_host_code: Whether code for this machine in the plan may be run; as ``TRTOPS_ALLOW_HOST_CODE=1`` says unless
+            given.
     """
 
     serialized_engine: ValueOrCallable[Any] = field(repr=False)
     runtime: Any = None
     dla_workspace_allocation_strategy: Any = None
+    allow_host_code: bool | None = None
 
     def __call__(self) -> Any:
         """Load it.
@@ -251,7 +255,9 @@ class EngineFromBytes:
         runtime = library.make_runtime() if self.runtime is None else value_of(self.runtime)
         if self.dla_workspace_allocation_strategy is not None:
             library.line().set_dla_workspace_strategy(runtime, self.dla_workspace_allocation_strategy)
-        runtime.engine_host_code_allowed = True  # version compatible engines do not load without
+        allowed = _is_host_code_allowed() if self.allow_host_code is None else self.allow_host_code
+        if allowed:  # left alone otherwise: whoever brings a runtime may have allowed it there
+            runtime.engine_host_code_allowed = True
         # Registers TensorRT's own plugins, which the engine may use; does nothing the second time.
         library.load().init_libnvinfer_plugins(library.get_trt_logger(), "")
         with library.collect_log() as lines:
@@ -259,16 +265,29 @@ class EngineFromBytes:
         if engine is None:
             raise errors.EngineLoadError(
                 f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or was "
-                f"built for another release or device. Rebuild it here. {lines.tail()}"
+                f"built for another release or device. Rebuild it here. {'' if allowed else _HOST_CODE}{lines.tail()}"
             )
         return engine
 
 
+_HOST_CODE = (
+    "Or it is version compatible, and so has code in it that runs on this machine outside the GPU: if you trust whoever "
+    "built it, set TRTOPS_ALLOW_HOST_CODE=1. "
+)
+
+
+def _is_host_code_allowed() -> bool:
+    return os.environ.get("TRTOPS_ALLOW_HOST_CODE") == "1"
+
+
 def engine_from_bytes(
-    serialized_engine: ValueOrCallable[Any], runtime: Any = None, dla_workspace_allocation_strategy: Any = None
+    serialized_engine: ValueOrCallable[Any],
+    runtime: Any = None,
+    dla_workspace_allocation_strategy: Any = None,
+    allow_host_code: bool | None = None,
 ) -> Any:
     """Do at once what :class:`EngineFromBytes` does when called."""
-    return EngineFromBytes(serialized_engine, runtime, dla_workspace_allocation_strategy)()
+    return EngineFromBytes(serialized_engine, runtime, dla_workspace_allocation_strategy, allow_host_code)()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""No secret that can be told gets into params, tags, text artifacts, logs or messages."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from trtops import errors
+from trtops.logger import G_LOGGER
+from trtops.masking import masked
+from trtops.tracking.base import tracked
+from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Tag
+
+# Put together here, lest a scanner take this file for a leak.
+TOKENS = {
+    "AWS": "AKIA" + "IOSFODNN7EXAMPLE",
+    "GitHub": "ghp_" + "a1B2" * 9,
+    "GitHub, fine-grained": "github_pat_" + "11ABCDEFG0" * 3,
+    "GitLab": "glpat-" + "abcDEF123_" * 2,
+    "Slack": "xoxb-" + "123456789012-abcdefghijkl",
+    "Hugging Face": "hf_" + "aBcDeFgHiJ" * 3,
+    "OpenAI": "sk-" + "proj-abcdefghij1234567890",
+    "Google": "AIza" + "SyA-1234567890abcdefghijklmnopqrstu",
+    "NGC": "nvapi-" + "abcdefghij_1234567890",
+    "Prefect": "pnu_" + "abcdefghij1234567890",
+    "Databricks": "dapi" + "0123456789abcdef" * 2,
+    "JWT": "eyJ" + "hbGciOiJIUzI1NiJ9.eyJ" + "zdWIiOiIxMjM0In0.s1gnature-of-it",
+    "key": "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIE\nabc\n-----END RSA PRIVATE " + "KEY-----",
+}
+
+
+@pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS.keys())
+def test_tokens_of_well_known_services_are_masked_and_what_is_around_them_stays(token: str) -> None:
+    assert masked(f'{{"before": 1, "t": "{token}", "after": 2}}') == '{"before": 1, "t": "***", "after": 2}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql+psycopg://me:pa%20ss@db:5432/runs", "postgresql+psycopg://db:5432/runs"),
+        ("https://token@github.com/a/b.git", "https://github.com/a/b.git"),
+        ('["http://a:b@c/d", "e@f"]', '["http://c/d", "e@f"]'),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),
+        ('{"authorization": "Basic dXNlcjpwYXNz"}', '{"authorization": "Basic ***"}'),
+        (
+            "https://b.s3.amazonaws.com/x?X-Amz-Signature=abc&X=1",
+            "https://b.s3.amazonaws.com/x?X-Amz-Signature=***&X=1",
+        ),
+        ("DefaultEndpointsProtocol=https;AccountKey=abc+/=;x", "DefaultEndpointsProtocol=https;AccountKey=***;x"),
+    ],
+)
+def test_addresses_headers_and_signatures_are_masked(text: str, expected: str) -> None:
+    assert masked(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:5000/#/experiments/1",
+        '["http://a", "b@c"]',
+        "fp16",
+        f"/models/resnet@v2/model.onnx and {__file__}",
+        "akia and task-of-the-day, risk-averse",
+        "s3://bucket/key?versionId=3",
+        '{"tactic": "sm80_xmma_gemm_f16f16", "seed": 100000}',
+        "日本 \ud800",
+        "",
+    ],
+)
+def test_what_is_no_secret_stays(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_TOKENS", "100000")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "models")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", __file__)
+
+    assert masked(text) == text
+
+
+def test_values_of_variables_whose_names_say_what_they_hold_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "trtops:open sesame")
+    monkeypatch.setenv("DATABASE", "postgresql://me:dragonfly@db/runs")
+
+    found = masked("xwJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEYx, hunter22; hunter222, open sesame, dragonfly")
+
+    assert found == "x***x, ***; hunter222, ***, ***"
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    assert masked("hunter22") == "hunter22"
+
+
+def test_whatever_is_logged_as_text_goes_through_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "correct horse battery"
+    monkeypatch.setenv("TEAM_PASSWORD", secret)
+    told = f"postgres://me:{'x' * 9}@db says {secret} and {TOKENS['AWS']}"
+    memory = MemoryTracker()
+
+    with (
+        pytest.raises(errors.ConfigError) as raised,
+        tracked(memory, "m", "r", kind="build", tags={"first": told}) as run,
+    ):
+        run.log_params({"data": told, "nested": {"uri": told}})
+        run.set_tags({"note": told, Tag.NOTE: told})
+        run.log_text(told, "build.log")
+        run.log_json({"said": [told]}, "spec.json")
+        run.log_params({"data": told})  # the same again
+        raise errors.ConfigError(told)
+
+    info = memory.info(run.id)
+    kept = memory._kept(run.id).artifacts
+    everything = f"{info.params}{info.tags}{kept}{raised.value}"
+    assert secret not in everything and "x" * 9 not in everything and TOKENS["AWS"] not in everything
+    assert info.params["data"] == info.tags["first"] == "postgres://db says *** and ***"
+    assert info.tags[Tag.ERROR] == "ConfigError: postgres://db says *** and ***"
+
+
+def test_log_lines_go_through_the_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    G_LOGGER.log_file = tmp_path / "log.txt"
+    try:
+        logging.getLogger("trtops.backend").warning("fetching %s", "https://me:secret@host/x")
+        try:
+            raise RuntimeError(TOKENS["GitLab"])
+        except RuntimeError:
+            logging.getLogger("trtops.backend").exception("failed")
+    finally:
+        G_LOGGER.log_file = None
+
+    text = (tmp_path / "log.txt").read_text()
+    assert "fetching https://host/x" in text and "RuntimeError: ***" in text and TOKENS["GitLab"] not in text

@@ -1,0 +1,130 @@
+"""What a store says never becomes a path outside of the run: not by a manifest, a server's listing, a link or an address."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trtops import errors
+from trtops.record import sha256
+from trtops.tracking.base import tracked
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.writer import read_manifest
+
+HOSTILE = ("../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a\0b", "..\\x")
+
+
+@pytest.fixture
+def embedded(new_store: Callable[[Path], Path], tmp_path: Path) -> MlflowTracker:
+    return MlflowTracker(new_store(tmp_path / "mlruns"))
+
+
+def manifest(path: str, digest: str = "0" * 64, size: int = 1) -> bytes:
+    return json.dumps({"artifacts": [{"path": path, "size": size, "sha256": digest}]}).encode()
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_a_manifest_that_leaves_the_run_is_refused(path: str) -> None:
+    with pytest.raises(errors.IncompleteRunError, match="damaged"):
+        read_manifest("run", manifest(path))
+
+
+@pytest.mark.parametrize("digest", ["../../../../tmp/x", "/tmp", "", "0" * 63, "G" * 64])
+def test_a_digest_in_a_manifest_is_one(digest: str) -> None:
+    with pytest.raises(errors.IncompleteRunError, match="SHA-256"):
+        read_manifest("run", manifest("a", digest))
+    with pytest.raises(errors.IncompleteRunError):
+        read_manifest("run", manifest("a", size=-1))
+
+
+@pytest.mark.parametrize("path", [*HOSTILE, "elsewhere/x", "engine"])
+def test_a_server_s_listing_that_leaves_the_folder_asked_for_is_refused(
+    server: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = MlflowTracker(server)
+    with tracked(tracker, "confined", "r", kind="build") as run:
+        run.log_text("plan", "engine/x.plan")
+    hostile = SimpleNamespace(path=path, is_dir=False)
+    listed = tracker._client.list_artifacts
+    monkeypatch.setattr(
+        tracker._client, "list_artifacts", lambda run_id, folder: [hostile] if folder else listed(run_id, folder)
+    )
+
+    with pytest.raises(errors.StoreError, match="leads out of there"):
+        tracker._files(tracker._entity(run.id)).entries()
+
+    fetched = {path.name for path in tracker._connection.downloads.folder().rglob("*")}
+    assert fetched <= {run.id, "manifest.json"}
+
+
+def test_a_listing_without_end_is_refused(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = MlflowTracker(server)
+    run = tracker.start("confined", "r", kind="build")
+    monkeypatch.setattr(
+        tracker._client,
+        "list_artifacts",
+        lambda run_id, folder: [SimpleNamespace(path=f"{folder}/a" if folder else "a", is_dir=True)],
+    )
+
+    with pytest.raises(errors.StoreError, match="Do not trust"):
+        tracker._files(tracker._entity(run.id)).entries()
+
+
+def test_links_out_of_an_embedded_run_are_not_followed(embedded: MlflowTracker, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "folder").mkdir()
+    run = embedded.start("m", "r", kind="build")
+    run.log_bytes(b"plan", "engine/x.plan")
+    place = Path(embedded._entity(run.id).info.artifact_uri)
+    (place / "link").symlink_to(tmp_path / "secret")
+    (place / "out").symlink_to(tmp_path / "folder")
+
+    with pytest.raises(errors.StoreError, match="link"):
+        embedded.peek(run.id, "link")
+    with pytest.raises(errors.StoreError, match="link"):
+        run.log_bytes(b"x", "out/x")
+    assert list((tmp_path / "folder").iterdir()) == []
+    run.finish()
+    (place / "engine" / "x.plan").unlink()
+    (place / "engine" / "x.plan").symlink_to(tmp_path / "secret")
+    with pytest.raises(errors.StoreError, match="link"):
+        embedded.load(run.id).read_bytes("engine/x.plan")
+
+
+def test_an_address_in_the_database_that_leads_out_of_the_store_is_refused(embedded: MlflowTracker) -> None:
+    run = embedded.start("m", "r", kind="build")
+    with sqlite3.connect(embedded.store.database) as database:
+        database.execute("UPDATE runs SET artifact_uri = 'mlflow-artifacts:/../../../etc'")
+    database.close()
+
+    with pytest.raises(errors.StoreError, match="leads out of the store"):
+        embedded.peek(run.id, "passwd")
+
+
+def test_an_engine_whose_bytes_changed_is_never_deserialized(
+    embedded: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests import models
+    from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+    from trtops.ops.engines.convert import ConvertConfig, convert
+    from trtops.ops.judging.judgement import CheckConfig
+    from trtops.tracking import builds
+
+    quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+    result = convert(models.conv_net().write(tmp_path), quick, tracker=embedded)
+    place = Path(embedded._entity(result.run_id).info.artifact_uri)
+    engine = place / "engine" / "engine.ort"
+    data = bytearray(engine.read_bytes())
+    data[len(data) // 2] ^= 1
+    engine.write_bytes(data)
+    loaded: list[object] = []
+    monkeypatch.setattr(OnnxRuntimeBackend, "runner", lambda self, engine: loaded.append(engine))
+
+    with pytest.raises(errors.IncompleteRunError, match="other content than its manifest says"):
+        builds.load_build(embedded.load(result.run_id))
+    assert loaded == [] and result.engine_sha256 != sha256(bytes(data))

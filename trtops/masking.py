@@ -1,0 +1,99 @@
+"""Secrets taken out of texts: the one place through which everything goes that is logged, stored as text, or raised.
+
+Three kinds are known: users and passwords in addresses (``scheme://user:password@host``), values of environment variables
+whose names say what they hold (``AWS_SECRET_ACCESS_KEY``), and tokens that begin as those of well-known services do. What a
+text cannot be told to be, such as a password in a file of the user's own, passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping
+
+MASK = "***"
+
+_SECRET_NAME = r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING|ENCRYPTION_KEY"
+_PUBLIC_NAME = r"(?i)_(FILE|PATH|DIR|URL|URI|ID|USERNAME|USER|COUNT|LIMIT|PARALLELISM)$"
+_SHORTEST = 6
+_LONG = 16
+
+# Patterns are compiled when they are first needed: most texts need none, and every process imports this.
+_USERINFO = r"(?<=://)[^/@\s\"'<>\\`]+@"
+_TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", MASK),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{30,}\b", MASK),
+    (("github_pat_",), r"\bgithub_pat_\w{20,}\b", MASK),
+    (("glpat-",), r"\bglpat-[\w-]{20,}", MASK),
+    (("xox",), r"\bxox[abeoprs]-[\w-]{10,}", MASK),
+    (("hf_",), r"\bhf_[A-Za-z0-9]{30,}\b", MASK),
+    (("sk-",), r"\bsk-[\w-]{20,}", MASK),
+    (("AIza",), r"\bAIza[\w-]{35}", MASK),
+    (("nvapi-",), r"\bnvapi-[\w-]{20,}", MASK),
+    (("pnu_", "pnb_"), r"\bpn[ub]_[A-Za-z0-9]{20,}\b", MASK),
+    (("dapi",), r"\bdapi[0-9a-f]{32}\b", MASK),
+    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}\b", MASK),
+    (("pypi-",), r"\bpypi-[\w-]{40,}", MASK),
+    (("eyJ",), r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}", MASK),
+    (
+        ("PRIVATE KEY-----",),
+        r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+        MASK,
+    ),
+    (("uthorization",), r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[^\s\"']+", rf"\1{MASK}"),
+    (("AccountKey=", "SharedAccessSignature="), r"\b(AccountKey=|SharedAccessSignature=)[^;\s\"']+", rf"\1{MASK}"),
+    (
+        ("?", "&"),
+        r"(?i)([?&](?:x-amz-signature|x-amz-security-token|x-goog-signature|sig|token|access_token|api_?key|password)=)"
+        r"[^&\s\"'<>]+",
+        rf"\1{MASK}",
+    ),
+)
+"""What a text has in it if it may have a token, the token's form, and what takes its place."""
+
+
+def masked(text: str) -> str:
+    """A text without the secrets that can be told: tokens and values become ``***``, users of addresses vanish."""
+    return _without(text, _secret_values())
+
+
+def masked_values(texts: Mapping[str, str]) -> dict[str, str]:
+    """The same for the values of a mapping."""
+    secrets = _secret_values()
+    return {name: _without(text, secrets) for name, text in texts.items()}
+
+
+def _without(text: str, secrets: tuple[str, ...]) -> str:
+    if "://" in text:
+        text = re.sub(_USERINFO, "", text)
+    for hints, form, instead in _TOKENS:
+        if any(hint in text for hint in hints):
+            text = re.sub(form, instead, text)
+    for value in secrets:
+        if value in text:
+            text = re.sub(_form_of(value), MASK, text)
+    return text
+
+
+def _secret_values() -> tuple[str, ...]:
+    """Values of this process' environment that are nobody's business, long ones first."""
+    return _among(tuple(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=4)
+def _among(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    found: set[str] = set()
+    for name, value in environment:
+        if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):
+            found |= {value, value.partition(":")[2]} if "AUTH_STRING" in name.upper() else {value}
+        if "://" in value and (user := re.search(_USERINFO, value)) is not None:
+            found.add(user[0][:-1].partition(":")[2])
+    secret = (value for value in found if len(value) >= _SHORTEST and not value.isdecimal())
+    return tuple(sorted(secret, key=len, reverse=True))
+
+
+def _form_of(value: str) -> str:
+    """Where a value counts as the secret: anywhere if it is long, else as a word of its own, which it may also be by chance."""
+    whole = re.escape(value)
+    return whole if len(value) >= _LONG else rf"(?<!\w){whole}(?!\w)"
