@@ -20,15 +20,15 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from trtops import errors
 from trtops.record import sha256, sha256_file
 from trtops.tracking.base import ArtifactEntry, MetricName, RunInfo, RunStatus, StoredRun, incomplete
 from trtops.tracking.ids import RUN_PREFIX, is_local
-from trtops.tracking.location import Store
 from trtops.tracking.outbox import KeptDraft, KeptFolder, KeptRun, Outbox
-from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
+from trtops.tracking.receiver import Receiver
+from trtops.tracking.registry import RegisteredVersion
 from trtops.tracking.schema import Artifact, Kind, Tag
 from trtops.tracking.upload import upload
 from trtops.tracking.writer import (
@@ -46,54 +46,6 @@ T = TypeVar("T")
 
 _AWAY = (errors.TrackingUnavailableError, errors.NoRoomError)
 _ANSWERS = 256
-
-
-class Receiver(RegisteringTracker, Protocol):
-    """A tracker whose runs can be written again, as those of an outbox need it.
-
-    Attributes:
-        shown: Its address, without a password.
-        store: The embedded store that it writes; None for anything else.
-        context: Tags that it gives to every run: the user, the program.
-    """
-
-    shown: str
-    store: Store | None
-    context: Mapping[str, str]
-
-    def create(
-        self,
-        experiment: str,
-        name: str,
-        *,
-        tags: Mapping[str, str],
-        parent: str | None = None,
-        began: float | None = None,
-        known: bool = False,
-    ) -> RunWriter:
-        """Make a run with exactly these tags, the local id among them.
-
-        Args:
-            experiment: As for :meth:`trtops.tracking.base.Tracker.start`.
-            name: Likewise.
-            tags: All of its tags.
-            parent: Id of the parent run.
-            began: When it began, in seconds since the epoch; now unless given.
-            known: Whether a run of this local id may be there already, which is then written again.
-        """
-        ...
-
-    def reopen(self, run_id: str) -> RunWriter:
-        """As :meth:`trtops.tracking.base.Tracker.reopen`."""
-        ...
-
-    def rewrite(self, run_id: str) -> RunWriter:
-        """Write to a run whatever its state, which is running from now on, without an error or a verdict.
-
-        Raises:
-            RunNotFoundError: If there is none with this id.
-        """
-        ...
 
 
 class KeepingTracker:

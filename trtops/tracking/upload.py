@@ -21,7 +21,7 @@ from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.writer import RunWriter
 
 if TYPE_CHECKING:
-    from trtops.tracking.keeping import Receiver
+    from trtops.tracking.receiver import Receiver
 
 
 @dataclass(frozen=True, kw_only=True)
