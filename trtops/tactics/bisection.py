@@ -347,10 +347,10 @@ class Bisection:
         """Bits that a trial is expected to tell, of which hypothesis holds and against chance, verdicts being right."""
         here, there = self.expected_bad(one), self.expected_bad(other)
         total = float(mass.sum())
-        told = sum(_entropy(float(mass[expected].sum()) / total) for expected in (here, there)) / 2
+        told = sum(_entropy_bits(float(mass[expected].sum()) / total) for expected in (here, there)) / 2
         return told + float(mass[here != there].sum()) / total
 
 
-def _entropy(p: float) -> float:
+def _entropy_bits(p: float) -> float:
     """Of a coin that falls with probability ``p``, in bits."""
     return 0.0 if not 0 < p < 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)

@@ -188,7 +188,12 @@ class BisectResult(OpResult):
             more = f" and {len(self.consequences) - 8} more" if len(self.consequences) > 8 else ""
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {shown}{more}."
         rows = [
-            (str(number), t.verdict if t.counted else f"{t.verdict}, not counted", _number(t.error), _some(t.taken))
+            (
+                str(number),
+                t.verdict if t.counted else f"{t.verdict}, not counted",
+                _error_text(t.error),
+                _names_text(t.taken),
+            )
             for number, t in enumerate(self.trials, 1)
         ]
         if rows:
@@ -222,7 +227,7 @@ def bisect(
         TrtopsError: Whatever keeps all builds from being made or judged.
     """
     config = BisectConfig() if config is None else config
-    campaign, mixture, guilt = _opened(tracker, run, bad, config)
+    campaign, mixture, guilt = _open_pair(tracker, run, bad, config)
     campaign = replace(campaign, tags=tuple((tags or {}).items()))
     pair = f"{mixture.good.info.id[:8]} and {mixture.bad.info.id[:8]}"
     try:
@@ -254,11 +259,11 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None) -> Campaign:
     """
     run_id = tracker.whole_id(run)
     if bad is not None:
-        run_id = _parent(tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
+        run_id = _common_campaign(tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
     return open_campaign(tracker, run_id)
 
 
-def _opened(
+def _open_pair(
     tracker: Tracker, run: str, bad: str | None, config: BisectConfig
 ) -> tuple[Campaign, Mixture, Mapping[tuple[str, str], float]]:
     """The campaign, the two builds, and how guilty the campaign's diff finds what the bad build has."""
@@ -291,7 +296,7 @@ def _opened(
     return campaign.on(config.devices), Mixture(*stored), guilt
 
 
-def _parent(good: RunInfo, bad: RunInfo) -> str:
+def _common_campaign(good: RunInfo, bad: RunInfo) -> str:
     if good.parent is None or good.parent != bad.parent:
         raise errors.ConfigError(
             f"Runs {good.id} and {bad.id} are not builds of one campaign (`trtops debug build`), which says how to build and judge."
@@ -334,7 +339,7 @@ class _Search:
         complete = complete and outcome == "convicted"
         return BisectResult(
             outcome=outcome,
-            summary=_summary(outcome, culprits, complete, self.mixture, self.trials),
+            summary=_summary_text(outcome, culprits, complete, self.mixture, self.trials),
             culprits=tuple(culprits),
             complete=complete,
             good_run=self.mixture.good.info.id,
@@ -474,7 +479,7 @@ def welch(larger: Sequence[float], smaller: Sequence[float]) -> Effect | None:
     return Effect(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
-def _summary(
+def _summary_text(
     outcome: Outcome, culprits: Sequence[Culprit], complete: bool, mixture: Mixture, trials: Sequence[Trial]
 ) -> str:
     builds = f"{len(trials)} builds"
@@ -496,10 +501,10 @@ def _summary(
     return f"{builds} did not suffice to tell.{why} Give a larger budget, or another pair of builds."
 
 
-def _number(value: float | None) -> str:
+def _error_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _some(names: Sequence[str], shown: int = 4) -> str:
+def _names_text(names: Sequence[str], shown: int = 4) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more if names else "nothing"

@@ -78,14 +78,16 @@ class Mixture:
     def __init__(self, good: StoredRun, bad: StoredRun) -> None:
         self.good, self.bad = good, bad
         self._good, self._bad = _tactics_of(good), _tactics_of(bad)
-        settings = _values(self._good), _values(self._bad)
+        settings = _settings_of(self._good), _settings_of(self._bad)
         differing = [name for name in settings[0] if settings[0][name] != settings[1].get(name, settings[0][name])]
         self._settings = tuple(differing)
         mine, theirs = ({c.layer: c for c in record.choices} for record in (self._good, self._bad))
         layers = self._good.differing_layers(self._bad)
         # ONNX Runtime can be told settings alone; its layers follow from them.
         chosen = self._good.mechanism != "onnxruntime"
-        self._layers = tuple(n for n in layers if chosen and n in mine and n in theirs and _free(mine[n], theirs[n]))
+        self._layers = tuple(
+            n for n in layers if chosen and n in mine and n in theirs and _are_replayable(mine[n], theirs[n])
+        )
         self.consequences = tuple(name for name in layers if name not in self._layers)
         self.units = (
             *(Unit(kind="layer", name=n, good=mine[n].tactic, bad=theirs[n].tactic) for n in self._layers),
@@ -101,7 +103,7 @@ class Mixture:
         names = [[u.name for u, t in zip(self.units, taken) if t and u.kind == kind] for kind in ("layer", "setting")]
         layers, settings = (frozenset(of) for of in names)
         theirs = {choice.layer: choice for choice in self._bad.choices}
-        values = _values(self._bad)
+        values = _settings_of(self._bad)
         wanted = replace(
             self._good,
             choices=tuple(theirs[c.layer] if c.layer in layers else c for c in self._good.choices),
@@ -118,7 +120,7 @@ class Mixture:
         """
         if got is None:
             return Outcome(None, tuple(unit.name for unit in self.units))
-        now, before, other = (_chosen(record) for record in (got, self._good, self._bad))
+        now, before, other = (_choices_by_name(record) for record in (got, self._good, self._bad))
         taken, strayed = np.zeros(len(self.units), np.bool_), []
         whole = True
         for place, unit in enumerate(self.units):
@@ -163,7 +165,7 @@ def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
         wanted: What to choose; settings that the campaign varied, and the builder does not choose, go into the config.
         start: The run whose config it is made with. Its tactics are no longer drawn by lot.
     """
-    own = _values(TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS)))
+    own = _settings_of(TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS)))
     varied = tuple(pair for pair in wanted.settings if pair[0] not in own)
     replay = replace(
         wanted,
@@ -184,15 +186,15 @@ def _tactics_of(run: StoredRun) -> TacticRecord:
     return record
 
 
-def _values(record: TacticRecord) -> dict[str, str]:
+def _settings_of(record: TacticRecord) -> dict[str, str]:
     return dict(record.settings)
 
 
-def _free(*choices: TacticChoice) -> bool:
+def _are_replayable(*choices: TacticChoice) -> bool:
     return all(choice.replayable for choice in choices)
 
 
-def _chosen(record: TacticRecord) -> dict[tuple[str, str], Sequence[object]]:
+def _choices_by_name(record: TacticRecord) -> dict[tuple[str, str], Sequence[object]]:
     """What layers and settings got, comparable between builds."""
     layers: Iterable[tuple[tuple[str, str], Sequence[object]]] = (
         (("layer", c.layer), (c.tactic, c.implementation, c.tactic_id)) for c in record.choices
