@@ -49,8 +49,8 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test-kills: $(VENV)/.test ## the test that kills a worker in the middle of a campaign; takes some minutes
-	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team -k killed
+test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
+	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

@@ -117,6 +117,7 @@ def by_hand(folder: Path) -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
 def test_forty_builds_on_two_workers_started_by_hand_of_which_one_is_killed(
     store: Path, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
