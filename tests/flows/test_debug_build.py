@@ -132,6 +132,7 @@ def test_a_campaign_is_gone_on_with_by_its_run_alone(store: Path, case) -> None:
 
 def test_dask_says_what_to_install_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
+    monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
 
     with pytest.raises(errors.BackendUnavailableError, match=r"trtops\[dask\]"), spread(1, "tcp://nowhere:1"):
         pass
