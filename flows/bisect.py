@@ -11,6 +11,7 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Count, Positive
 from flows.progress import progress
 from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -23,7 +24,9 @@ def build_mixtures(campaign: str, bad: str | None, config: BisectConfig) -> Bise
     """One call of the bisect op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        bench_slot(campaign_of(memory, campaign, bad).config.place.on(config.devices)) as devices,
+        bench_slot(
+            campaign_of(memory, campaign, bad, allow_scripts=config.allow_scripts).config.place.on(config.devices)
+        ) as devices,
         progress("Bisecting", "builds") as bar,
     ):
         config = replace(config, devices=devices)
@@ -36,8 +39,8 @@ def bisect(
     bad: str | None = None,
     config: Annotated[BisectConfig | None, config_flag] = None,
     *,
-    max_builds: int | None = None,
-    max_minutes: float | None = None,
+    max_builds: Count | None = None,
+    max_minutes: Positive | None = None,
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good build of the same campaign.
 

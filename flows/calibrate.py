@@ -13,6 +13,7 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Count
 from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -44,8 +45,8 @@ def calibrate(
     *,
     algorithm: Algorithm | None = None,
     backend: BackendName | None = None,
-    batch: int | None = None,
-    samples: int | None = None,
+    batch: Count | None = None,
+    samples: Count | None = None,
     check_data: str | None = None,
     labels: str | None = None,
     keep: tuple[str, ...] | None = None,

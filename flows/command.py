@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import cyclopts
 
-from trtops.errors import BuildListError, TrtopsError
+from trtops.ending import ended_by_signals
+from trtops.errors import AuditError, BuildListError, TrtopsError
 from trtops.ops.result import OpResult
 from trtops.record import Record
 
@@ -34,8 +36,12 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
     app = cyclopts.App(name=f"python -m flows.{name}", version_flags=[], result_action="return_value")
     app.default(flow)
     try:
-        result: Any = app()
-    except BuildListError as exc:  # its flow fails, so that its state says so; here it is a result like others
+        with ended_by_signals(alone=threading.active_count() == 1):
+            result: Any = app()
+    except (
+        AuditError,
+        BuildListError,
+    ) as exc:  # its flow fails, so that its state says so; here it is a result like others
         result = exc.result
     except TrtopsError as exc:
         print(f"error: {exc}", file=sys.stderr)

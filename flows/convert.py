@@ -35,6 +35,7 @@ def convert(
     precision: Precision | None = None,
     backend: BackendName | None = None,
     data: str | None = None,
+    timing_cache: str | None = None,
     experiment: str | None = None,
     rebuild: bool | None = None,
 ) -> ConvertResult:
@@ -46,6 +47,7 @@ def convert(
         precision: Lowest precision the engine may compute in.
         backend: What builds the engine, with that back end's default options.
         data: Where input data comes from; random unless given.
+        timing_cache: A timing cache to build with: a file, "run:<id>", "accepted" or "shared".
         experiment: MLflow experiment; the model's name unless given.
         rebuild: Build even if the memory has this very engine.
 
@@ -61,7 +63,13 @@ def convert(
         build = replace(build, precision=precision)
     if data is not None:
         check = replace(check, data=data)
-    config = replace(config, build=build, check=check, rebuild=config.rebuild if rebuild is None else rebuild)
+    config = replace(
+        config,
+        build=build,
+        check=check,
+        timing_cache=config.timing_cache if timing_cache is None else timing_cache,
+        rebuild=config.rebuild if rebuild is None else rebuild,
+    )
     result = convert_model(str(model), config, experiment)
     show_result(result)
     return result

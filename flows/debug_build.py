@@ -20,6 +20,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Count
 from flows.progress import progress
 from flows.spread import spread
 from flows.tasks import flow_tags, tracker, trtops_flow
@@ -38,14 +39,16 @@ def debug_build(
     config: Annotated[DebugBuildConfig | None, config_flag] = None,
     *,
     resume: str | None = None,
-    until: int | Literal["good", "bad", "decided"] | None = None,
+    until: Count | Literal["good", "bad", "decided"] | None = None,
+    max_iterations: Count | None = None,
     precision: Precision | None = None,
     backend: BackendName | None = None,
     data: str | None = None,
     random_tactics: bool | None = None,
-    parallel: int | None = None,
+    parallel: Count | None = None,
     dask: str | None = None,
     experiment: str | None = None,
+    allow_scripts: bool = False,
 ) -> DebugBuildResult:
     """Build a model until it is known which tactic makes some of its builds bad, and keep every build in MLflow.
 
@@ -54,6 +57,7 @@ def debug_build(
         config: Everything that can be chosen; what is given beside it takes its place.
         resume: Run of a campaign to resume. What is finished is not built again.
         until: A number of builds, the first ``good`` or ``bad`` one, or ``decided``: until the diff has an answer.
+        max_iterations: Builds at the latest.
         precision: Lowest precision the engines may compute in.
         backend: What builds the engines, with that back end's default options.
         data: Where input data comes from; random unless given.
@@ -61,6 +65,8 @@ def debug_build(
         parallel: Iterations under way at a time; on GPUs, one on each.
         dask: Address of a Dask scheduler whose workers make the iterations.
         experiment: MLflow experiment; the model's name unless given.
+        allow_scripts: Run scripts and commands that the campaign to resume names, which whoever may write to the store can
+            change.
 
     Returns:
         How many builds were good and bad, and what the diff says about why.
@@ -69,7 +75,7 @@ def debug_build(
         TrtopsError: Whatever keeps all builds from being made; what one build does is a verdict.
     """
     if resume is not None and config is None:
-        config = open_campaign(tracker(), resume, model=model).config
+        config = open_campaign(tracker(), resume, model=model, allow_scripts=allow_scripts).config
     config = DebugBuildConfig() if config is None else config
     build = config.build.on_backend(backend)
     if precision is not None:
@@ -80,7 +86,9 @@ def debug_build(
         check=config.check if data is None else replace(config.check, data=data),
         vary=config.vary if random_tactics is None else replace(config.vary, random_tactics=random_tactics),
         until=config.until if until is None else until,
+        max_iterations=max_iterations or config.max_iterations,
         parallel=parallel or config.parallel,
+        bisect=config.bisect and dask is None,  # mixtures are built here, and only Dask's workers may have the GPU
     )
     with spread(config.parallel, dask) as submit, _shown_progress() as tell:
         result = debug_build_op(
@@ -107,7 +115,7 @@ def _shown_progress() -> Iterator[Callable[[Progress], None]]:
 
         def tell(now: Progress) -> None:
             nonlocal shown
-            counted = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung"
+            counted = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
             found = f"; {now.found.conclusion}" if now.found is not None else ""
             bar.update(now.done, now.limit, note=f"; {counted}{found}")
             if time.monotonic() - shown >= _EVERY or now.done == now.limit:

@@ -10,11 +10,10 @@ import argparse
 import base64
 import importlib
 import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -24,9 +23,8 @@ from trtops import errors, team
 from trtops.team.config import POOLS
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from prefect.deployments.runner import RunnerDeployment
+    from prefect.utilities.callables import ParameterSchema
 
 # Prefect reads the address of its server when it is first imported: nothing here does so before `_use_server`.
 
@@ -35,7 +33,7 @@ SILENCE = "trtops: flow runs that fell silent"
 SILENT_FOR = timedelta(minutes=10)
 """More than three times as long as Prefect's default between heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)."""
 
-_ANSWER_SECONDS = 20.0
+_ANSWER_SECONDS = 60.0
 _WITHOUT_SERVER = (
     "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to one that runs, such as "
     "http://127.0.0.1:4200/api."
@@ -55,23 +53,26 @@ def deploy(checkout: str | None = None) -> int:
         ConfigError: If there is no server, it lets nobody in, or a deployment is refused.
     """
     _use_server()
+    from prefect.deployments.runner import DeploymentApplyError
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.runner.storage import LocalStorage
+
     for pool in _make_missing_pools():
         print(f"Made the work pool {pool}.", flush=True)
     _watch_for_silence()
+    storage = LocalStorage(checkout or str(FILE.parent))
     paused = _paused_by_serving()
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)],
-        cwd=FILE.parent,
-        env={**os.environ, "TRTOPS_CHECKOUT": checkout or str(FILE.parent), "PREFECT_LOGGING_LEVEL": "ERROR"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise errors.ConfigError(f"Prefect refused the deployments of {FILE}:\n{done.stdout.strip()[-3000:]}")
-    _resume(paused)
-    return len(read_deployments())
+    listed = read_deployments()
+    for each in listed:
+        pool = each["work_pool"]
+        deployment = _deployment_from(each, paused=False if _deployment_key(each) in paused else None)
+        deployment.work_pool_name, deployment.job_variables = pool["name"], pool.get("job_variables") or {}
+        deployment.storage = storage
+        try:
+            deployment.apply()
+        except (DeploymentApplyError, PrefectHTTPStatusError) as exc:
+            raise errors.ConfigError(f"Prefect refused the deployment {deployment.full_name}: {exc}") from exc
+    return len(listed)
 
 
 def serve(limit: int = 2) -> None:
@@ -87,7 +88,8 @@ def serve(limit: int = 2) -> None:
     from prefect import serve as prefect_serve
 
     os.chdir(FILE.parent)  # paths in parameters are relative to it, as they are where a worker runs the flow
-    prefect_serve(*(_served(deployment) for deployment in read_deployments()), limit=limit)
+    # They are paused from the end of the last time on.
+    prefect_serve(*(_deployment_from(each, paused=False) for each in read_deployments()), limit=limit)
 
 
 def read_deployments() -> list[dict[str, Any]]:
@@ -98,8 +100,18 @@ def read_deployments() -> list[dict[str, Any]]:
     return listed
 
 
-def _served(deployment: dict[str, Any]) -> RunnerDeployment:
-    """A deployment of ``prefect.yaml`` without its work pool."""
+def _deployment_key(deployment: Mapping[str, Any]) -> tuple[str, str]:
+    """What a deployment is known by: its flow and its name."""
+    return str(deployment["entrypoint"]), str(deployment["name"])
+
+
+def _deployment_from(deployment: Mapping[str, Any], paused: bool | None) -> RunnerDeployment:
+    """A deployment of ``prefect.yaml``, without its work pool.
+
+    Args:
+        deployment: As it stands there.
+        paused: Whether its schedules rest; None leaves that as it is.
+    """
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
     from prefect.schedules import Schedule
     from prefect.types.entrypoint import EntrypointType
@@ -111,16 +123,30 @@ def _served(deployment: dict[str, Any]) -> RunnerDeployment:
         Schedule(**{**each, **({"interval": timedelta(seconds=each["interval"])} if "interval" in each else {})})
         for each in deployment.get("schedules", ())
     ]
-    served: RunnerDeployment = flow.to_deployment(
+    described: RunnerDeployment = flow.to_deployment(
         name=deployment["name"],
         description=deployment["description"],
         parameters=deployment.get("parameters"),
         entrypoint_type=EntrypointType.MODULE_PATH,
-        paused=False,  # which it is from the end of the last time on
+        paused=paused,
         schedules=schedules,
         concurrency_limit=None if limit is None else ConcurrencyLimitConfig(**limit),
     )
-    return served
+    described._parameter_openapi_schema = form_of(flow)
+    return described
+
+
+def form_of(flow: Any) -> ParameterSchema:
+    """The schema that Prefect's form for a flow is made of, with parameters titled in words.
+
+    Descriptions are those of the docstrings: of the flow, and of the records among its parameters.
+    """
+    from prefect.utilities.callables import parameter_schema
+
+    schema = parameter_schema(flow)
+    for name, part in schema.properties.items():
+        part["title"] = name.replace("_", " ").capitalize()
+    return schema
 
 
 def _use_server() -> None:
@@ -210,25 +236,16 @@ def _watch_for_silence() -> None:
             client.create_automation(silence)
 
 
-def _paused_by_serving() -> list[UUID]:
-    """Ours that are paused and have no work pool: served once by a process that paused them as it ended, not by a person."""
+def _paused_by_serving() -> set[tuple[str, str]]:
+    """Those that are paused and have no work pool: a process that served them paused them when it ended, and no person did."""
     from prefect.client.orchestration import get_client
 
-    ours = {(each["entrypoint"], each["name"]) for each in read_deployments()}
     with get_client(sync_client=True) as client:
-        return [
-            found.id
+        return {
+            (str(found.entrypoint), found.name)
             for found in client.read_deployments()
-            if found.paused and found.work_pool_name is None and (found.entrypoint, found.name) in ours
-        ]
-
-
-def _resume(deployments: Sequence[UUID]) -> None:
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        for deployment in deployments:
-            client.resume_deployment(deployment)
+            if found.paused and found.work_pool_name is None
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ Several processes that start on an empty ``PREFECT_HOME`` at the same moment rac
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
 from trtops.files import locked
-from trtops.processes import SERVED_BY, mark
+from trtops.processes import SERVED_BY, mark, start_watch
 
 _READY = ".trtops-ready"
 
@@ -27,6 +28,7 @@ def ensure_prefect_home() -> None:
     if PREFECT_API_URL.value():
         return
     os.environ[SERVED_BY] = mark()
+    _watch_of(os.getpid())
     home = PREFECT_HOME.value()
     marker = home / _READY
     if marker.exists():
@@ -47,3 +49,9 @@ def ensure_prefect_home() -> None:
                 "Set PREFECT_HOME to a folder it can write to, or PREFECT_API_URL to a running server."
             )
         marker.touch()
+
+
+@functools.cache
+def _watch_of(pid: int) -> subprocess.Popen[bytes]:
+    """What ends this process' Prefect server after it; Prefect does so only where the process ends in order."""
+    return start_watch()

@@ -10,14 +10,14 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from pydantic import Field
 
 from flows.artifacts import show_result
 from flows.command import run
+from flows.parameters import Count
 from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -41,29 +41,20 @@ def build_listed(model: str, config: ConvertConfig, experiment: str, tags: Mappi
 
 @trtops_flow(name="nightly", run_name="{models}")
 def nightly(
-    models: Annotated[Path, Field(title="Model list", description="YAML file on the worker's machine")],
+    models: Path,
     *,
-    backends: Annotated[
-        tuple[BackendName, ...] | None,
-        Field(title="Back ends", description="Only builds with these; all unless given"),
-    ] = None,
-    only_new: Annotated[
-        bool, Field(title="Only what is new", description="Leave out what the memory has, or what failed often enough")
-    ] = False,
-    attempts: Annotated[
-        int, Field(title="Attempts", description="With 'only what is new': tries of a build that fails", ge=1, le=100)
-    ] = 3,
-    experiment: Annotated[
-        str | None, Field(title="Experiment", description="Of the summary; the list's name unless given")
-    ] = None,
+    backends: tuple[BackendName, ...] | None = None,
+    only_new: bool = False,
+    attempts: Count = 3,
+    experiment: str | None = None,
 ) -> Any:
     """Build and judge every model of a list, keep everything in MLflow, and show a summary.
 
     Args:
-        models: The list (:mod:`trtops.ops.engines.model_list`).
-        backends: Only builds with these back ends.
-        only_new: Only builds that the memory does not have, or that failed fewer than ``attempts`` times.
-        attempts: See there.
+        models: The list, a YAML file on the worker's machine.
+        backends: Only builds with these back ends; all unless given.
+        only_new: Only builds that the memory does not have, by content; what failed is tried again.
+        attempts: How often in all what failed is tried, with "only new".
         experiment: MLflow experiment of the summary; builds go to those of their models.
 
     Returns:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Several
 from flows.progress import progress
 from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -24,7 +25,9 @@ def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
     """One call of the noise op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        bench_slot(open_campaign(memory, campaign).config.place.on(config.devices)) as devices,
+        bench_slot(
+            open_campaign(memory, campaign, allow_scripts=config.allow_scripts).config.place.on(config.devices)
+        ) as devices,
         progress("Measuring", "engines") as bar,
     ):
         config = replace(config, devices=devices)
@@ -36,8 +39,8 @@ def noise(
     campaign: str,
     config: Annotated[NoiseConfig | None, config_flag] = None,
     *,
-    builds: int | None = None,
-    runs: int | None = None,
+    builds: Several | None = None,
+    runs: Several | None = None,
     statistic: Statistic | None = None,
 ) -> NoiseResult:
     """Say what runs, builds and the precision add to the error of a model, and below which limit it stays.

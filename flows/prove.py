@@ -11,6 +11,7 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Count, Index
 from flows.progress import progress
 from flows.slots import bench_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -24,7 +25,9 @@ def prove_suspect(campaign: str, config: ProveConfig) -> ProveResult:
     """One call of the prove op, logged to the default store, on a GPU of its own if it needs one."""
     memory = tracker()
     with (
-        bench_slot(open_campaign(memory, campaign).config.place.on(config.devices)) as devices,
+        bench_slot(
+            open_campaign(memory, campaign, allow_scripts=config.allow_scripts).config.place.on(config.devices)
+        ) as devices,
         progress("Proving", "builds") as bar,
     ):
         config = replace(config, devices=devices)
@@ -36,8 +39,8 @@ def prove(
     campaign: str,
     config: Annotated[ProveConfig | None, config_flag] = None,
     *,
-    suspect: int | None = None,
-    repeats: int | None = None,
+    suspect: Index | None = None,
+    repeats: Count | None = None,
 ) -> ProveResult:
     """Find out by intervention whether a suspect makes builds bad; a confirmed one goes on the deny-list.
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Count, Positive
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.comparator.report import Tolerances
@@ -50,11 +51,11 @@ def reduce(
     fail_codes: tuple[int, ...] = (),
     ignore_fail_codes: tuple[int, ...] = (),
     fail_regex: tuple[str, ...] = (),
-    timeout_seconds: float | None = None,
+    timeout_seconds: Positive | None = None,
     backend: BackendName = "onnxruntime",
     precision: Precision = "fp32",
     tolerances: Tolerances | None = None,
-    width: int | None = None,
+    width: Count | None = None,
     output: str | None = None,
     experiment: str | None = None,
 ) -> ReduceResult:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from flows.artifacts import show_result
 from flows.command import config_flag, run
+from flows.parameters import Positive
 from flows.progress import progress
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult
@@ -44,7 +45,7 @@ def sensitivity(
     data: str | None = None,
     config: Annotated[SensitivityConfig | None, config_flag] = None,
     *,
-    budget: float | None = None,
+    budget: Positive | None = None,
     experiment: str | None = None,
 ) -> SensitivityResult:
     """Measure what quantizing each layer costs, propose what to keep in higher precision, and keep the table in MLflow.

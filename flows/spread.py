@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
+from prefect.client.orchestration import get_client
 from prefect.futures import PrefectFuture
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.slots import campaign_slot
@@ -17,6 +19,9 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.debug_build import Submit
 from trtops.ops.campaign.iteration import IterationResult, iterate
 from trtops.ops.campaign.once import iterate_once
+from trtops.tracking import owner
+
+T = TypeVar("T")
 
 
 @trtops_task(name="iteration")
@@ -54,13 +59,14 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
             done: Future[IterationResult] = Future()
             future = runner.submit(task, parameters={"campaign": campaign, "number": number})
-            future.add_done_callback(lambda finished: _hand_over(finished, done))
+            future.add_done_callback(lambda finished: hand_over(finished, done))
             return done
 
         yield submit
 
 
-def _hand_over(finished: PrefectFuture[IterationResult], done: Future[IterationResult]) -> None:
+def hand_over(finished: PrefectFuture[T], done: Future[T]) -> None:
+    """Give the outcome of a task, result or error, to a future that is not Prefect's."""
     try:
         done.set_result(finished.result())
     except BaseException as exc:  # it is raised where the result is waited for
@@ -75,9 +81,24 @@ def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
         raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
     with DaskTaskRunner(address=address) as runner:
         try:
-            runner.client  # noqa: B018 - it connects when it is first asked for
+            boots = runner.client.run(_boot_id).values()  # it connects when it is first asked for
         except (OSError, ValueError) as exc:
             raise errors.ConfigError(
                 f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by `dask worker <address>`."
             ) from exc
-        yield runner
+        # Without a server to go to, each worker would start one of its own, which takes as long as several builds and
+        # would outlive a worker that is killed.
+        shared = PREFECT_API_URL.value() is None and set(boots) <= {_boot_id()}
+        with temporary_settings({PREFECT_API_URL: _own_server()}) if shared else nullcontext():
+            yield runner
+
+
+def _boot_id() -> str:
+    """What processes of one machine have in common."""
+    return owner.current().boot
+
+
+def _own_server() -> str:
+    """Address of the server that this process has started for its flows."""
+    with get_client(sync_client=True) as client:
+        return str(client.api_url)

@@ -15,9 +15,12 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from flows.home import ensure_prefect_home
 from trtops import errors
 from trtops.errors import TrtopsError
+from trtops.masking import mask_log_records, masked_json
 from trtops.tracking import schema
 from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.store import default_tracker, reap
+
+mask_log_records()  # Prefect sends them to its server
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +33,11 @@ class CalledFlow(Flow[P, R]):
     at a time, so such calls go without heartbeats. A worker does not start flows by calling them: deployed runs keep
     their heartbeats, by which a server finds runs whose process died.
     """
+
+    def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The parameters as Prefect keeps them with the run of a flow that is called here; the run itself has them whole."""
+        kept: dict[str, Any] = masked_json(super().serialize_parameters(parameters))
+        return kept
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process and return its result.

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from flows.command import run
 from flows.nightly import build_and_show
+from flows.parameters import Count, Seconds
 from flows.tasks import trtops_flow
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
@@ -26,34 +27,26 @@ log = logging.getLogger(__name__)
 
 @trtops_flow(name="watch", run_name="{folder}")
 def watch(
-    folder: Annotated[Path, Field(title="Folder", description="Folder of models on the worker's machine")],
+    folder: Path,
     *,
-    pattern: Annotated[
-        str, Field(title="Pattern", description="Which files in it; ** stands for any folders")
-    ] = "**/*.onnx",
-    precisions: Annotated[tuple[Precision, ...], Field(title="Precisions", min_length=1)] = ("fp32",),
-    backends: Annotated[tuple[BackendName, ...], Field(title="Back ends", min_length=1)] = ("onnxruntime",),
-    data: Annotated[
-        str | None, Field(title="Data", description="Saved inputs, a folder or a script; random unless given")
-    ] = None,
-    bad: Annotated[
-        Literal["fail", "report"], Field(title="Bad engines", description="Whether they make this run fail")
-    ] = "fail",
-    attempts: Annotated[int, Field(title="Attempts", description="Tries of a build that fails", ge=1, le=100)] = 3,
-    settle_seconds: Annotated[
-        float, Field(title="Settle seconds", description="How long a file must have been left alone", ge=0, le=86400)
-    ] = 10.0,
+    pattern: str = "**/*.onnx",
+    precisions: Annotated[tuple[Precision, ...], Field(min_length=1)] = ("fp32",),
+    backends: Annotated[tuple[BackendName, ...], Field(min_length=1)] = ("onnxruntime",),
+    data: str | None = None,
+    bad: Literal["fail", "report"] = "fail",
+    attempts: Count = 3,
+    settle_seconds: Seconds = 10.0,
 ) -> Any:
     """Build and judge the models of a folder that the memory does not have, in this environment.
 
     Args:
-        folder: The folder; there may be none yet.
-        pattern: Which files in it.
+        folder: The folder, on the worker's machine; there may be none yet.
+        pattern: Which files in it; ``**`` stands for any folders.
         precisions: What to build each in.
         backends: What to build each with.
-        data: Where inputs come from; random unless given.
-        bad: Whether a bad engine makes the run fail.
-        attempts: How often a build that fails is tried.
+        data: Where inputs come from: saved inputs, a folder of them, or a script; random unless given.
+        bad: Whether a bad engine makes the run fail, or is something to report.
+        attempts: How often in all a build that fails is tried.
         settle_seconds: How long a file must have been left alone, since it may still be being copied.
 
     Returns:

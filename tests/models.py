@@ -62,7 +62,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 def identity() -> Case:
-    """``y = x``, opset 8, shape (1, 1, 2, 2): the model that the field's examples use."""
+    """``y = x``, opset 8, shape (1, 1, 2, 2): the model that Polygraphy's examples use."""
     proto = model(
         "(float[1,1,2,2] x) => (float[1,1,2,2] y) { y = Identity(x) }", opset=8, name="test_identity", ir_version=3
     )

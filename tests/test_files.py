@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from trtops.files import locked, open_atomically
+from trtops.files import locked, open_atomically, replaced_together
 from trtops.json import save_json
 
 
@@ -88,3 +89,59 @@ def test_a_lock_is_waited_for_and_its_folder_is_made(tmp_path: Path) -> None:
     waiting.join()
 
     assert order == ["first", "second"]
+
+
+def test_files_that_belong_together_are_never_seen_mixed_whenever_the_process_is_killed(tmp_path: Path) -> None:
+    """Killed at every call of the system that changes a name: all old, no main file, or all new."""
+    names = ("model", "model.data", "more.data")
+    seen = set()
+    for killed_at in range(8):
+        folder = tmp_path / str(killed_at)
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("old")
+        child = os.fork()
+        if child == 0:
+            _replace_until_killed(folder, names, killed_at)
+        os.waitpid(child, 0)
+        found = {name: (folder / name).read_text() for name in names if (folder / name).exists()}
+        seen.add(tuple(found.get(name) for name in names))
+        assert "model" not in found or len(set(found.values())) == 1, found
+    assert ("old",) * 3 in seen and ("new",) * 3 in seen
+
+
+def _replace_until_killed(folder: Path, names: tuple[str, ...], killed_at: int) -> None:
+    calls = iter(range(100))
+
+    def die(event: str, args: tuple[object, ...]) -> None:
+        if event in ("os.rename", "os.remove") and next(calls) == killed_at:
+            os._exit(9)
+
+    sys.addaudithook(die)
+    with replaced_together(folder / names[0]) as files:
+        for name in names:
+            with files.open(folder / name) as file:
+                file.write(b"new")
+    os._exit(0)
+
+
+def test_files_that_belong_together_stay_as_they_were_if_one_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("old")
+    (tmp_path / "data").write_text("old")
+    with pytest.raises(KeyboardInterrupt), replaced_together(tmp_path / "model") as files:
+        with files.open(tmp_path / "data") as file:
+            file.write(b"new")
+        raise KeyboardInterrupt
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"model": "old", "data": "old"}
+
+
+def test_a_lock_is_not_taken_behind_a_link_and_truncates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+
+    with pytest.raises(OSError), locked(tmp_path / "link"):
+        pass
+    with locked(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "lock").read_text() == "precious"

@@ -60,11 +60,17 @@ def test_severities_are_in_order_and_are_those_of_logging_where_it_has_them() ->
     assert logging.getLevelName(G_LOGGER.EXTRA_VERBOSE) == "EXTRA_VERBOSE"
 
 
-def test_a_script_that_sets_up_nothing_sees_info_and_above_on_standard_error() -> None:
+def test_a_script_that_sets_up_nothing_sees_info_and_above_on_standard_output() -> None:
     out, err = run("G_LOGGER.verbose('no'); G_LOGGER.info('yes\\ntwo lines'); G_LOGGER.finish('done')")
 
-    assert out == []
-    assert err == ["[I] yes", "    two lines", "[I] done"]
+    assert out == ["[I] yes", "    two lines", "[I] done"]
+    assert err == []
+
+
+def test_critical_messages_go_to_standard_error() -> None:
+    out, err = run("import contextlib\nwith contextlib.suppress(Exception): G_LOGGER.critical('lost')")
+
+    assert (out, err) == ([], ["[!] lost"])
 
 
 def test_messages_of_the_package_itself_show_as_severity_says() -> None:
@@ -173,9 +179,28 @@ def test_lines_tell_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_nothing_is_coloured_off_a_terminal() -> None:
-    _, err = run("G_LOGGER.error('plain')")
+    out, err = run("G_LOGGER.error('plain'); G_LOGGER.tell('said', G_LOGGER.WARNING)")
 
-    assert err == ["[E] plain"]
+    assert (out, err) == (["[E] plain", "[W] said"], [])
+
+
+def test_a_message_that_cannot_be_made_raises_unless_that_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ZeroDivisionError):
+        G_LOGGER.info(lambda: 1 / 0)
+    with G_LOGGER.verbosity(G_LOGGER.VERBOSE):
+        G_LOGGER.verbose(lambda: 1 / 0)
+
+    assert caplog.messages == ["<Error while logging this message: division by zero>"]
+
+
+def test_what_a_function_raises_is_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+    @G_LOGGER.log_exception
+    def fails() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert caplog.messages == ["'gone'"]
 
 
 def test_critical_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:

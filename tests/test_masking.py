@@ -41,6 +41,8 @@ def test_tokens_of_well_known_services_are_masked_and_what_is_around_them_stays(
     ("text", "expected"),
     [
         ("postgresql+psycopg://me:pa%20ss@db:5432/runs", "postgresql+psycopg://db:5432/runs"),
+        ("postgresql://me:p@ss:word@db/runs, x", "postgresql://db/runs, x"),
+        ("mysql://me:pa/ss@db/runs", "mysql://db/runs"),
         ("https://token@github.com/a/b.git", "https://github.com/a/b.git"),
         ('["http://a:b@c/d", "e@f"]', '["http://c/d", "e@f"]'),
         ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),

@@ -14,6 +14,7 @@ from trtops import errors
 from trtops.metadata import (
     BoundedShape,
     DataType,
+    MetadataTuple,
     TensorMetadata,
     TensorSpec,
     check_feed,
@@ -23,16 +24,16 @@ from trtops.metadata import (
 
 SIZES = {
     "FLOAT64": 8, "FLOAT32": 4, "FLOAT16": 2, "BFLOAT16": 2, "FLOAT8E4M3FN": 1, "FLOAT8E4M3FNUZ": 1, "FLOAT8E5M2": 1,
-    "FLOAT8E5M2FNUZ": 1, "FLOAT4": 0.5, "INT64": 8, "INT32": 4, "INT16": 2, "INT8": 1, "INT4": 0.5, "UINT64": 8,
+    "FLOAT8E5M2FNUZ": 1, "FLOAT8E8M0": 1, "FLOAT4": 0.5, "INT64": 8, "INT32": 4, "INT16": 2, "INT8": 1, "INT4": 0.5, "UINT64": 8,
     "UINT32": 4, "UINT16": 2, "UINT8": 1, "BOOL": 1, "STRING": 0,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
 def test_every_data_type_knows_its_size_its_kind_and_its_numpy_dtype(dtype: DataType) -> None:
-    assert dtype.itemsize == SIZES[dtype.name]
-    assert dtype.is_floating == dtype.name.startswith(("FLOAT", "BFLOAT"))
-    assert dtype.is_integral == dtype.name.startswith(("INT", "UINT"))
+    assert dtype.itemsize == SIZES[dtype.name.upper()]
+    assert dtype.is_floating == dtype.name.startswith(("float", "bfloat"))
+    assert dtype.is_integral == dtype.name.startswith(("int", "uint"))
     assert DataType.of(dtype.numpy()) is dtype
     if dtype is not DataType.STRING and dtype.itemsize >= 1:
         assert dtype.numpy().itemsize == dtype.itemsize
@@ -40,7 +41,7 @@ def test_every_data_type_knows_its_size_its_kind_and_its_numpy_dtype(dtype: Data
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=lambda d: d.name)
 def test_a_data_type_is_found_by_member_name_and_value(dtype: DataType) -> None:
-    for spelling in (dtype, dtype.name, dtype.name.lower(), dtype.value):
+    for spelling in (dtype, dtype.name, dtype.name.upper(), dtype.value, str(dtype)):
         assert DataType.of(spelling) is dtype
 
 
@@ -58,6 +59,45 @@ def test_an_unknown_data_type_is_refused(unknown: object) -> None:
         DataType.of(unknown)
 
 
+@pytest.mark.parametrize("dtype", list(DataType), ids=str)
+@pytest.mark.parametrize("module", ["numpy", "onnx", "onnxruntime"])
+def test_a_data_type_comes_back_from_a_library_that_has_it(dtype: DataType, module: str) -> None:
+    if module == "onnxruntime" and dtype in (DataType.FLOAT4, DataType.FLOAT8E8M0):
+        with pytest.raises(errors.ConfigError, match="onnxruntime has no data type for float"):
+            dtype.onnxruntime()
+        return
+    theirs = getattr(dtype, module)()
+
+    assert theirs == DataType.to_dtype(dtype, module)
+    assert DataType.from_dtype(theirs, module) is DataType.from_dtype(theirs) is dtype
+
+
+def test_libraries_of_data_types_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtops import datatype, metadata
+
+    monkeypatch.setitem(metadata.IMPORTERS, "mine", None)  # gone again after the test
+    monkeypatch.setitem(metadata.EXPORTERS, "mine", None)
+    datatype.register_dtype_importer("mine")(lambda dtype: DataType.INT8 if dtype == "octet" else None)
+    datatype.register_dtype_exporter("mine")(lambda dtype: "octet" if dtype is DataType.INT8 else None)
+
+    assert DataType.from_dtype("octet") is DataType.INT8 and DataType.INT8.mine() == "octet"  # type: ignore[attr-defined]
+    with pytest.raises(errors.ConfigError, match="mine has no data type for bool"):
+        DataType.to_dtype(DataType.BOOL, "mine")
+    with pytest.raises(errors.ConfigError, match="Did you mean 'numpy'"):
+        DataType.from_dtype(np.int8, "nunpy")
+
+
+def test_what_nobody_knows_stays_as_it_is_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert DataType.from_dtype("complex256") == "complex256" == DataType.to_dtype("complex256", "numpy")
+    assert "complex256" in caplog.text
+    with pytest.raises(errors.ConfigError):
+        DataType.from_dtype(None)
+
+
+def test_numpy_takes_a_data_type_for_its_own() -> None:
+    assert np.zeros(2, DataType.FLOAT16).dtype == np.float16
+
+
 def test_dynamic_dimensions_take_any_size_and_fixed_ones_their_own() -> None:
     assert [is_dynamic(d) for d in (1, 0, -1, None, "batch")] == [False, False, True, True, True]
     assert shape_accepts(("batch", 3, None, -1), (7, 3, 0, 224))
@@ -71,8 +111,20 @@ def test_metadata_is_built_in_a_chain_and_shown() -> None:
 
     assert list(meta) == ["x", "y", "z"]
     assert meta["x"] == TensorSpec("x", DataType.FLOAT32, (1, "n", None))
-    assert str(meta) == "{x [dtype=float32, shape=(1, n, ?)],\n y,\n z [dtype=int8, shape=()]}"
+    assert str(meta) == "{x [dtype=float32, shape=(1, 'n', None)],\n y,\n z [dtype=int8, shape=()]}"
     assert str(TensorSpec("v", None, (4,))) == "v [shape=(4,)]"
+
+
+def test_an_entry_unpacks_and_can_be_changed_in_its_place() -> None:
+    meta = TensorMetadata().add("x", np.float32, (1, "n"), min_shape=(1, 1), docstring="an image")
+
+    dtype, shape = meta["x"]
+    assert (dtype, shape) == (DataType.FLOAT32, (1, "n"))
+    meta["x"].shape, meta["x"].dtype = (1, 4), np.int64
+    assert str(meta) == "{x [dtype=int64, shape=(1, 4), an image]}"
+    assert meta["x"] == TensorSpec("x", DataType.INT64, (1, 4), "an image") != meta["x"].shape
+    meta["y"] = MetadataTuple("int8", (2,))
+    assert meta["y"].name == "y" and eval(repr(meta)) == meta
 
 
 def test_metadata_of_a_feed() -> None:

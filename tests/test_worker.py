@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import signal
@@ -34,6 +35,27 @@ def test_functions_run_in_one_warm_child(worker):
     assert worker.starts <= starts + 1
     assert worker.run(operator.add, 2, 3) == 5
     assert worker.run(dict, a=1) == {"a": 1}
+
+
+def test_what_lies_in_the_working_folder_is_not_imported_by_a_child(tmp_path, monkeypatch):
+    note = tmp_path / "ran"
+    for module in ("trtops", "select", "colorsys"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(note)!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # as for the command `trtops`
+
+    with Worker() as worker:
+        assert worker.run(os.getcwd) == str(tmp_path)  # where relative paths count from
+        assert "colorsys" in worker.run(repr_of_module, "colorsys")
+
+    assert not note.exists()
+
+
+def repr_of_module(name):
+    return repr(importlib.import_module(name))
+
+
+repr_of_module.__module__ = "tests.test_worker"
 
 
 def test_what_a_function_raises_is_raised_here_and_the_child_lives_on(worker):
@@ -234,3 +256,16 @@ def test_a_child_that_hangs_ends_when_its_parent_is_killed(tmp_path):
         parent.kill()
 
     until(lambda: is_gone(child))
+
+
+def test_the_interpreter_of_another_environment_has_this_package_and_none_of_these_packages(tmp_path: Path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+
+    with Worker(python=str(tmp_path / "bare" / "bin" / "python")) as worker:
+        where = worker.run(eval, "__import__('sys').executable")
+        with pytest.raises(ModuleNotFoundError, match="numpy"):
+            worker.run(importlib.import_module, "numpy")
+        own = worker.run(eval, "__import__('os').path.realpath(__import__('trtops.errors').errors.__file__)")
+
+    assert where == str(tmp_path / "bare" / "bin" / "python")
+    assert own == os.path.realpath(errors.__file__)

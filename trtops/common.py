@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtops.json import Decoder, Encoder, add_json_methods
+from trtops.lazy import known_as
 from trtops.metadata import BoundedShape, TensorMetadata
 
 __all__ = ["BoundedShape", "FormattedArray", "TensorMetadata"]
@@ -34,3 +35,6 @@ def _encode_formatted_array(formatted: FormattedArray) -> dict[str, Any]:
 @Decoder.register(FormattedArray)
 def _decode_formatted_array(members: dict[str, Any]) -> FormattedArray:
     return FormattedArray(members["array"], members["shape"])
+
+
+known_as(__name__, "struct")

@@ -26,7 +26,9 @@
     │   ├── TimingCacheError
     │   ├── TacticMismatchError             a replay was not followed; ``.layers`` lists where
     │   └── WorkerError                     a child process crashed, hung or ran out of memory
+    ├── AuditError                      runs did not pass an audit; ``.result`` says which, and why
     ├── BuildListError                      builds of a model list failed; ``.result`` says which, and why
+    ├── SignatureError                  a signature is missing, or fits no key that is trusted
     └── TrackingError
         ├── StoreError                      the store cannot be used as it is
         │   ├── StoreVersionError           written by another MLflow
@@ -61,6 +63,9 @@ class TrtopsError(Exception):
         # KeyError, a base of some errors below, would print the repr of its argument. Messages quote what they were given,
         # and end up in logs, in stores and on screens.
         return masked(str(self.args[0])) if self.args else ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class ModelError(TrtopsError, ValueError):
@@ -177,7 +182,28 @@ class TacticMismatchError(BackendError):
 
 
 class WorkerError(BackendError):
-    """A child process crashed, hung or ran out of memory; the message names its exit signal and last log lines."""
+    """A child process crashed, hung or ran out of memory; the message names its exit signal and last log lines.
+
+    Attributes:
+        timed_out: Whether it was killed because its time was up.
+    """
+
+    timed_out = False
+
+
+class AuditError(TrtopsError):
+    """Runs did not pass an audit. Raised by flows, whose state has to say so; the op returns its result in any case.
+
+    Attributes:
+        result: What was found (:class:`trtops.ops.AuditResult`).
+    """
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[AuditError], tuple[str, object]]:
+        return type(self), (str(self), self.result)
 
 
 class BuildListError(TrtopsError):
@@ -193,6 +219,10 @@ class BuildListError(TrtopsError):
 
     def __reduce__(self) -> tuple[type[BuildListError], tuple[str, object]]:
         return type(self), (str(self), self.result)
+
+
+class SignatureError(TrtopsError):
+    """A signature is missing, is of another key than those trusted, or was made over something else."""
 
 
 class TrackingError(TrtopsError):

@@ -6,7 +6,22 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+
+def write_open_file(file: Any, data: Any) -> None:
+    """Write bytes to an open file of anybody's, as text if it takes no bytes.
+
+    Args:
+        file: Anything with ``write``; stays open.
+        data: Anything with the buffer protocol.
+    """
+    try:
+        file.write(data)
+    except TypeError:  # a file opened for text, or what wraps one, which no class tells
+        file.write(bytes(data).decode("utf-8", "surrogateescape"))
+    if hasattr(file, "flush"):
+        file.flush()
 
 
 @contextlib.contextmanager
@@ -41,20 +56,102 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise
 
 
+def sync_to_disk(path: str | os.PathLike[str]) -> None:
+    """Wait until the disk holds a file, or the names in a folder, so that they are there after the power was lost.
+
+    Raises:
+        OSError: If there is none, or the disk fails.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+class FilesTogether:
+    """Files that belong together: the first is of no use with any but its own others.
+
+    They are written beside their places, and put there at the end of a block (:func:`replaced_together`).
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[Path, Path] = {}
+
+    def open(self, path: str | os.PathLike[str]) -> IO[bytes]:
+        """A new binary file that will be at this path; its folder is made if there is none."""
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}.part")
+        self._parts[target] = part
+        try:
+            return open(part, "xb")
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
+
+    def put(self, main: str | os.PathLike[str]) -> None:
+        """Put all in their places: one that is killed here leaves no main file, or the new one with all that is its own."""
+        main = Path(os.path.realpath(main))
+        for part in self._parts.values():
+            sync_to_disk(part)
+        if len(self._parts) > 1:
+            main.unlink(missing_ok=True)
+        for target, part in sorted(self._parts.items(), key=lambda pair: pair[0] == main):
+            part.replace(target)
+
+    def discard(self) -> None:
+        """Remove what was not put in its place."""
+        for part in self._parts.values():
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replaced_together(main: str | os.PathLike[str]) -> Iterator[FilesTogether]:
+    """Write a file and others that it refers to; all appear when the block ends without an error, or none.
+
+    The old main file goes before any of the others is replaced: at no moment does it stand beside those of the new one.
+
+    Args:
+        main: The file that refers to the others.
+
+    Raises:
+        OSError: If one cannot be written.
+    """
+    files = FilesTogether()
+    try:
+        yield files
+        files.put(main)
+    finally:
+        files.discard()
+
+
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a lock for the time of a block, after waiting for whoever holds it now.
 
     Args:
-        path: The lock's own file; it and its folder are made if missing, and it stays. The kernel releases the lock when the
-            process ends, however it ends.
+        path: The lock's own file; it and its folder are made if missing, and it stays as it is. The kernel releases the lock
+            when the process ends, however it ends.
 
     Raises:
-        OSError: If the file cannot be made.
+        OSError: If the file cannot be made, or is a link.
     """
     import fcntl  # not on Windows
 
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "wb") as file:
+    with open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file that is there to be locked; it is made if missing, and never changed.
+
+    Raises:
+        OSError: If it cannot be made, or is a link: whoever may write to the folder could have put it there.
+    """
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return open(os.open(path, flags | os.O_RDWR, 0o644), "rb")
+    except PermissionError:  # another user's of the group; to read is enough to lock, but for NFS
+        return open(os.open(path, flags | os.O_RDONLY, 0o644), "rb")

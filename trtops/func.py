@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from trtops import errors
+from trtops.lazy import known_as
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,10 +117,13 @@ def value_of(obj: T | Callable[[], T]) -> T:
     return invoke_if_callable(obj)[0]
 
 
-def constantmethod(method: F) -> F:
+def constantmethod(func: F) -> F:
     """Marks a method that leaves its object unchanged. Says so to the reader; frozen dataclasses enforce it."""
-    return method
+    return func
 
 
 def _function_name(function: object) -> str:
     return cast(str, getattr(function, "__name__", None) or repr(function))
+
+
+known_as(__name__, "func")

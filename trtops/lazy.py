@@ -45,6 +45,21 @@ def exports(package: str, table: str = "") -> tuple[Callable[[str], Any], Callab
     return get, names
 
 
+def known_as(module: str, *names: str) -> None:
+    """Let a module be imported by further names below its own, under which Polygraphy documents what is in it.
+
+    After ``known_as("trtops.cuda", "cuda")`` there is ``from trtops.cuda.cuda import Stream``. Python looks such a name up
+    once it has imported what is above it, as with ``os.path``.
+
+    Args:
+        module: Its name, ``__name__``.
+        names: The names below it.
+    """
+    for name in names:
+        sys.modules[f"{module}.{name}"] = sys.modules[module]
+        setattr(sys.modules[module], name, sys.modules[module])
+
+
 def function(path: str) -> Callable[..., Any]:
     """A function that stands for another, which is imported when it is called.
 

@@ -2,7 +2,9 @@
 
 trtops itself logs through ``logging.getLogger(__name__)`` and leaves handlers to the program that uses it. Importing
 this module sets the logger ``trtops`` to ``INFO`` unless it has a level; the first message or severity that goes
-through ``G_LOGGER`` adds a handler that writes to standard error, unless the program has set up logging itself.
+through ``G_LOGGER`` adds a handler, unless the program has set up logging itself. What scripts log through ``G_LOGGER``
+goes to standard output, as with Polygraphy, and critical messages to standard error; so do trtops' own messages, but for
+those that are what was asked for, such as the lines of a comparison.
 """
 
 from __future__ import annotations
@@ -10,22 +12,36 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
+import functools
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from types import ModuleType
+from typing import NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from trtops import errors
+from trtops.lazy import known_as
 from trtops.masking import masked
 
 Message: TypeAlias = "str | Callable[[], object] | object"
 Severity: TypeAlias = "int | Mapping[str, int]"
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _LETTERS = {2: "U", 4: "S", 6: "X", 10: "V", 20: "I", 22: "I", 28: "I", 30: "W", 40: "E", 50: "!"}
 _COLORS = {2: 90, 4: 35, 6: 35, 10: 95, 22: 96, 28: 92, 30: 93, 40: 91, 50: 91}
+ON_STDOUT: Mapping[str, object] = {"on_stdout": True}
+"""``extra`` of messages that are what was asked for: they go to standard output, where people look for them."""
+
 _indent: contextvars.ContextVar[int] = contextvars.ContextVar("trtops_log_indent", default=0)
+
+
+class InternalError(Exception):
+    """Raised by :meth:`Logger.internal_error`, where a script asked for checks of that kind. trtops has none itself."""
 
 
 class LogMode(enum.IntEnum):
@@ -58,6 +74,8 @@ class Logger:
         letter: Whether lines begin with a letter for their severity.
         timestamp: Whether lines tell the time.
         line_info: Whether lines tell the file and line that logged.
+        use_python_logging_system: Whether messages go to the handlers of the program's own ``logging`` alone. They go
+            through ``logging`` in any case.
     """
 
     ULTRA_VERBOSE = 2
@@ -71,11 +89,19 @@ class Logger:
     ERROR = logging.ERROR
     CRITICAL = logging.CRITICAL
 
-    def __init__(self) -> None:
-        self.colors = True
-        self.letter = True
-        self.timestamp = False
-        self.line_info = False
+    def __init__(
+        self,
+        severity: Severity | None = None,
+        colors: bool = True,
+        letter: bool = True,
+        timestamp: bool = False,
+        line_info: bool = False,
+    ) -> None:
+        self.colors = colors
+        self.letter = letter
+        self.timestamp = timestamp
+        self.line_info = line_info
+        self.use_python_logging_system = False
         self._logger = logging.getLogger("trtops")
         self._callbacks: list[Callable[[ModuleSeverity], object]] = []
         self._once: set[str] = set()
@@ -85,6 +111,8 @@ class Logger:
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(self.INFO)
         self._severity = ModuleSeverity({"": self._logger.level})
+        if severity is not None:
+            self.module_severity = severity
 
     @property
     def module_severity(self) -> ModuleSeverity:
@@ -162,7 +190,14 @@ class Logger:
         callback(self._severity)
         self._callbacks.append(callback)
 
-    def log(self, message: Message, severity: int, mode: LogMode = LogMode.EACH, stack_depth: int = 2) -> None:
+    def log(
+        self,
+        message: Message,
+        severity: int,
+        mode: LogMode = LogMode.EACH,
+        stack_depth: int = 2,
+        error_ok: bool = False,
+    ) -> None:
         """Log a message.
 
         Args:
@@ -170,33 +205,84 @@ class Logger:
             severity: One of the levels above.
             mode: With ``ONCE``, the same text is logged only the first time.
             stack_depth: Whose file and line to tell: 2 is the caller's.
+            error_ok: Whether a callable that fails is told of in place of its message, rather than raising.
         """
         if not self._logger.isEnabledFor(severity):
             return
-        text = str(message() if callable(message) else message)
+        try:
+            text = str(message() if callable(message) else message)
+        except Exception as exc:
+            if not error_ok:
+                raise
+            text = f"<Error while logging this message: {exc}>"
         if mode == LogMode.ONCE:
             if text in self._once:
                 return
             self._once.add(text)
         self._ensure_console()
         margin = " " * (4 * _indent.get())
-        self._logger.log(severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth)
+        extra = ON_STDOUT if severity < self.CRITICAL else None
+        self._logger.log(
+            severity, "%s", margin + text.replace("\n", "\n" + margin), stacklevel=stack_depth, extra=extra
+        )
+
+    def tell(self, message: str, severity: int) -> None:
+        """Write a line to standard output, as the log writes it, and to the log file, whoever else takes messages."""
+        if severity < self._severity.get():
+            return
+        record = logging.LogRecord("trtops", severity, __file__, 0, message, None, None)
+        record.on_stdout = True
+        print(_Formatter(self, terminal=True).format(record), flush=True)
+        if self._file is not None:
+            self._file.handle(record)
+
+    def module_info(self, module: ModuleType, name: str | None = None, severity: int = VERBOSE) -> None:
+        """Log a module's version and place, once."""
+        self.log(module_line(module, name), severity, LogMode.ONCE, stack_depth=3)
+
+    def backtrace(self, depth: int = 0, limit: int | None = None, severity: int = ERROR) -> None:
+        """Log the lines of the program that led here: ``limit`` of them, the last ``depth`` left out."""
+        frames = traceback.format_stack(sys._getframe(depth + 2), limit)
+        self.log(" ".join(frames), severity, stack_depth=3)
+
+    def log_exception(self, func: Callable[P, T]) -> Callable[P, T]:
+        """Decorate a function so that what it raises is logged, and raised all the same."""
+
+        @functools.wraps(func)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return func(*args, **kwargs)
+            except Exception as exc:
+                self.error(str(exc))
+                raise
+
+        return wrapped
+
+    def internal_error(self, message: Message) -> None:
+        """Raise if checks of Polygraphy's own kind were asked for (``config.INTERNAL_CORRECTNESS_CHECKS``), else nothing.
+
+        Raises:
+            InternalError: If they were.
+        """
+        config = sys.modules.get("trtops.config")
+        if config is not None and config.INTERNAL_CORRECTNESS_CHECKS:
+            raise InternalError(str(message() if callable(message) else message))
 
     def ultra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
         """Log with severity ``ULTRA_VERBOSE``."""
-        self.log(message, self.ULTRA_VERBOSE, mode, stack_depth=3)
+        self.log(message, self.ULTRA_VERBOSE, mode, stack_depth=3, error_ok=True)
 
     def super_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
         """Log with severity ``SUPER_VERBOSE``."""
-        self.log(message, self.SUPER_VERBOSE, mode, stack_depth=3)
+        self.log(message, self.SUPER_VERBOSE, mode, stack_depth=3, error_ok=True)
 
     def extra_verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
         """Log with severity ``EXTRA_VERBOSE``."""
-        self.log(message, self.EXTRA_VERBOSE, mode, stack_depth=3)
+        self.log(message, self.EXTRA_VERBOSE, mode, stack_depth=3, error_ok=True)
 
     def verbose(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
         """Log with severity ``VERBOSE``."""
-        self.log(message, self.VERBOSE, mode, stack_depth=3)
+        self.log(message, self.VERBOSE, mode, stack_depth=3, error_ok=True)
 
     def info(self, message: Message, mode: LogMode = LogMode.EACH) -> None:
         """Log with severity ``INFO``."""
@@ -233,21 +319,30 @@ class Logger:
     def _ensure_console(self) -> None:
         """Write to standard error if nobody else takes the messages."""
         handlers = [h for h in self._logger.handlers if h is not self._file]
-        if not handlers and not (self._logger.propagate and logging.getLogger().handlers):
+        if (
+            not handlers
+            and not self.use_python_logging_system
+            and not (self._logger.propagate and logging.getLogger().handlers)
+        ):
             console = _Console()
             console.setFormatter(_Formatter(self, terminal=True))
             self._logger.addHandler(console)
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever ``sys.stderr`` is at the time."""
+    """Writes to whatever ``sys.stderr`` is at the time, or ``sys.stdout`` where a message says so."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
+        self._on_stdout = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._on_stdout = getattr(record, "on_stdout", False)
+        super().emit(record)
 
     @property
     def stream(self) -> object:
-        return sys.stderr
+        return sys.stdout if self._on_stdout else sys.stderr
 
 
 class _Formatter(logging.Formatter):
@@ -272,9 +367,20 @@ class _Formatter(logging.Formatter):
             text += "\n" + self.formatException(record.exc_info)
         text = masked(text)
         color = _COLORS.get(record.levelno)
-        if self.terminal and self.settings.colors and color and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        stream = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
+        if self.terminal and self.settings.colors and color and stream.isatty() and "NO_COLOR" not in os.environ:
             return f"\x1b[{color}m{text}\x1b[0m"
         return text
+
+
+def module_line(module: ModuleType, name: str | None = None) -> str:
+    """A module's version and folders, in a line."""
+    parts = [name or f"Loaded Module: {module.__name__}"]
+    if hasattr(module, "__version__"):
+        parts.append(f"Version: {module.__version__}")
+    if hasattr(module, "__path__"):
+        parts.append(f"Path: {[os.path.realpath(folder) for folder in module.__path__]}")
+    return " | ".join(parts)
 
 
 def _path_parts(path: str) -> list[str]:
@@ -288,3 +394,5 @@ def _python_logger(path: str) -> logging.Logger:
 
 G_LOGGER = Logger()
 """The log of the process."""
+
+known_as(__name__, "logger")

@@ -7,10 +7,13 @@ text cannot be told to be, such as a password in a file of the user's own, passe
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 MASK = "***"
 
@@ -20,7 +23,8 @@ _SHORTEST = 6
 _LONG = 16
 
 # Patterns are compiled when they are first needed: most texts need none, and every process imports this.
-_USERINFO = r"(?<=://)[^/@\s\"'<>\\`]+@"
+# The second form is a password with a slash in it, which should have been encoded; what follows a port is a path.
+_USERINFO = r"(?<=://)(?:[^/\s\"'<>\\`]+@|[^/@:\s\"'<>\\`]+:(?!\d+/)[^\s\"'<>\\`]+@)"
 _TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", MASK),
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{30,}\b", MASK),
@@ -55,16 +59,43 @@ _TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 def masked(text: str) -> str:
     """A text without the secrets that can be told: tokens and values become ``***``, users of addresses vanish."""
-    return _without(text, _secret_values())
+    return _without_secrets(text, _secret_values())
 
 
 def masked_values(texts: Mapping[str, str]) -> dict[str, str]:
     """The same for the values of a mapping."""
     secrets = _secret_values()
-    return {name: _without(text, secrets) for name, text in texts.items()}
+    return {name: _without_secrets(text, secrets) for name, text in texts.items()}
 
 
-def _without(text: str, secrets: tuple[str, ...]) -> str:
+def masked_json(value: Any) -> Any:
+    """The same for every text in a value of lists and dicts."""
+    if isinstance(value, dict):
+        return {name: masked_json(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [masked_json(part) for part in value]
+    return masked(value) if isinstance(value, str) else value
+
+
+def mask_log_records() -> None:
+    """Mask the message and the traceback of every log record of this process, whoever's handlers it goes to."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, "masks", False):
+        return
+
+    def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # a message that does not fit its arguments stays
+            record.msg, record.args = masked(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
+        return record
+
+    masking.masks = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(masking)
+
+
+def _without_secrets(text: str, secrets: tuple[str, ...]) -> str:
     if "://" in text:
         text = re.sub(_USERINFO, "", text)
     for hints, form, instead in _TOKENS:
@@ -78,11 +109,11 @@ def _without(text: str, secrets: tuple[str, ...]) -> str:
 
 def _secret_values() -> tuple[str, ...]:
     """Values of this process' environment that are nobody's business, long ones first."""
-    return _among(tuple(os.environ.items()))
+    return _secrets_in(tuple(os.environ.items()))
 
 
 @functools.lru_cache(maxsize=4)
-def _among(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def _secrets_in(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     found: set[str] = set()
     for name, value in environment:
         if re.search(_SECRET_NAME, name) and not re.search(_PUBLIC_NAME, name) and not os.path.exists(value):

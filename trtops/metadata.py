@@ -5,17 +5,22 @@ Nothing here imports a back end; each back end converts its own data types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import DynamicClassAttribute
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
+from trtops.lazy import function
 from trtops.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
+
+log = logging.getLogger(__name__)
 
 Dim: TypeAlias = "int | str | None"
 """One dimension: a size, a symbolic name, or None (also -1) where it is not known."""
@@ -27,7 +32,10 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 
 class DataType(Enum):
-    """Element types of tensors. The value is the name that numpy, or ml_dtypes beside it, gives the type."""
+    """Element types of tensors. The value is the name that numpy, or ml_dtypes beside it, gives the type.
+
+    Name and text are the member's name in lower case (``float8e4m3fn``). Where numpy takes a dtype it takes a member too.
+    """
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -37,6 +45,7 @@ class DataType(Enum):
     FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
     FLOAT8E5M2 = "float8_e5m2"
     FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
+    FLOAT8E8M0 = "float8_e8m0fnu"
     FLOAT4 = "float4_e2m1fn"
     INT64 = "int64"
     INT32 = "int32"
@@ -49,6 +58,22 @@ class DataType(Enum):
     UINT8 = "uint8"
     BOOL = "bool"
     STRING = "str"
+
+    @DynamicClassAttribute
+    def name(self) -> str:
+        """The member's name in lower case."""
+        return self._name_.lower()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"DataType.{self._name_}"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype, where numpy looks for it."""
+        return self.numpy()
 
     @property
     def is_floating(self) -> bool:
@@ -83,6 +108,73 @@ class DataType(Enum):
             dtype = np.dtype(getattr(ml_dtypes, self.value))
         return dtype
 
+    def onnx(self) -> int:
+        """The element type of ``onnx.TensorProto``.
+
+        Raises:
+            ConfigError: If there is none; as for the methods below.
+        """
+        return int(self.to_dtype(self, "onnx"))
+
+    def onnxruntime(self) -> str:
+        """What ONNX Runtime calls the type: ``tensor(float)``."""
+        return str(self.to_dtype(self, "onnxruntime"))
+
+    def tensorrt(self) -> Any:
+        """The member of ``tensorrt.DataType``."""
+        return self.to_dtype(self, "tensorrt")
+
+    def torch(self) -> Any:
+        """The dtype of PyTorch."""
+        return self.to_dtype(self, "torch")
+
+    @classmethod
+    def from_dtype(cls, dtype: object, source_module: str | None = None) -> Any:
+        """The data type for another library's: numpy, ONNX, ONNX Runtime, TensorRT, PyTorch, or who registered one.
+
+        Args:
+            dtype: The other's data type; one of ours stays as it is.
+            source_module: The library, where the type alone does not tell.
+
+        Returns:
+            The data type, or ``dtype`` as it is, with a warning, if nobody knows it.
+
+        Raises:
+            ConfigError: If there is no type, or no such library.
+        """
+        if isinstance(dtype, DataType):
+            return dtype
+        if dtype is None:
+            raise errors.ConfigError("None is no data type.")
+        if source_module is not None and source_module not in IMPORTERS:
+            raise errors.ConfigError(
+                f"No data types of {source_module!r} are known. {errors.near(source_module, IMPORTERS)}"
+            )
+        for importer in [IMPORTERS[source_module]] if source_module is not None else list(IMPORTERS.values()):
+            found = importer(dtype)
+            if found is not None:
+                return found
+        log.warning("Data type %r is not known, and stays as it is", dtype)
+        return dtype
+
+    @staticmethod
+    def to_dtype(dtype: Any, target_module: str) -> Any:
+        """Another library's data type for one of ours; what is not ours stays as it is.
+
+        Raises:
+            ConfigError: If there is no such library, or it has no such type.
+        """
+        if not isinstance(dtype, DataType):
+            return dtype
+        if target_module not in EXPORTERS:
+            raise errors.ConfigError(
+                f"No data types of {target_module!r} are known. {errors.near(target_module, EXPORTERS)}"
+            )
+        found = EXPORTERS[target_module](dtype)
+        if found is None:
+            raise errors.ConfigError(f"{target_module} has no data type for {dtype}.")
+        return found
+
     @classmethod
     def of(cls, dtype: object) -> DataType:
         """The data type of whatever names one: a DataType, a numpy dtype or scalar type, a dtype's name.
@@ -111,6 +203,31 @@ class DataType(Enum):
             raise errors.ConfigError(f"Unknown data type {dtype!r}. {hint}") from None
 
 
+IMPORTERS: dict[str, Callable[[Any], DataType | None]] = {
+    module: function(f"trtops.datatype.from_{other}")
+    for module, other in (
+        ("numpy", "numpy"),
+        ("onnx", "onnx"),
+        ("onnxruntime", "onnxrt"),
+        ("tensorrt", "tensorrt"),
+        ("torch", "torch"),
+    )
+}
+"""What finds our data type for one of a library, by the library's name; None from it is no answer."""
+
+EXPORTERS: dict[str, Callable[[DataType], Any]] = {
+    module: function(f"trtops.datatype.to_{other}")
+    for module, other in (
+        ("numpy", "numpy"),
+        ("onnx", "onnx"),
+        ("onnxruntime", "onnxrt"),
+        ("tensorrt", "tensorrt"),
+        ("torch", "torch"),
+    )
+}
+"""What finds a library's data type for one of ours; None if it has none."""
+
+
 def is_dynamic(dim: Dim) -> bool:
     """Whether a dimension has no fixed size."""
     return not isinstance(dim, int) or dim < 0
@@ -137,15 +254,44 @@ class TensorSpec(Record):
     shape: Shape | None = None
     docstring: str | None = None
 
+    def __iter__(self) -> Iterator[Any]:
+        """Data type and shape, so that ``dtype, shape = metadata["x"]``."""
+        return iter((self.dtype, self.shape))
+
     def __str__(self) -> str:
-        parts = []
-        if self.dtype is not None:
-            parts.append(f"dtype={self.dtype.value}")
-        if self.shape is not None:
-            parts.append(
-                f"shape=({', '.join('?' if d is None else str(d) for d in self.shape)}{',' if len(self.shape) == 1 else ''})"
-            )
-        return f"{self.name} [{', '.join(parts)}]" if parts else self.name
+        return f"{self.name} {self.described()}".rstrip()
+
+    def described(self) -> str:
+        """Data type, shape and comment in brackets, as far as known; nothing if nothing is."""
+        parts = [f"dtype={self.dtype}"] if self.dtype is not None else []
+        parts += [f"shape={tuple(self.shape)}"] if self.shape is not None else []
+        parts += [self.docstring] if self.docstring else []
+        return f"[{', '.join(parts)}]" if parts else ""
+
+
+class MetadataTuple(TensorSpec):
+    """An entry of :class:`TensorMetadata`: a :class:`TensorSpec` that scripts may change in its place.
+
+    Attributes:
+        dtype: As there; whatever :meth:`DataType.of` understands may be set.
+        shape: As there.
+        docstring: As there.
+    """
+
+    def __init__(self, dtype: object, shape: Shape | None, docstring: str | None = None, *, name: str = "") -> None:
+        """Make an entry; the metadata that it is put into knows its name."""
+        super().__init__(name, None if dtype is None else DataType.of(dtype), shape, docstring)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, DataType.of(value) if name == "dtype" and value is not None else value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        mine, its = ((s.name, s.dtype, s.shape, s.docstring) for s in (self, other))
+        return mine == its
+
+    __hash__ = TensorSpec.__hash__
 
 
 class TensorMetadata(dict[str, TensorSpec]):
@@ -187,11 +333,33 @@ class TensorMetadata(dict[str, TensorSpec]):
             docstring: A comment to show beside it.
         """
         bounded = None if shape is None else BoundedShape(shape, min=min_shape, max=max_shape)
-        self[name] = TensorSpec(name, None if dtype is None else DataType.of(dtype), bounded, docstring)
+        self[name] = MetadataTuple(dtype, bounded, docstring, name=name)
         return self
 
+    def __setitem__(self, name: str, spec: TensorSpec) -> None:
+        if not spec.name:
+            object.__setattr__(spec, "name", name)
+        super().__setitem__(name, spec)
+
     def __str__(self) -> str:
-        return "{" + ",\n ".join(str(spec) for spec in self.values()) + "}"
+        return "{" + ",\n ".join(f"{name} {spec.described()}".rstrip() for name, spec in self.items()) + "}"
+
+    def __repr__(self) -> str:
+        return "".join(["TensorMetadata()", *(f".add({_add_text(name, spec)})" for name, spec in self.items())])
+
+
+def _add_text(name: str, spec: TensorSpec) -> str:
+    """The arguments of :meth:`TensorMetadata.add` that make an entry, as Python writes them."""
+    shape = spec.shape
+    parts = [
+        repr(name),
+        "None" if spec.dtype is None else repr(spec.dtype.value),
+        repr(None if shape is None else list(shape)),
+    ]
+    for option, value in (("min_shape", getattr(shape, "min", None)), ("max_shape", getattr(shape, "max", None))):
+        if value is not None:
+            parts.append(f"{option}={list(value)}")
+    return ", ".join([*parts, *([f"docstring={spec.docstring!r}"] if spec.docstring else [])])
 
 
 class BoundedShape(tuple[Dim, ...]):
@@ -206,13 +374,13 @@ class BoundedShape(tuple[Dim, ...]):
     max: tuple[int, ...] | None
 
     def __new__(
-        cls, dims: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
+        cls, shape: Sequence[Dim], min: Sequence[int] | None = None, max: Sequence[int] | None = None
     ) -> BoundedShape:
-        """Make a shape of ``dims`` with optional bounds of the same rank."""
-        shape = super().__new__(cls, dims)
-        shape.min = None if min is None else tuple(min)
-        shape.max = None if max is None else tuple(max)
-        return shape
+        """Make a shape with optional bounds of the same rank."""
+        made = super().__new__(cls, shape)
+        made.min = None if min is None else tuple(min)
+        made.max = None if max is None else tuple(max)
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BoundedShape, (tuple(self), self.min, self.max)

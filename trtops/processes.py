@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,8 @@ SERVED_BY = "TRTOPS_SERVED_BY"
 """Likewise, of the server that Prefect starts for a flow. Everything else that the flow starts inherits it and is left alone."""
 
 _PREFECT_SERVER = "prefect.server.api.server:create_app"
+_PARTING_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _MARKED = re.compile(r"trtops-[a-z]+-(\d+-\d+-\d+)-\w+(\.\w+)?")
 
 
@@ -90,24 +96,27 @@ def temporary_prefix(what: str) -> str:
     return f"trtops-{what}-{mark()}-"
 
 
-def left_folders() -> list[Path]:
-    """Temporary files and folders of this user's processes that are gone."""
+def left_folders(mark_of_process: str | None = None) -> list[Path]:
+    """Temporary files and folders of this user's processes that are gone, or of one of them."""
     found = []
     for path in Path(tempfile.gettempdir()).glob("trtops-*"):
         matched = _MARKED.fullmatch(path.name)
         with contextlib.suppress(OSError):
-            if matched and path.lstat().st_uid == os.getuid() and is_gone(matched[1]):
+            asked = matched and mark_of_process in (None, matched[1])
+            if matched and asked and path.lstat().st_uid == os.getuid() and is_gone(matched[1]):
                 found.append(path)
     return sorted(found)
 
 
-def left_processes() -> list[LeftProcess]:
-    """Processes of this user that were started by ones that are gone, and were not to outlive them."""
+def left_processes(mark_of_process: str | None = None) -> list[LeftProcess]:
+    """Processes of this user that were started by ones that are gone, or by one of them, and were not to outlive them."""
     own = set(_self_and_ancestors())
     return [
-        LeftProcess(pid, _command(pid)[:200])
+        LeftProcess(pid, _command_line(pid)[:200])
         for entry in Path("/proc").glob("[0-9]*")
-        if (pid := int(entry.name)) not in own and _is_left(pid)
+        if (pid := int(entry.name)) not in own
+        and _is_left(pid)
+        and mark_of_process in (None, _environment_of(pid).get(STARTED_BY))
     ]
 
 
@@ -136,12 +145,68 @@ def end(process: LeftProcess) -> bool:
     return True
 
 
+def start_watch() -> subprocess.Popen[bytes]:
+    """Have the Prefect server that this process starts ended with it, however it ends; see :data:`SERVED_BY`.
+
+    Returns:
+        What watches: a process that outlives this one by a moment, deaf to its terminal.
+    """
+    # This file alone, without site packages: it takes some milliseconds and 10 MB.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, mark()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _end_server_after(mark_of_process: str) -> None:
+    """Wait for the end of a process, and end the Prefect server that it has left."""
+    _wait_for_end(mark_of_process)
+    for number, patience in ((signal.SIGTERM, _PARTING_SECONDS), (signal.SIGKILL, 0.0)):
+        deadline = time.monotonic() + patience
+        for pid in _servers_of(mark_of_process):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        while _servers_of(mark_of_process) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+def _wait_for_end(mark_of_process: str) -> None:
+    pid = int(mark_of_process.partition("-")[0])
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (OSError, AttributeError):  # an old kernel, or not allowed
+        while not is_gone(mark_of_process):
+            time.sleep(1.0)
+        return
+    if not is_gone(mark_of_process):  # else its id is another's by now
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+
+
+def _servers_of(mark_of_process: str) -> list[int]:
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [
+        pid
+        for pid in pids
+        if _environment_of(pid).get(SERVED_BY) == mark_of_process
+        and _PREFECT_SERVER in _command_line(pid)
+        and is_alive(pid)
+    ]
+
+
 def _is_left(pid: int) -> bool:
-    environment = _environment(pid)
+    environment = _environment_of(pid)
     if (starter := environment.get(STARTED_BY)) is not None and is_gone(starter):
         return is_alive(pid)
     server = environment.get(SERVED_BY)
-    return server is not None and is_gone(server) and _PREFECT_SERVER in _command(pid) and is_alive(pid)
+    return server is not None and is_gone(server) and _PREFECT_SERVER in _command_line(pid) and is_alive(pid)
 
 
 def _self_and_ancestors() -> Iterator[int]:
@@ -152,13 +217,13 @@ def _self_and_ancestors() -> Iterator[int]:
         pid = int(fields[1]) if len(fields) > 1 else 0
 
 
-def _environment(pid: int) -> dict[str, str]:
+def _environment_of(pid: int) -> dict[str, str]:
     """What a process was started with; empty if it is not this user's."""
     text = _read_text(f"/proc/{pid}/environ")
     return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
 
 
-def _command(pid: int) -> str:
+def _command_line(pid: int) -> str:
     return _read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
@@ -172,3 +237,7 @@ def _read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+if __name__ == "__main__":
+    _end_server_after(sys.argv[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -90,6 +91,18 @@ class Record:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, which wants a plain dict
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        """The record's JSON schema, with what the docstring says of the record and of each field: forms are made of it."""
+        schema = handler(core_schema)
+        target = handler.resolve_ref_schema(schema)
+        target["description"] = _plain_text((cls.__doc__ or "").strip().partition("\n")[0])
+        for base in reversed(cls.__mro__):
+            for name, text in _attribute_texts(base.__doc__ or "").items():
+                if name in target.get("properties", {}):
+                    target["properties"][name]["description"] = text
+        return schema
+
     def to_dict(self) -> dict[str, JSONValue]:
         """The record as JSON values, in the order of its fields."""
         result = to_jsonable(self)
@@ -143,6 +156,20 @@ class Record:
     def digest(self) -> str:
         """SHA-256 over :meth:`deciding`, as 64 hexadecimal digits."""
         return digest(self.deciding())
+
+
+def _attribute_texts(docstring: str) -> dict[str, str]:
+    """What the section ``Attributes:`` of a docstring says of each name."""
+    section = re.search(r"^( *)Attributes:\n((?:\1 +.*\n|\n)*)", f"{docstring}\n", re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.split(rf"^{section[1]}    (\w+):", section[2], flags=re.MULTILINE)[1:]
+    return {name: _plain_text(text) for name, text in zip(entries[::2], entries[1::2])}
+
+
+def _plain_text(text: str) -> str:
+    """Text in one line, with names instead of references to them (:class:`x.Name`)."""
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", " ".join(text.split())).replace("``", "'")
 
 
 def _first_change(given: JSONValue, read: JSONValue, where: str = "") -> tuple[str, JSONValue, JSONValue] | None:

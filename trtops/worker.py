@@ -5,13 +5,14 @@ was working on fails with a :class:`~trtops.errors.WorkerError` that says how it
 the next call gets a new child. No child outlives its parent: it ends when nobody holds the other end of its pipe, however
 the parent went. Ctrl-C is the parent's: it ends the child whose answer was waited for, and a child ignores its own.
 
-The child runs this interpreter with this process' module search path. What crosses the pipe is pickled, as
+The child runs this interpreter with this process' module search path, or one of another environment. What crosses the pipe is pickled, as
 ``multiprocessing`` does it, between two processes of one program; nothing is ever read from a file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -23,22 +24,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.processes import STARTED_BY, mark
+from trtops.processes import STARTED_BY, mark, temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
 
-_PROGRAM = "from trtops.worker import serve; serve({fd})"
+# Python puts the working folder first where it looks for modules, which is for the parent to say: there may be an
+# `onnxruntime.py` beside a model that came from elsewhere. (Its option -P is not known to 3.10.)
+_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.worker import serve; serve({fd})"
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
 _POLL_SECONDS = 1.0
 _PARTING_SECONDS = 5.0
+_DYING_SECONDS = 60.0  # for a child that has hung up: one that dumps its core on a busy machine takes its time
 _ORPHAN_SECONDS = 1.0
 
 # Set in a child while it imports the calling script, which must not start a child of the same kind then.
@@ -56,7 +61,12 @@ class Worker:
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, *, script: bool = False, name: str | None = None
+        self,
+        environment: Mapping[str, str] | None = None,
+        *,
+        script: bool = False,
+        name: str | None = None,
+        python: str | None = None,
     ) -> None:
         """Nothing is started before the first call.
 
@@ -65,8 +75,11 @@ class Worker:
             script: Whether the child knows what the calling script defines. It imports the script once more, whose main
                 part must be guarded by ``if __name__ == "__main__":``, and prints where this process prints.
             name: Whose work it is, for errors.
+            python: The interpreter of another environment, which has the packages that the child is to use. Of this
+                process' module search path it is given this package alone.
         """
         self.starts = 0
+        self._python = python
         self._environment = dict(environment or {})
         self._script = script
         self._name = name
@@ -156,7 +169,9 @@ class Worker:
                     f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
                 )
         who = f"{self._name}'s child process" if self._name else "The child process"
-        raise errors.WorkerError(f"{who} {how}. Its last words:{child.last_words()}")
+        error = errors.WorkerError(f"{who} {how}. Its last words:{child.last_words()}")
+        error.timed_out = expired.is_set()
+        raise error
 
     def _running_child(self) -> tuple[_Child, bool]:
         if self._child is not None and self._child.alive:
@@ -167,7 +182,7 @@ class Worker:
                 "A child process that imports this script would start another one, and so on: "
                 'guard the script\'s main part with `if __name__ == "__main__":`.'
             )
-        self._child = _Child(self._environment, own_output=not self._script)
+        self._child = _Child(self._environment, own_output=not self._script, python=self._python)
         self.starts += 1
         return self._child, False
 
@@ -185,13 +200,13 @@ class Worker:
 class _Child:
     """One process, the pipe to it, and the file that takes down what it says."""
 
-    def __init__(self, environment: Mapping[str, str], own_output: bool) -> None:
+    def __init__(self, environment: Mapping[str, str], own_output: bool, python: str | None = None) -> None:
         self.pipe, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        path = os.pathsep.join(place or os.getcwd() for place in sys.path) if python is None else _own_code().name
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(fd=theirs.fileno())],
+                [python or sys.executable, "-c", _PROGRAM.format(fd=theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=self.output if own_output else None,
@@ -221,7 +236,7 @@ class _Child:
     def how_it_ended(self) -> str:
         """Of a child that hung up."""
         try:
-            code = self.process.wait(_PARTING_SECONDS)
+            code = self.process.wait(_DYING_SECONDS)
         except subprocess.TimeoutExpired:
             return "hung up without an answer"
         if code >= 0:
@@ -249,6 +264,14 @@ class _Child:
             self.process.kill()
             self.process.wait()
         self.output.close()
+
+
+@functools.cache
+def _own_code() -> tempfile.TemporaryDirectory[str]:
+    """A folder with nothing but this package: beside an installed one lie the packages of this environment."""
+    folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("code"))
+    Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parent, target_is_directory=True)
+    return folder
 
 
 @contextlib.contextmanager

@@ -124,3 +124,20 @@ def test_what_a_script_raises_passes_through_and_leaves_no_module(tmp_path: Path
         invoke_from_script(tmp_path / "bad.py", "f")
 
     assert {name for name in sys.modules if name.startswith("trtops_script")} <= before
+
+
+@pytest.mark.parametrize("mode", ["w+", "w+b"])
+def test_open_files_of_either_kind_are_written_and_read(mode):
+    import tempfile
+
+    from trtops.backend.common import save_bytes
+    from trtops.json import load_json, save_json
+
+    with tempfile.NamedTemporaryFile(mode) as file:  # a wrapper, which is of no class of files
+        save_bytes(b"bytes", file)
+        file.seek(0)
+        assert file.read() in (b"bytes", "bytes")
+    with tempfile.NamedTemporaryFile(mode) as file:
+        save_json({"a": [1, 2]}, file)
+        file.seek(0)
+        assert load_json(file) == {"a": [1, 2]}

@@ -55,11 +55,11 @@ def bench_diff(tracker: MlflowTracker, builds: int) -> bool:
     run_id = finished(tracker, campaign(5, builds, layers=LAYERS, noise=0.05).table)
 
     def read() -> None:
-        campaigns._tables.clear()
+        campaigns._parse_table.cache_clear()
         campaigns.load_table(tracker, run_id)
 
     def whole() -> None:
-        campaigns._tables.clear()
+        campaigns._parse_table.cache_clear()
         diff_tactics(DiffTacticsConfig(runs=(run_id,)), tracker=tracker)
 
     (read_wall, _), (wall, cpu) = median(read), median(whole)

@@ -1,6 +1,6 @@
 """The command line and the first lines of a script against Polygraphy's: help, imports, a run of a tiny model.
 
-Processor time of whole processes, user and system together, medians of several runs that take turns. A tracked run is
+Processor time of whole processes, user and system together, the least of several runs that take turns. A tracked run is
 compared with an untracked one and with the import of MLflow alone: that import may be added, nothing more.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,15 +37,18 @@ def cpu_seconds(command: list[str], folder: str) -> float:
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
-def medians(commands: dict[str, list[str]], folder: str) -> dict[str, float]:
-    """Median processor time of each command, run in turns after one round that is not counted."""
+def least_times(commands: dict[str, list[str]], folder: str) -> dict[str, float]:
+    """Least processor time of each command, run in turns after one round that is not counted.
+
+    The least, because whatever else the machine does only adds to it.
+    """
     times: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(ROUNDS + 1):
         for name, command in commands.items():
             seconds = cpu_seconds(command, folder)
             if number:
                 times[name].append(seconds)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {name: min(seconds) for name, seconds in times.items()}
 
 
 IMPORTS = "import {0}.comparator; import {0}.backend.onnxrt"
@@ -63,7 +65,7 @@ def compare_scripts(title: str, script: str, folder: str, target: float) -> bool
 
 def compare(title: str, ours: list[str], theirs: list[str], folder: str, target: float) -> bool:
     """Measure one pair of commands, print the ratio, and say whether it is small enough."""
-    found = medians({"ours": ours, "theirs": theirs}, folder)
+    found = least_times({"ours": ours, "theirs": theirs}, folder)
     ratio = found["ours"] / found["theirs"]
     good = ratio <= target
     print(
@@ -91,7 +93,7 @@ def main() -> int:
             "memory": [sys.executable, "-c", "from trtops.tracking.store import open_tracker; open_tracker()"],
             "nothing": [sys.executable, "-c", "import trtops.tracking.store"],
         }
-        found = medians(tracked, folder)
+        found = least_times(tracked, folder)
         added = found["tracked"] - found["untracked"]
         memory = found["memory"] - found["nothing"]
         print(f"a tracked run adds {added:.2f} s; opening the memory alone takes {memory:.2f} s")

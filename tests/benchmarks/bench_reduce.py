@@ -1,9 +1,9 @@
-"""Reducing a failing model: CPU time and size of the result, beside the field's tool in the same run.
+"""Reducing a failing model: CPU time and size of the result, beside Polygraphy in the same run.
 
 The failure is an accuracy failure: a back end that computes one node wrongly. Theirs is checked as its users do, by
 ``polygraphy debug reduce ... --check polygraphy run polygraphy_debug.onnx --onnxrt --onnxrt``; ours by a ComparisonCheck. CPU
 time is that of whole processes with their children, so imports count for both. Run it with ``--full`` for the linear
-searches on 200 nodes too, which take the field's tool several minutes each.
+searches on 200 nodes too, which take Polygraphy several minutes each.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def compare_outputs(right, other):
 
 
 def theirs(model: Path, culprit: str, mode: str, folder: Path) -> int:
-    """Run the field's tool; returns the nodes in its result."""
+    """Run Polygraphy; returns the nodes in its result."""
     (folder / "compare.py").write_text(COMPARE.format(culprit=culprit))
     tool = str(Path(sys.executable).with_name("polygraphy"))
     check = [tool, "run", "polygraphy_debug.onnx", "--onnxrt", "--onnxrt", "--compare-func-script", "compare.py"]

@@ -1,4 +1,4 @@
-"""Tools on the model: CPU time, memory and nodes left, beside the field's tool in the same run.
+"""Tools on the model: CPU time, memory and nodes left, beside Polygraphy in the same run.
 
 Each side works in a process of its own that does nothing else, in turns, after one round that is not counted.
 """

@@ -1,6 +1,6 @@
-"""Reading and diffing large campaigns: from our table, and from replay files against the field's tool.
+"""Reading and diffing large campaigns: from our table, and from replay files against Polygraphy.
 
-CPU seconds (``time.process_time``), medians of five; the field's diff is run on the same files in the same process, with
+CPU seconds (``time.process_time``), medians of five; Polygraphy's diff is run on the same files in the same process, with
 an enum of data types where it wants TensorRT.
 """
 
@@ -88,7 +88,7 @@ def bench_files(builds: int) -> None:
         write_replays(Path(folder), builds)
         theirs = median_cpu(fields_diff(Path(folder)), repeats=3)
         ours = median_cpu(lambda: diff(load_replay_folder(folder).table), repeats=3)
-    print(f"{builds:6} replay files: ours {ours:.2f} s   the field's {theirs:.2f} s   ratio {theirs / ours:.2f}")
+    print(f"{builds:6} replay files: ours {ours:.2f} s   Polygraphy {theirs:.2f} s   ratio {theirs / ours:.2f}")
 
 
 def bench_picture() -> None:

@@ -1,9 +1,9 @@
-"""TrtRunner against a bare loop over the same context, and against the field's runner; on a GPU, all in one run.
+"""TrtRunner against a bare loop over the same context, and against Polygraphy's runner; on a GPU, all in one run.
 
     python tests/benchmarks/bench_trt.py
 
 Medians of wall time per inference, host arrays in and out. The bare loop has its arrays in pinned memory already,
-copies them, runs the context and waits: nothing can be taken away from it. The field's runner gets the same engine.
+copies them, runs the context and waits: nothing can be taken away from it. Polygraphy's runner gets the same engine.
 """
 
 from __future__ import annotations

@@ -63,15 +63,24 @@ def test_a_command_finds_the_node_that_must_stay_in_fp32(folder, capsys):
     assert not Path("trtops_debug.onnx").exists()
 
 
+SAYS_SOMETHING = (
+    "import sys, numpy, onnxruntime; session = onnxruntime.InferenceSession(sys.argv[1]); "
+    "feed = {i.name: numpy.ones([d if isinstance(d, int) else 1 for d in i.shape], numpy.float32) for i in session.get_inputs()}; "
+    "sys.exit(not any(map(numpy.any, session.run(None, feed))))"
+)
+"""Fails for a model whose outputs are all 0, as the search asks of a check that is to say anything."""
+
+
 def test_the_model_that_a_command_reads_may_have_a_name_of_its_own_and_stay(folder):
     line = "debug precision transformer.onnx --iter-artifact mine.onnx --no-remove-intermediate --iter-info i.json"
     checked = (
         COUNTED
-        + "import json,os,sys; json.load(open('i.json'))['iteration']; sys.exit(not os.path.exists('mine.onnx'))"
+        + "import json,sys; json.load(open('i.json'))['iteration']; sys.argv[1:] = ['mine.onnx']; "
+        + SAYS_SOMETHING
     )
 
     assert run(line, *python(checked)) == 0
-    assert asked() == 1 and Path("mine.onnx").exists() and not Path("i.json").exists()
+    assert asked() == 2 and Path("mine.onnx").exists() and not Path("i.json").exists()
 
 
 def test_answers_of_a_search_are_not_asked_for_again(folder):
@@ -104,18 +113,9 @@ def test_a_release_without_layer_precisions_is_told_how_to_search_instead(folder
     assert run("debug precision conv_net.onnx --fp16", *python(COUNTED)) == 3
     assert "reads {model}" in caplog.text and asked() == 0
 
-    check = [
-        sys.executable,
-        "-m",
-        "trtops.cli",
-        "convert",
-        "{model}",
-        "-o",
-        "mixed.engine",
-        "--builder-optimization-level",
-        "0",
-    ]
-    assert run("debug precision conv_net.onnx --fp16", *check) == 0
+    words = ["-m", "trtops.cli", "convert", "{model}", "-o", "mixed.engine", "--builder-optimization-level", "0"]
+    built = f"import subprocess, sys; subprocess.run([sys.executable, *{words}], check=True); sys.argv[1:] = ['{{model}}']; "
+    assert run("debug precision conv_net.onnx --fp16", *python(built + SAYS_SOMETHING)) == 0
     assert Path("mixed.engine").stat().st_size > 1000
 
 
@@ -140,11 +140,11 @@ HAS_ERF = "import onnx,sys; print('seen', len(sys.argv)); sys.exit('erf' in [n.n
 
 
 def test_what_passing_checks_print_is_shown_where_asked_for(folder, capsys):
-    assert run("debug reduce transformer.onnx -o small.onnx --show-output", *python(HAS_ERF)) == 1
+    assert run("debug reduce transformer.onnx -o small.onnx --show-output", *python(HAS_ERF)) == 0
     shown = capsys.readouterr().out
-    assert run("debug reduce transformer.onnx -o small.onnx", *python(HAS_ERF)) == 1
+    assert run("debug reduce transformer.onnx -o small.onnx", *python(HAS_ERF)) == 0
     quiet = capsys.readouterr().out
-    assert run("debug reduce transformer.onnx -o small.onnx --hide-fail-output", *python(HAS_ERF)) == 1
+    assert run("debug reduce transformer.onnx -o small.onnx --hide-fail-output", *python(HAS_ERF)) == 0
     hidden = capsys.readouterr().out
 
     steps = [line for line in shown.splitlines() if line.startswith("check ")]
@@ -153,7 +153,7 @@ def test_what_passing_checks_print_is_shown_where_asked_for(folder, capsys):
 
 def test_a_reduction_takes_ranges_of_random_data(folder):
     assert (
-        run("debug reduce transformer.onnx -o small.onnx --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 1
+        run("debug reduce transformer.onnx -o small.onnx --val-range [3,3.5] --no-reduce-inputs", *python(HAS_ERF)) == 0
     )
 
     (feed,) = load_json("small_inputs.json")
@@ -163,7 +163,7 @@ def test_a_reduction_takes_ranges_of_random_data(folder):
 
 def test_weights_of_reduced_models_go_where_asked_for(folder):
     line = "debug reduce transformer.onnx -o small.onnx --min-good good.onnx --save-external-data weights.bin --external-data-size-threshold 0"
-    assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 1
+    assert run(line, *python(HAS_ERF.replace("'erf'", "'mm1'") if _has("mm1") else HAS_ERF)) == 0
 
     assert run("run small.onnx --onnxrt --load-inputs small_inputs.json") == 0
     assert run("run good.onnx --onnxrt") == 0
@@ -176,7 +176,24 @@ def _has(name: str) -> bool:
 def test_a_model_is_lowered_before_it_is_reduced_where_asked_for(folder):
     checked = "import onnx,sys; m=onnx.load('trtops_debug.onnx'); sys.exit(any(t.data_type == 10 for t in m.graph.initializer))"
 
-    assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16", *python(checked)) == 1
+    assert run("debug reduce conv_net.onnx -o small.onnx --fp-to-fp16 --exit-on-bad", *python(checked)) == 1
+
+
+def test_a_person_at_the_terminal_is_asked_about_each_part(folder, monkeypatch, capsys):
+    asked = []
+
+    def answer(prompt):
+        asked.append(prompt)
+        names = [node.name for node in onnx.load("trtops_debug.onnx").graph.node]
+        return "x" if len(asked) == 1 else "fail" if "erf" in names else "pass"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", answer)
+
+    assert run("debug reduce transformer.onnx -o small.onnx") == 0
+    assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Erf"]
+    assert asked[0].startswith(">>> Did 'trtops_debug.onnx' [p]ass or [f]ail?") and "choose" in asked[1]
+    assert not Path("trtops_debug.onnx").exists()
 
 
 # --- debug repeat ---------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("convert",): ["m.onnx", "-o", "m.engine"],
     ("calibrate",): ["m.onnx", "--load-inputs", "d.json", "--trt"],
     ("compare",): ["a.json", "b.json"],
+    ("gate",): ["m.onnx", "--trt"],
     ("sensitivity",): ["m.onnx", "--calibration-cache", "c.cache"],
     ("inspect", "model"): ["m.onnx", "--display-as", "trt"],
     ("inspect", "data"): ["d.json"],
@@ -87,10 +88,12 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "show"): ["abc"],
     ("runs", "compare"): ["abc", "def"],
     ("runs", "judge"): ["abc", "--l2-threshold", "7"],
-    ("runs", "audit"): ["abc"],
+    ("runs", "audit"): ["--experiment", "e"],
+    ("runs", "prune"): [],
     ("runs", "promote"): ["abc"],
     ("runs", "resolve"): ["m.onnx"],
     ("runs", "deny"): ["abc"],
+    ("runs", "close"): ["abc"],
     ("runs", "pardon"): ["abc", "--why", "mended"],
     ("store", "relocate"): [],
     ("store", "reap"): [],
@@ -144,7 +147,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("convert",), "--model-type"): ["m.bin", "-o", "m.engine"],
     (("inspect", "model"), "--model-type"): ["m.bin", "--display-as", "trt"],
     (("debug", "build"), "--model-type"): ["m.bin", "--until", "3"],
-    (("run",), "--tf"): ["m.keras", "--onnxrt"],
+    (("run",), "--tf"): ["m.keras", "--trt"],
     (("run",), "--trt-network-func"): ["m.py", "--trt"],
     (("calibrate",), "--trt"): ["m.onnx", "--load-inputs", "d.json"],
     (("calibrate",), "--allow-approximation"): ["m.onnx", "--load-inputs", "d.json"],
@@ -197,7 +200,11 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "diff-tactics"), "--bad"): None,
     (("debug", "diff-tactics"), "--runs"): None,
     (("debug", "diff-tactics"), "--of-experiment"): None,
-    (("runs", "audit"), "--experiment"): None,
+    (("runs", "judge"), "--policy"): ["abc"],
+    (("gate",), "--trt"): ["m.onnx"],
+    (("gate",), "--allow-approximation"): ["m.onnx"],
+    **{(("runs", "judge"), name): ["--policy", "p.yaml"] for name in ("--experiment", "--tag", "--accepted", "-n")},
+    (("runs", "audit"), "--experiment"): ["--accepted"],
     (("convert",), "--rebuild"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--rtol"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--atol"): ["m.onnx", "--experiment", "e"],
@@ -210,6 +217,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "reduce"), "--no-remove-intermediate"): [*BASE["debug", "reduce"]],
     (("sensitivity",), "--calibration-cache"): ["m.onnx"],
     (("debug", "build"), "--resume"): CAMPAIGN,
+    (("debug", "build"), "--allow-scripts"): CAMPAIGN,
 }
 """Lines of their own for options that do not go with the usual one; None where two go together."""
 
@@ -294,6 +302,9 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
         "--vary-tactics",
         "--parallel",
         "--build-timeout",
+        "--max-builds",
+        "--max-minutes",
+        "--no-bisect",
         "--store",
     ):
         base = CAMPAIGN
@@ -462,4 +473,4 @@ def test_good_and_bad_records_of_diff_tactics_go_together():
     assert plan_of(("inspect", "diff-tactics"), ["--runs", "r"]).config.runs == ("r",)
     assert plan_of(("inspect", "diff-tactics"), ["--of-experiment", "e"]).config.experiment == "e"
     assert plan_of(("inspect", "diff-tactics"), ["--dir", "d"]).config.folder == "d"
-    assert plan_of(("runs", "audit"), ["--experiment", "e"]).experiment == "e"
+    assert plan_of(("runs", "audit"), ["--experiment", "e"]).config.experiment == "e"

@@ -51,7 +51,32 @@ def test_without_words_the_commands_are_listed_and_usage_is_wrong(capsys):
     assert main([]) == 2
     assert "inspect" in capsys.readouterr().out
     assert main(["--version"]) == 0
-    assert re.fullmatch(r"trtops \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert re.fullmatch(r"trtops \| Version: \d+\.\d+\.\d+ \| Path: \['.*trtops'\]\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "surgeon -v sanitize identity.onnx -o s.onnx",
+        "surgeon --log-file log.txt --verbosity VERBOSE sanitize identity.onnx -o s.onnx",
+        "surgeon --log-format timestamp line-info sanitize -q identity.onnx -o s.onnx",
+        "inspect --silent model identity.onnx",
+        "debug -qq --log-file=log.txt repeat --until 1 --check true",
+    ],
+)
+def test_options_of_the_log_are_taken_before_the_last_word_of_a_command_too(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+
+    assert main(shlex.split(line)) == 0
+    assert ("--silent" in line) == (capsys.readouterr().out == "")
+    assert ("log.txt" in line) == Path("log.txt").exists()
+
+
+def test_options_of_the_log_alone_are_no_command(capsys):
+    assert main(["surgeon", "-v"]) == 2
+    assert main(["surgeon", "--log-file", "x", "sanitise"]) == 2
+    assert "sanitize" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,24 @@ def test_the_log_says_how_large_errors_are_and_what_they_were_held_against(caplo
     CompareFunc.simple(check_error_stat="median", atol=1)(*pair({"x": a}, {"x": a + 2}))
     assert "median 2;" in caplog.text
     CompareFunc.l2(l2_threshold=0.25)(*pair({"x": a}, {"x": a + 2}))
-    assert "L2 norm: 4 (at most 0.25)" in caplog.text
+    assert "L2 Norm: 4 (tolerance: 0.25) | FAILED" in caplog.text
     CompareFunc.distance_metrics()(*pair({"x": a}, {"x": a + 2}))
     assert "l2_norm 4, cosine_similarity 0.9" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stat", ["elemwise", "max", "mean", "median", "quantile"])
+def test_what_is_exactly_the_tolerance_apart_passes(dtype, stat):
+    for low, tolerance in ((1.0, 0.1), (0.3, 0.1), (0.6, 0.1), (100.0, 1e-3 if dtype is np.float64 else 0.125)):
+        a, b = np.array([low], dtype), np.array([low], dtype) + np.array(tolerance, dtype)
+        for atol, rtol in ((tolerance, 0), (0, float(np.abs(a - b)[0] / np.abs(b)[0]))):
+            compared = CompareFunc.simple(atol=atol, rtol=rtol, check_error_stat=stat)(*pair({"x": a}, {"x": b}))
+            assert compared["x"], compared["x"].summary()
+
+
+def test_what_fails_never_prints_as_the_limit_that_it_exceeds():
+    compare = CompareFunc.simple(atol=0.1, rtol=0, check_error_stat="max")
+    found = compare(*pair({"x": np.array([1.100001])}, {"x": np.array([1.0])}))["x"]
+
+    assert not found and "error: max 0.100001 " in found.summary() and "atol 0.1 " in found.summary()
+    assert not CompareFunc.simple(atol=0, rtol=0)(*pair({"x": np.array([5e-324])}, {"x": np.array([0.0])}))["x"]

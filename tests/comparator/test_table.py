@@ -39,6 +39,13 @@ ACTUAL = GOLDEN + 0.1 * np.random.default_rng(1).standard_normal((4, 5))
 COMPARED = [metric for metric in METRICS if metric.limit is not None]
 
 
+def arrays_for(metric):
+    """An output and its reference that the metric applies to."""
+    if metric.applies_to.startswith("integers"):
+        return np.rint(3 * ACTUAL).astype(np.int64), np.rint(3 * GOLDEN).astype(np.int64)
+    return ACTUAL, GOLDEN
+
+
 def named(metrics):
     return pytest.mark.parametrize("metric", metrics, ids=lambda metric: metric.name)
 
@@ -60,21 +67,23 @@ def test_names_that_metrics_give_to_things_are_their_own():
 
 @named(RECORDED)
 def test_what_is_recorded_is_a_statistic_and_is_logged(metric):
-    found = statistics(ACTUAL, GOLDEN)
+    actual, golden = arrays_for(metric)
+    found = statistics(actual, golden)
     value = getattr(found, metric.name)
 
     assert value is not None and not math.isnan(value)
     assert found.to_dict()[metric.name] == value
-    logged = error_metrics(compare_outputs({"x": ACTUAL}, {"x": GOLDEN}))
+    logged = error_metrics(compare_outputs({"x": actual}, {"x": golden}))
     assert logged["error", "x", metric.name] == value
     assert (("error_log10", "x", metric.name) in logged) == metric.log10
 
 
 @named(LIMITED)
 def test_each_tolerance_passes_up_to_its_limit_and_says_why_not_beyond(metric):
-    value = getattr(statistics(ACTUAL, GOLDEN), metric.name)
+    actual, golden = arrays_for(metric)
+    value = getattr(statistics(actual, golden), metric.name)
     beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
-    report = compare_outputs({"x": ACTUAL}, {"x": GOLDEN}, Tolerances(atol=9.0))
+    report = compare_outputs({"x": actual}, {"x": golden}, Tolerances(atol=9.0))
 
     assert report.judge(Tolerances(atol=9.0, **{metric.tolerance: value}))
     assert not report.judge(Tolerances(atol=9.0, **{metric.tolerance: math.nan}))

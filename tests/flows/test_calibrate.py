@@ -98,7 +98,7 @@ def test_the_shell_calibrates_and_exits_by_the_verdict(
     assert run(calibrate, "calibrate") == 0
 
     shown = capsys.readouterr().out
-    assert f"# calibrate {model.name}: good" in shown and "| INT8 | good |" in shown and "by percentile" in shown
+    assert f"# calibrate {model.name}: good" in shown and "| INT8 | 67% | good |" in shown and "by percentile" in shown
 
 
 def test_progress_is_shown_on_a_terminal_only() -> None:

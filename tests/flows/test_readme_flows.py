@@ -31,9 +31,10 @@ FEWER = {"--until decided": "--until 2"}
 """What would take minutes is run as this instead: a campaign without bad builds goes on for 200 builds."""
 
 CODES = {
-    "flows.compare": 1,  # FP16 or INT8 against FP32's tolerances: outputs differ, as the verdict says
-    "flows.bisect": 3,  # no build is bad, so there is nothing to mix
-    "flows.prove": 3,  # no build is bad, so there is nothing to prove
+    "flows.compare": {1},  # FP16 or INT8 against FP32's tolerances: outputs differ, as the verdict says
+    "flows.bisect": {3},  # no build is bad, so there is nothing to mix
+    "flows.prove": {3},  # no build is bad, so there is nothing to prove
+    "flows.gate": {0, 1},  # a model this small may be slower in FP16 on a processor, and is refused for it
 }
 """Exit codes other than 0."""
 
@@ -99,7 +100,7 @@ def test_the_readme_s_python_and_flows_run_one_after_the_other(folder, monkeypat
             words = [re.sub("<[a-z]+>", newest(FILLED.get(words[0], "debug_build")), word) for word in words]
         capsys.readouterr()
         code = run_module(words, monkeypatch)
-        assert code == CODES.get(words[0], 0), f"{line}: exit code {code}\n{capsys.readouterr()}"
+        assert code in CODES.get(words[0], {0}), f"{line}: exit code {code}\n{capsys.readouterr()}"
         ran.add(words[0])
     assert {"flows.convert", "flows.promote", "flows.sensitivity", "trtops.tracking.store"} <= ran
 

@@ -80,10 +80,10 @@ def test_planted_culprits_are_named_within_few_trials(kind, units, wrong, fails,
     ids=["three in ten", "half", "drifting", "two machines in turns"],
 )
 def test_where_verdicts_depend_on_no_unit_few_are_accused_whatever_else_they_depend_on(bad):
-    outcomes = Counter(played(seed, 12, bad).decided() for seed in range(SEEDS))
+    outcomes = Counter(played(seed, 12, bad).decided() for seed in range(100))
 
-    assert outcomes["convicted"] <= 3
-    assert outcomes["chance"] >= 45
+    assert outcomes["convicted"] <= 5
+    assert outcomes["chance"] >= 80
 
 
 def test_the_e_value_has_the_mean_one_over_the_coin_whatever_the_verdicts():
@@ -135,8 +135,9 @@ def test_what_is_known_already_is_asked_first():
 
     taken, opposite = Bisection(prior).next()
 
-    assert taken[5] != taken[6]
-    assert (taken != opposite).all()
+    few = min(taken, opposite, key=np.sum)
+    assert few[[5, 6]].any()
+    assert few.sum() <= 8
 
 
 def test_one_unit_alone_is_tried_both_ways():

@@ -64,7 +64,7 @@ def test_a_clean_campaign_is_accused_in_at_most_5_of_100(builds):
 
     assert conclusions["convicted"] + conclusions["narrowed down"] <= 5
     if builds >= 100:
-        assert conclusions["no single tactic explains this"] >= 90
+        assert conclusions["no single tactic explains this"] >= 85
 
 
 @pytest.mark.parametrize("builds", [20, 100])

@@ -96,7 +96,7 @@ def test_priors_of_later_builds_do_not_depend_on_them():
     for builds in (10, 20, 40):
         features = evidence.features_of(codes[:builds])
         groups = evidence.groups_of(features)
-        total = np.exp(groups.log_weight).sum()
+        total = np.exp(groups.log_share).sum()
         early = {
             (int(features.column[f]), int(features.code[f])): int(features.birth[f]) for f in range(len(features.code))
         }
@@ -110,7 +110,7 @@ def test_without_an_order_every_group_has_the_same_prior_however_many_layers_it_
     groups = evidence.groups_of(evidence.features_of(codes), ordered=False)
 
     assert sorted(map(len, groups.members)) == [1] * 6 + [3] * 2
-    assert np.exp(groups.log_weight) == pytest.approx([1 / 8] * 8)
+    assert np.exp(groups.log_share) == pytest.approx([1 / 8] * 8)
 
 
 @settings(max_examples=40, deadline=None)
@@ -142,3 +142,18 @@ def test_three_alternatives_that_each_fail_are_all_found():
     }
     assert names == {(3, 1), (17, 4), (30, 0)}
     assert found.guilt[[g for (g,) in found.best]].min() > 0.99
+
+
+def test_a_pair_that_expects_what_one_group_does_counts_as_that_group():
+    """``whole`` comes with ``left`` or ``right``, which share a build: verdicts can never tell the pair from the one."""
+    whole = np.array([1, 1, 1, 0, 0, 0, 0, 0] * 4)
+    left, right = np.array([1, 1, 0, 0, 0, 0, 0, 0] * 4), np.array([0, 1, 1, 0, 0, 0, 0, 0] * 4)
+    other = np.array([0, 1, 0, 1, 0, 1, 1, 0] * 4)
+    features = evidence.features_of(np.array([other, left, right, whole]).T)
+    groups = evidence.groups_of(features)
+
+    found = evidence.weigh(groups, whole.astype(bool))
+
+    column = {int(features.column[groups.members[g][0]]) for clause in found.best for g in clause}
+    assert column == {3}
+    assert found.best_probability > 0.999

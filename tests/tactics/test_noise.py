@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trtops import errors
-from trtops.tactics.noise import f_tail, noise
+from trtops.tactics.noise import f_tail, noise, noise_apart
 
 
 def errors_of(seed: int, shared: float, build: float, run: float, builds: int = 40, runs: int = 8) -> np.ndarray:
@@ -63,6 +63,21 @@ def test_one_more_run_of_one_more_build_stays_below_the_limit():
 
     assert np.mean(more < found.limit()) > 0.99
     assert 0.9 < np.mean(more < found.limit(deviations=1.5)) < 0.97
+
+
+def test_the_limit_stays_below_builds_that_a_choice_makes_bad():
+    """Bad builds among good ones widen the spread so far that three deviations above the mean let every build pass."""
+    rows = errors_of(5, 1e-4, 2e-5, 1e-6, builds=9, runs=4)
+    rows[6:] *= 4
+
+    together, apart = noise(rows), noise_apart(rows.tolist(), [False] * 6 + [True] * 3)
+
+    assert together.limit() > rows[6:].min()
+    assert rows[:6].max() < apart.limit() < rows[6:].min()
+    shares = (apart.share_choice, apart.share_precision, apart.share_build, apart.share_run)
+    assert sum(shares) == pytest.approx(1) and apart.share_choice > 0.5
+    assert apart.cause == "tactic" and "because of a choice" in apart.summary
+    assert noise_apart(rows.tolist(), [False] * 9) == together
 
 
 @pytest.mark.parametrize(

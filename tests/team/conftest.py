@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.waiting import FOR_EVER
 from trtops import team
 from trtops.team.access import client_environment
 from trtops.team.config import Database, TeamState
@@ -26,25 +28,23 @@ from trtops.tracking.mlflow import MlflowTracker
 
 T = TypeVar("T")
 
-PATIENCE = 200.0  # seconds: how long a loaded machine may take for what takes a few
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+"""States that a flow run ends in."""
 
 QUICK = {
     "PREFECT_WORKER_QUERY_SECONDS": "1",
+    "PREFECT_RUNNER_POLL_FREQUENCY": "1",
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
     "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
 }
 """What makes Prefect look for work more often than it does by default."""
 
 
-def eventually(look: Callable[[], T], what: str, seconds: float = PATIENCE, pause: float = 0.5) -> T:
-    """The first true value that looking finds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
+def eventually(look: Callable[[], T], pause: float = 0.2) -> T:
+    """The first true value that looking finds. What never comes ends with the test's own time limit, which is for hangs."""
+    while not (found := look()):
         time.sleep(pause)
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+    return found
 
 
 class ApiError(Exception):
@@ -80,7 +80,7 @@ class RunningTeam:
         )
         for attempt in range(20):
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request) as answer:
                     text = answer.read()
                     return json.loads(text) if text else None
             except urllib.error.HTTPError as exc:
@@ -98,10 +98,10 @@ class RunningTeam:
         except ApiError:
             return False
 
-    def start(self, deployment: str, **parameters: Any) -> str:
+    def start(self, deployment: str, job_variables: Mapping[str, Any] | None = None, **parameters: Any) -> str:
         """Have a deployment run as soon as a worker takes it; returns the flow run's id."""
         found = self.deployment(deployment)
-        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}, "job_variables": job_variables or {}}
         return str(self.call("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
 
     def flow_state(self, flow_run: str) -> tuple[str, str]:
@@ -111,12 +111,21 @@ class RunningTeam:
 
     def wait_for(self, flow_run: str, *types: str) -> str:
         """Wait until a flow run ends in one of some states; returns the state's message."""
-        final = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-        kind, message = eventually(
-            lambda: found if (found := self.flow_state(flow_run))[0] in final else None, f"the end of {flow_run}"
-        )
+        kind, message = eventually(lambda: found if (found := self.flow_state(flow_run))[0] in FINAL else None)
         assert kind in types, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
         return message
+
+    def wait_in(self, flow_run: str, look: Callable[[], object]) -> None:
+        """Wait for what a flow run is to bring about before it ends."""
+
+        def seen() -> bool:
+            if look():
+                return True
+            kind, message = self.flow_state(flow_run)
+            assert kind not in FINAL, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
+            return False
+
+        eventually(seen)
 
     def tracker(self) -> MlflowTracker:
         """The memory, as a client of the server; the environment must name the file of passwords."""
@@ -125,9 +134,7 @@ class RunningTeam:
     def first_finished(self, experiment: str) -> RunInfo:
         """A finished run of an experiment, once there is one."""
         tracker = self.tracker()
-        return eventually(
-            lambda: next(iter(tracker.find(experiment, status="finished")), None), f"a finished run of {experiment}"
-        )
+        return eventually(lambda: next(iter(tracker.find(experiment, status="finished")), None))
 
 
 @contextmanager
@@ -137,7 +144,10 @@ def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
     os.environ.update(QUICK)
     servers = team.TeamFolder(root=folder / "team")
     try:
-        team.up(team.TeamConfig(prefect_port=0, mlflow_port=0, database=database, gpu=False), folder=servers)
+        team.up(
+            team.TeamConfig(prefect_port=0, mlflow_port=0, database=database, gpu=False, wait_seconds=FOR_EVER),
+            folder=servers,
+        )
         os.environ["TRTOPS_CREDENTIALS"] = str(servers.passwords)
         yield RunningTeam(servers, folder)
     finally:
@@ -147,19 +157,37 @@ def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
         team.down(folder=servers)
 
 
-def deploy(running: RunningTeam) -> str:
-    """Register the deployments as ``make deploy`` does, with no address of MLflow in the environment."""
-    names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+SERVE = "main(['serve'])"
+DEPLOY = "main(['deploy'])"
+
+
+@contextmanager
+def deploying(running: RunningTeam, *steps: str) -> Iterator[subprocess.Popen[str]]:
+    """What ``make serve`` and ``make deploy`` do, one after the other in one process: importing all flows takes seconds.
+
+    In an environment that names no server: they find the team's by themselves.
+    """
+    names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "PREFECT_RUNNER_POLL_FREQUENCY")
     plain = {name: os.environ[name] for name in names if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-m", "flows.deployments", "deploy"],
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from flows.deployments import main; sys.exit({' or '.join(steps)})"],
         env={**plain, "TRTOPS_HOME": str(running.folder.root.parent), "MLFLOW_TRACKING_URI": ""},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+        # Whoever started the tests in the background has made them, and so this child, deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def what_is_said(process: subprocess.Popen[str]) -> str:
+    """All that a process says until it ends, well."""
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said
 
 
 @pytest.fixture

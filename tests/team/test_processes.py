@@ -36,7 +36,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_and_all_that_it_started_are_ended(tmp_path: Path):
     child = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); sys.stdin.read(); "
     process = start(tmp_path, f"{child}import time; print('ready', flush=True); time.sleep(600)")
-    eventually(lambda: "ready" in processes.last_lines(tmp_path / "log"), "its output")
+    eventually(lambda: "ready" in processes.last_lines(tmp_path / "log"))
     assert processes.is_alive(process)
     assert len(processes._with_token(TOKEN)) == 2
     assert os.getsid(process.pid) == process.pid  # Ctrl-C in the terminal is not for it
@@ -51,7 +51,7 @@ def test_one_that_ignores_the_request_is_killed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(processes, "_KILL_SECONDS", 0.3)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     process = start(tmp_path, deaf)
-    eventually(lambda: "deaf" in processes.last_lines(tmp_path / "log"), "its output")
+    eventually(lambda: "deaf" in processes.last_lines(tmp_path / "log"))
 
     processes.stop(process, TOKEN, patience=0.3)
 
@@ -61,7 +61,7 @@ def test_one_that_ignores_the_request_is_killed(tmp_path: Path, monkeypatch: pyt
 def test_what_a_dead_one_left_behind_is_ended(tmp_path: Path):
     parent = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True); print('gone', flush=True)"
     process = start(tmp_path, parent)
-    eventually(lambda: not processes.is_alive(process), "its end")
+    eventually(lambda: not processes.is_alive(process))
     assert len(processes._with_token(TOKEN)) == 1
 
     processes.stop(process, TOKEN)
@@ -86,7 +86,7 @@ child.wait()
 time.sleep(600)
 """
     process = start(tmp_path, program)
-    eventually(lambda: "ready" in processes.last_lines(tmp_path / "log"), "its output")
+    eventually(lambda: "ready" in processes.last_lines(tmp_path / "log"))
 
     processes.stop(process, TOKEN, children_first=True)
 
@@ -123,10 +123,9 @@ def test_a_log_that_has_grown_large_is_put_aside(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(processes, "_LOG_BYTES", 3)
     (tmp_path / "log").write_text("old lines")
 
-    process = start(tmp_path, "print('new')")
-    eventually(lambda: not processes.is_alive(process), "its end")
+    start(tmp_path, "print('new')")
 
-    assert processes.last_lines(tmp_path / "log") == "new"
+    eventually(lambda: processes.last_lines(tmp_path / "log") == "new")
     assert (tmp_path / "log.log.1").read_text() == "old lines"
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 

@@ -25,7 +25,7 @@ from trtops.tracking.mlflow.credentials import read_credentials
 SQLITE = TeamConfig(prefect_port=0, mlflow_port=0, database="sqlite", gpu=False)
 
 
-def service(name: str, program: str, answers: object = lambda: True, port: int | None = None) -> Service:
+def service(name: str, program: str, answers: object = lambda since: True, port: int | None = None) -> Service:
     return Service(
         name=name,
         command=[sys.executable, "-c", program],
@@ -53,7 +53,7 @@ def test_one_that_dies_is_told_of_with_the_end_of_its_log_and_without_passwords(
     folder.make()
     password = ensure_passwords(folder.passwords).mlflow_password
     stages += [[service("first", SLEEP)], [service("second", f"import sys; sys.exit('no {password} here')")]]
-    stages[1][0].__dict__["answers"] = lambda: False
+    stages[1][0].__dict__["answers"] = lambda since: False
 
     with pytest.raises(errors.ConfigError) as raised:
         team.up(SQLITE, folder=folder)
@@ -68,7 +68,7 @@ def test_one_that_dies_is_told_of_with_the_end_of_its_log_and_without_passwords(
 def test_one_that_never_answers_is_given_up_and_what_was_up_before_stays(folder, stages):
     stages += [[service("first", SLEEP)]]
     team.up(SQLITE, folder=folder)
-    stages += [[service("second", SLEEP, lambda: False)]]
+    stages += [[service("second", SLEEP, lambda since: False)]]
 
     with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
         team.up(TeamConfig(wait_seconds=0.4), folder=folder)
@@ -82,9 +82,9 @@ def test_one_that_died_is_told_of_and_started_again_without_the_others(folder, s
     before = folder.read()
     assert before is not None
     second = before.services[1]
-    eventually(lambda: "up" in processes.last_lines(Path(second.log)), "its output")
+    eventually(lambda: "up" in processes.last_lines(Path(second.log)))
     os.kill(second.owner.pid, signal.SIGKILL)
-    eventually(lambda: not processes.is_alive(second.owner), "its end")
+    eventually(lambda: not processes.is_alive(second.owner))
 
     dead = team.status(folder)
     assert [s.state for s in dead.services] == ["up", "dead"] and not dead.all_up

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows import deployments
 from flows.deployments import read_deployments
 from tests import models
-from tests.team.conftest import PATIENCE, ApiError, RunningTeam, deploy, eventually, running_team
+from tests.team.conftest import (
+    DEPLOY,
+    SERVE,
+    ApiError,
+    RunningTeam,
+    deploying,
+    eventually,
+    running_team,
+    what_is_said,
+)
+from tests.team.gate import Gate
 from trtops import errors, team
 from trtops.team import processes
 from trtops.team.passwords import read_passwords
@@ -34,27 +46,39 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
 
 
 @pytest.fixture(scope="module")
-def deployed(servers: RunningTeam) -> RunningTeam:
-    said = deploy(servers)
+def served(servers: RunningTeam) -> Iterator[subprocess.Popen[str]]:
+    with deploying(servers, SERVE, DEPLOY) as process:
+        yield process
+
+
+def last_deployment() -> str:
+    flow, name = deployments._deployment_key(read_deployments()[-1])
+    return f"{flow.rpartition('.')[2].replace('_', '-')}/{name}"
+
+
+@pytest.fixture(scope="module")
+def deployed(servers: RunningTeam, served: subprocess.Popen[str]) -> RunningTeam:
+    eventually(lambda: servers.has(last_deployment()) or served.poll() is not None)
+    served.send_signal(signal.SIGINT)
+    said = what_is_said(served)
     assert "Made the work pool trtops-gpu." in said  # its worker made the other one
     assert f"{len(read_deployments())} deployments are registered" in said
     (silence,) = servers.call("POST", "automations/filter", {})
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
     found = servers.deployment("convert/cpu")
+    # Serving had paused them when it ended, lest runs pile up while nobody serves.
     assert (found["work_pool_name"], found["paused"]) == ("trtops-cpu", False)
     return servers
 
 
-def test_all_deployments_can_be_served_from_one_process(servers: RunningTeam):
-    environment = {**os.environ, **servers.environment, "TRTOPS_HOME": str(servers.folder.root.parent)}
-    with subprocess.Popen([sys.executable, "-m", "flows.deployments", "serve"], env=environment) as serving:
-        eventually(lambda: servers.has("reduce/cpu"), "the last deployment")
-        flow_run = servers.start("convert/cpu", model=str(servers.models / "conv_net.onnx"), precision="fp16")
-        servers.wait_for(flow_run, "COMPLETED")
-        serving.send_signal(signal.SIGINT)
-        assert serving.wait(PATIENCE) == 0
+def test_all_deployments_can_be_served_from_one_process(servers: RunningTeam, served: subprocess.Popen[str]):
+    eventually(lambda: servers.has(last_deployment()) or served.poll() is not None)
+    found = servers.deployment("convert/cpu")
+    assert (found["work_pool_name"], found["paused"]) == (None, False)
 
-    assert servers.deployment("convert/cpu")["paused"]  # lest runs pile up while nobody serves
+    flow_run = servers.start("convert/cpu", model=str(servers.models / "conv_net.onnx"), precision="fp16")
+
+    servers.wait_for(flow_run, "COMPLETED")
 
 
 def processes_of(running: RunningTeam) -> list[int]:
@@ -146,53 +170,80 @@ def test_a_schedule_fires_builds_a_list_on_the_server_that_the_worker_names_and_
     assert not (deployed.folder.root.parent / "mlflow.db").exists()  # the local store that it once landed in
 
 
-def killed_while_uploading(servers: RunningTeam, flow_run: str) -> None:
-    """Kill a flow run's process when some files of an iteration are on the server and its manifest is not."""
-
-    def uploading() -> bool:
-        engines = (servers.folder.mlflow / "artifacts").glob("*/*/artifacts/engine")
-        return any(not (engine.parent / "manifest.json").exists() for engine in engines)
-
-    eventually(uploading, "an upload", pause=0.02)
-    processes_killed(servers, "prefect.engine")
-    message = servers.wait_for(flow_run, "CRASHED")
-    assert "-9" in message
-
-
 def processes_killed(servers: RunningTeam, what: str) -> None:
     """Kill the worker's processes of which the command line has some text."""
-    worker = next(started for started in servers.state.services if started.name == "worker-cpu")
-    for pid in processes._with_token(worker.token):
+    token = next(started.token for started in servers.state.services if started.name == "worker-cpu")
+    doomed = []
+    for pid in processes._with_token(token):
         with suppress(OSError):
             if what in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
                 os.kill(pid, signal.SIGKILL)
+                doomed.append(pid)
+    assert doomed, what
+    # A killed process is there for a moment longer, and would be taken for a living worker.
+    eventually(lambda: not set(doomed) & set(processes._with_token(token)), pause=0.02)
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRTOPS_TEST_KILLS") != "1",
-    reason="takes minutes, and longer than it waits for on a busy machine: make test-kills",
-)
+HELD_DATA = """
+import os, pathlib, time
+import numpy as np
+def load_data():
+    folder = pathlib.Path(os.environ["TRTOPS_ALLOWED_SCRIPTS"])
+    if (folder / "hold").exists():
+        (folder / "held").touch()
+        while True:
+            time.sleep(3600)
+    return [dict(image=np.ones((1, 3, 8, 8), np.float32))]
+"""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
 def test_a_campaign_whose_worker_was_killed_goes_on_with_another_and_nothing_is_lost_or_twice(deployed: RunningTeam):
     tracker = deployed.tracker()
+    script = deployed.models / "data.py"
+    script.write_text(HELD_DATA)
+    allowed = {"TRTOPS_ALLOWED_SCRIPTS": str(deployed.models)}
 
     def finished() -> list[RunInfo]:
         return tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="finished")
 
-    model = str(deployed.models / "conv_net.onnx")
-    assert finished() == []
-    killed_while_uploading(deployed, deployed.start("debug-build/cpu", model=model, until=4, experiment="campaign"))
-    (campaign,) = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
+    def start(gate: Gate | None = None, **parameters: Any) -> str:
+        env = allowed if gate is None else {**allowed, "MLFLOW_TRACKING_URI": gate.address}
+        return deployed.start("debug-build/cpu", job_variables={"env": env}, **parameters)
 
-    deployed.start("debug-build/cpu", resume=campaign.id)
-    known = len(finished())
-    eventually(lambda: len(finished()) > known, "another iteration")
-    processes_killed(deployed, "")  # the worker and all that is its, as if its machine had lost power
+    # While it uploads: the second iteration's files are on the server, and its manifest never arrives.
+    with Gate(deployed.state.mlflow_url) as gate:
+        manifests = itertools.count()
+        gate.hold(
+            lambda method, path: path.endswith("/artifacts/manifest.json") and method == "PUT" and next(manifests) == 1
+        )
+        model = str(deployed.models / "conv_net.onnx")
+        first = start(gate, model=model, until=4, data=str(script), experiment="campaign")
+        deployed.wait_in(first, lambda: gate.held)
+        processes_killed(deployed, "prefect.engine")
+    assert "-9" in deployed.wait_for(first, "CRASHED")
+    (campaign,) = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
+    assert (campaign.status, len(finished())) == ("running", 1)
+
+    # In the middle of an iteration: the worker and all that is its, as if its machine had lost power.
+    (deployed.models / "hold").touch()
+    second = start(resume=campaign.id)
+    deployed.wait_in(second, (deployed.models / "held").exists)
+    processes_killed(deployed, "")
+    (deployed.models / "hold").unlink()
+    assert deployed.flow_state(second)[0] == "RUNNING"
     team.up(folder=deployed.folder)
-    deployed.wait_for(deployed.start("debug-build/cpu", resume=campaign.id), "COMPLETED")
+    assert "Its worker ended with it" in deployed.wait_for(second, "CRASHED")
+
+    deployed.wait_for(start(resume=campaign.id), "COMPLETED")
 
     assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3]
     assert all(tracker.load(info.id).manifest.artifacts for info in finished())
+    lost = tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="killed")
+    assert sorted(info.tags[schema.Tag.ITERATION] for info in lost) == ["1", "1"]
     assert tracker.find("campaign", status="running") == []
+    assert tracker.info(campaign.id).status == "finished"
     assert len(tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})) == 1
 
 

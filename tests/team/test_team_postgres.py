@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import models
-from tests.team.conftest import RunningTeam, deploy, running_team
+from tests.team.conftest import DEPLOY, RunningTeam, deploying, running_team, what_is_said
 from trtops import team
 from trtops.team import processes
 from trtops.team.postgres import find_postgres
@@ -44,7 +44,8 @@ def test_both_servers_keep_their_data_in_a_cluster_that_nobody_else_reaches(serv
 
 
 def test_a_schedule_fires_its_run_is_kept_and_still_there_after_a_restart(servers: RunningTeam):
-    deploy(servers)
+    with deploying(servers, DEPLOY) as process:
+        what_is_said(process)
     found = servers.deployment("convert/cpu")
     parameters = {"model": str(servers.models / "conv_net.onnx")}
     body = [{"schedule": {"interval": 5}, "active": True, "parameters": parameters}]

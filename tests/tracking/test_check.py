@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import is_gone, until
-from trtops import locks, processes
+from trtops import errors, files, locks, processes
 from trtops.tracking import store
 from trtops.tracking.base import tracked
 from trtops.tracking.check import check_store
@@ -35,6 +35,7 @@ def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(locks, "_PLACE", folder)
     yield folder
     tempfile.tempdir = None
 
@@ -121,12 +122,13 @@ def test_what_was_left_half_written_is_removed_once_nobody_can_be_writing_it(
 
 LEAVE = """
 import os, subprocess, sys, tempfile
+from pathlib import Path
 from trtops import locks, processes
 from trtops.ops.judging.command import run_group
 from trtops.tracking.mlflow import MlflowTracker
 MlflowTracker({root!r}).start("m", "left", kind="build")
 tempfile.mkdtemp(prefix=processes.temporary_prefix("check"))
-lock = locks.held("campaign 1")
+lock = locks.held("campaign 1", Path({root!r}, "locks"))
 lock.__enter__()
 command = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
 run_group([sys.executable, "-c", command], tempfile.TemporaryFile(), None)
@@ -163,7 +165,7 @@ def test_what_a_killed_process_left_is_found_and_removed(
     assert said.startswith("1 runs closed.") and f"process {killed}" in said and str(folder) in said
     until(lambda: is_gone(killed))
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
-    assert list((own_temporary_files / f"trtops-locks-{os.getuid()}").iterdir()) == []
+    assert list(tracker.store.locks.iterdir()) == []
 
 
 def test_what_living_processes_hold_is_left_alone(tracker: KeepingTracker) -> None:
@@ -201,7 +203,7 @@ def test_an_orphaned_prefect_server_is_ended_and_other_children_of_a_flow_are_no
         subprocess.Popen([*hang, "prefect.server.api.server:create_app"], env=environment) as server,
         subprocess.Popen([*hang, "something else"], env=environment) as other,
     ):
-        until(lambda: all("sleep" in processes._command(p.pid) for p in (server, other)))
+        until(lambda: all("sleep" in processes._command_line(p.pid) for p in (server, other)))
 
         assert found(tracker, mend=True).keys() == {f"process {server.pid}"}
 
@@ -273,3 +275,88 @@ def test_a_lock_whose_file_is_removed_under_it_is_held_by_one() -> None:
             assert not second
     with locks.held("x") as third:
         assert third
+
+
+def test_locks_lie_in_one_place_whatever_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"test {tmp_path}"
+    ask = f"from trtops import locks\nwith locks.held({name!r}) as mine: print(mine)"
+    monkeypatch.setattr(locks, "_PLACE", Path("/tmp"))
+    with locks.held(name) as mine:
+        assert mine
+        other = {**os.environ, "TMPDIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", ask], env=other, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    (tmp_path / "x").symlink_to(precious)
+
+    with pytest.raises(errors.ConfigError, match=r"The lock .*x cannot be used"), locks.held("x", tmp_path):
+        pass
+    with pytest.raises(OSError, match="x"), files.locked(tmp_path / "x"):
+        pass
+
+    assert precious.read_text() == "content"
+
+
+def test_a_folder_of_locks_that_others_may_write_to_is_refused(own_temporary_files: Path) -> None:
+    folder = locks.machine_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+
+    with pytest.raises(errors.ConfigError, match="only this user can write to"), locks.held("x"):
+        pass
+
+
+SERVING = """
+import os, subprocess, sys, time
+from trtops import processes
+os.environ[processes.SERVED_BY] = processes.mark()
+watch = processes.start_watch()
+hang = [sys.executable, "-c", {server!r}]
+server = subprocess.Popen([*hang, "prefect.server.api.server:create_app"])
+other = subprocess.Popen([*hang, "something else"])
+print(watch.pid, server.pid, other.pid, flush=True)
+time.sleep(3600)
+"""
+POLITE = "import time; time.sleep(3600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({file!r}, 'w'); time.sleep(3600)"
+
+
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_the_prefect_server_of_a_killed_process_ends_with_it(how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVING.format(server=POLITE)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        watch, server, other = map(int, process.stdout.readline().split())
+
+        process.send_signal(how)
+
+        until(lambda: is_gone(server) and is_gone(watch))
+        assert not is_gone(other)
+        os.kill(other, signal.SIGKILL)
+
+
+def test_a_prefect_server_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_PARTING_SECONDS", 0.1)
+    gone = dead_mark()
+    deaf = DEAF.format(file=str(tmp_path / "deaf"))
+    with subprocess.Popen(
+        [sys.executable, "-c", deaf, "prefect.server.api.server:create_app"],
+        env={**os.environ, processes.SERVED_BY: gone},
+    ) as server:
+        until((tmp_path / "deaf").exists)
+
+        processes._end_server_after(gone)
+
+        assert server.wait() == -signal.SIGKILL
+
+
+def dead_mark() -> str:
+    pid, started, namespace = processes.mark().split("-")
+    return f"{pid}-{int(started) - 1}-{namespace}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from trtops import errors
 from trtops.record import sha256
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.embedded import upgrade
 from trtops.tracking.writer import read_manifest
 
 HOSTILE = ("../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a\0b", "..\\x")
@@ -96,14 +98,55 @@ def test_links_out_of_an_embedded_run_are_not_followed(embedded: MlflowTracker, 
         embedded.load(run.id).read_bytes("engine/x.plan")
 
 
-def test_an_address_in_the_database_that_leads_out_of_the_store_is_refused(embedded: MlflowTracker) -> None:
+@pytest.mark.parametrize(
+    "uri",
+    ["mlflow-artifacts:/../../../etc", "/etc", "file:///etc", "mlflow-artifacts:/link", "mlflow-artifacts:/link/{run}"],
+)
+def test_an_address_in_the_database_that_leads_out_of_the_store_is_refused(embedded: MlflowTracker, uri: str) -> None:
     run = embedded.start("m", "r", kind="build")
     with sqlite3.connect(embedded.store.database) as database:
-        database.execute("UPDATE runs SET artifact_uri = 'mlflow-artifacts:/../../../etc'")
+        database.execute("UPDATE runs SET artifact_uri = ?", (uri.format(run=run.id),))
     database.close()
+    embedded.store.artifacts.mkdir(exist_ok=True)
+    (embedded.store.artifacts / "link").symlink_to("/etc")
 
-    with pytest.raises(errors.StoreError, match="leads out of the store"):
-        embedded.peek(run.id, "passwd")
+    for reaching in (
+        lambda: embedded.peek(run.id, "passwd"),
+        lambda: embedded.close(run.id, "why"),
+        lambda: embedded.reopen(run.id),
+        lambda: embedded.load(run.id),
+    ):
+        with pytest.raises(errors.StoreError, match="leads out of the store"):
+            reaching()
+
+
+def test_links_in_the_place_of_a_store_s_own_files_are_not_followed(
+    new_store: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    root, victim = new_store(tmp_path / "mlruns"), tmp_path / "victim"
+    victim.write_text("precious")
+    for name, target in ((".reserve", tmp_path / "new"), (".init.lock", victim)):
+        (root / name).unlink(missing_ok=True)
+        (root / name).symlink_to(target)
+
+    MlflowTracker(root)
+    with pytest.raises((errors.StoreError, OSError)):
+        upgrade(root)
+
+    assert victim.read_text() == "precious" and not (tmp_path / "new").exists()
+
+
+def test_a_file_of_another_size_than_the_manifest_s_is_not_even_read(embedded: MlflowTracker) -> None:
+    with tracked(embedded, "m", "r", kind="build") as run:
+        run.log_bytes(b"plan", "engine/x.plan")
+    place = Path(embedded._entity(run.id).info.artifact_uri)
+    os.truncate(place / "engine" / "x.plan", 1 << 42)  # sparse: it takes no room
+
+    with pytest.raises(errors.IncompleteRunError, match="4398046511104 bytes"):
+        embedded.load(run.id).read_bytes("engine/x.plan")
+    os.truncate(place / "manifest.json", 1 << 42)
+    with pytest.raises(errors.StoreError, match="none of ours"):
+        embedded.load(run.id)
 
 
 def test_an_engine_whose_bytes_changed_is_never_deserialized(

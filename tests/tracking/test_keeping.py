@@ -175,7 +175,7 @@ def everything(tracker: MemoryTracker | KeepingTracker) -> dict[str, object]:
     """All that a store has, with runs by their names; what is other each time is left out."""
     infos = tracker.find()
     names = {info.id: info.name for info in infos} | {info.tags[Tag.LOCAL_ID]: info.name for info in infos}
-    volatile = {Tag.OWNER, Tag.LOCAL_ID}
+    volatile = {Tag.OWNER, Tag.HEARTBEAT, Tag.LOCAL_ID}
     found: dict[str, object] = {}
     for info in infos:
         assert info.name not in found
@@ -472,6 +472,30 @@ def test_a_run_that_waits_to_be_brought_in_is_not_reaped(memory, keeping, outbox
 
     info = memory.info(run.id)
     assert (info.status, info.tags.get(Tag.ERROR)) == (status, None if status == "finished" else "broken")
+
+
+def test_a_run_that_another_process_has_taken_over_is_not_written_by_an_upload(memory, keeping, outbox) -> None:
+    run = keeping.start("m", "r", kind="debug_build")
+    go_away(memory)
+    run.finish("good")
+    come_back(memory)
+    memory._runs[run.id].tags[Tag.OWNER] = dead_owner()
+
+    (left,) = upload(memory, outbox)
+
+    assert left.outcome == "left" and "taken over by another process" in left.why
+    assert memory.info(run.id).status == "running" and outbox.folders()
+
+
+def test_a_campaign_that_was_resumed_and_then_kept_is_brought_in(memory, keeping, outbox) -> None:
+    run = keeping.start("m", "r", kind="debug_build", tags={Tag.OWNER: dead_owner()})
+    again = keeping.reopen(run.id)
+    go_away(memory)
+    again.finish("good")
+    come_back(memory)
+
+    assert [each.outcome for each in upload(memory, outbox)] == ["brought in"]
+    assert memory.info(run.id).verdict == "good"
 
 
 def dead_owner() -> str:

@@ -79,8 +79,7 @@ def test_a_read_only_folder_is_said_before_anything_is_built(mount: Path, new_st
 
     with pytest.raises(errors.NoRoomError, match="read-only"):
         convert(model, QUICK, tracker=keeping)
-    with pytest.raises(errors.NoRoomError, match="read-only"):
-        MlflowTracker(mount / "mlruns")
+    assert MlflowTracker(mount / "mlruns").find() == []  # to look at it is still possible
 
 
 def test_a_disk_that_cannot_take_the_build_is_said_before_it_is_made(mount: Path, new_store, tmp_path: Path) -> None:

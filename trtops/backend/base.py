@@ -5,6 +5,8 @@ a loader costs nothing; calling it does the work, anew at every call. Loaders ar
 pickled, compared and printed. Wherever one takes another's product it takes either the product itself, which stays the
 caller's, or a callable, whose product it owns.
 
+A script's own loaders may derive from :class:`BaseLoader` and fill in ``call_impl``, or be plain functions.
+
 **Runner.** Runs inference; see :class:`BaseRunner`.
 
 **Engine back end.** Builds engines from models and runs them; see :class:`EngineBackend`.
@@ -14,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trtops.backend.runner import BaseRunner as BaseRunner
 from trtops.backend.runner import Feed as Feed
 from trtops.backend.runner import ValueOrCallable as ValueOrCallable
+from trtops.lazy import known_as
 from trtops.record import JSONValue, sha256
 from trtops.spec import BuildConfig, BuildSpec, Environment, Layer
 from trtops.tactics.denied import DenyList
@@ -26,6 +29,20 @@ from trtops.tactics.record import TacticRecord
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
+
+known_as(__name__, "loader", "runner")
+
+
+class BaseLoader:
+    """A loader of a script's own: calling it calls :meth:`call_impl`, which it fills in."""
+
+    def call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the thing."""
+        raise NotImplementedError(f"{type(self).__name__} has no call_impl; a loader makes something there.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the thing."""
+        return self.call_impl(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +55,29 @@ class Caches:
         replay: A tactic record whose choices the builder must make again.
         denied: Tactics that the builder must not choose; those of other devices and releases do not count. The builder
             takes the next best, and says so in its log. A replay of a denied tactic is refused.
+        avoid: Settings under which the builder took its process down, as it named them in ``attempt_file``. They are no part
+            of the spec: no engine can come of them.
+        attempt_file: A file in which the builder notes the settings that it is about to try, if it tries several.
     """
 
     timing: bytes | None = field(default=None, repr=False)
     calibration: bytes | None = field(default=None, repr=False)
     replay: TacticRecord | None = field(default=None, repr=False)
     denied: DenyList = field(default=DenyList(), repr=False)
+    avoid: tuple[str, ...] = ()
+    attempt_file: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def replaying(cls, record: TacticRecord, timing: bytes | None, **others: Any) -> Caches:
+        """Caches with which a build makes a record's choices again.
+
+        Args:
+            record: The choices.
+            timing: The timing cache of the recorded build. A record made through the editable timing cache is written into
+                it; others are replayed without one.
+            others: Further caches.
+        """
+        return cls(replay=record, timing=timing if record.mechanism == "editable_timing_cache" else None, **others)
 
     def denied_sha256(self, environment: Environment) -> str | None:
         """Digest of what is denied in an environment; None if nothing is."""

@@ -8,12 +8,15 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.allowed import check_file
 from trtops.backend.immediate import immediately
 from trtops.files import open_atomically as open_atomically
+from trtops.files import write_open_file
 from trtops.func import value_of
+from trtops.lazy import known_as
 from trtops.record import sha256
 
 if TYPE_CHECKING:
@@ -54,11 +57,11 @@ class SaveBytes:
 
     Attributes:
         obj: The bytes (anything with the buffer protocol), or a callable that makes them.
-        path: The file; its folder is made if there is none, and a file that is there already is replaced.
+        path: The file; its folder is made if there is none, and a file that is there already is replaced. Or an open file.
     """
 
     obj: ValueOrCallable[bytes] = field(repr=False)
-    path: str | Path
+    path: str | os.PathLike[str] | IO[Any]
 
     def __call__(self) -> bytes:
         """Write the file and return the bytes.
@@ -68,6 +71,9 @@ class SaveBytes:
         """
         data = value_of(self.obj)
         log.info("Saving %d bytes to %s", memoryview(data).nbytes, self.path)
+        if not isinstance(self.path, (str, os.PathLike)):
+            write_open_file(self.path, data)
+            return data
         with open_atomically(self.path) as file:
             file.write(data)
         return data
@@ -112,14 +118,15 @@ def import_from_script(path: str | Path, name: str) -> Any:
         name: Something that it defines.
 
     Raises:
-        ConfigError: If there is no such script, or it does not define the name. What the script itself raises
-            passes through.
+        ConfigError: If there is no such script, it may not be run (:mod:`trtops.allowed`), or it does not define the name.
+            What the script itself raises passes through.
     """
     path = Path(path).absolute()
     if not path.exists():
         raise errors.ConfigError(f"{path} does not exist; expected a Python script.")
     if path.suffix != ".py" or not path.is_file():
         raise errors.ConfigError(f"{path} is no Python script; expected a file that ends in .py.")
+    check_file(path)
     module_name = f"trtops_script_{sha256(os.fsencode(path))[:16]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
@@ -138,3 +145,6 @@ def import_from_script(path: str | Path, name: str) -> Any:
         names = [n for n in vars(module) if not n.startswith("_")]
         raise errors.ConfigError(f"{path} does not define {name!r}. {errors.near(name, names)}")
     return vars(module)[name]
+
+
+known_as(__name__, "loader")

@@ -6,11 +6,12 @@ The one place that knows which back ends there are. Each is imported when it is 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
-from trtops import errors
+from trtops import errors, lazy
 from trtops.backend.base import BaseRunner, EngineBackend
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class _Entry:
     attribute: str
     install: str
     suffixes: tuple[str, ...]
+    merge_timing_caches: str
 
 
 _BACKENDS = {
@@ -31,12 +33,14 @@ _BACKENDS = {
         attribute="OnnxRuntimeBackend",
         install="pip install onnxruntime",
         suffixes=(".ort",),
+        merge_timing_caches="trtops.backend.onnxrt.timing_cache.merge",
     ),
     "tensorrt": _Entry(
         module="trtops.backend.trt.build.backend",
         attribute="TensorRTBackend",
         install="pip install 'trtops[trt]' (with the package index that NVIDIA's installation guide names)",
         suffixes=(".engine", ".plan"),
+        merge_timing_caches="trtops.backend.trt.choices.timing_cache.merge_all",
     ),
 }
 
@@ -59,6 +63,23 @@ def engine_backend(name: str) -> EngineBackend:
         raise errors.ConfigError(f"Unknown back end {name!r}. {errors.near(name, BACKENDS)}")
     module = _import_backend_module(entry.module, f"Back end {name!r} needs", entry.install)
     return cast(EngineBackend, getattr(module, entry.attribute)())
+
+
+def merge_timing_caches(backend: str, caches: Sequence[bytes]) -> bytes:
+    """Put timing caches of one device and release together; where two know a timing, the earlier one's stays.
+
+    Args:
+        backend: One of :data:`BACKENDS`, whose caches they are.
+        caches: One or more.
+
+    Raises:
+        ConfigError: If there is no such back end.
+        BackendUnavailableError: If its library is missing here, or TensorRT finds no GPU.
+        TimingCacheError: If one is damaged, or they are of different devices or releases.
+    """
+    engine_backend(backend)  # so that a wrong name and a missing library are told of
+    merged: bytes = lazy.function(_BACKENDS[backend].merge_timing_caches)(caches)
+    return merged
 
 
 def backend_of_suffix(suffix: str) -> str | None:

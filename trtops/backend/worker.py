@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import errors
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.engines import engine_backend
+from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig, Environment
 from trtops.worker import Worker as Worker
+
+log = logging.getLogger(__name__)
+
+_idle: list[Worker] = []
+_guard = threading.Lock()
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
     from trtops.backend.onnx.model import Model
+
+
+@contextlib.contextmanager
+def warm_worker() -> Iterator[Worker]:
+    """A child that is this caller's alone while the block lasts, and stays warm for the next one of this process."""
+    with _guard:
+        worker = _idle.pop() if _idle else Worker()
+    try:
+        yield worker
+    finally:
+        with _guard:
+            _idle.append(worker)
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,50 @@ class IsolatedBackend:
         )
         return self.worker.run(_build_in_child, self.backend, model, config, caches, feeds, timeout=self.timeout)
 
+    def build_surviving(
+        self,
+        model: Model,
+        config: BuildConfig,
+        *,
+        caches: Caches = NO_CACHES,
+        calibration_data: Iterable[Feed] | None = None,
+        feed: Feed | None = None,
+        crashed: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> Build:
+        """Build one engine, and go on without the settings that take the child down.
+
+        Args:
+            model: As in :meth:`build`.
+            config: As in :meth:`build`.
+            caches: As in :meth:`build`; what they avoid already is not tried.
+            calibration_data: As in :meth:`build`; can be read again.
+            feed: An input to run the engine on once in the child, whose death then counts as the build's.
+            crashed: Called with the names of all settings to be left out, whenever there is one more.
+
+        Raises:
+            WorkerError: If the child took too long, or died and no setting is known for it: a back end that does not note
+                what it tries gets one attempt.
+            EngineBuildError: If no setting is left.
+        """
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("attempt")) as folder:
+            note = Path(folder, "attempt")
+            caches = replace(caches, attempt_file=str(note))
+            while True:
+                note.unlink(missing_ok=True)
+                try:
+                    build = self.build(model, config, caches=caches, calibration_data=calibration_data)
+                    if feed is not None:
+                        self.first_inference(build.engine, feed)
+                    return build
+                except errors.WorkerError as exc:
+                    setting = note.read_text(encoding="utf-8") if note.exists() else ""
+                    if exc.timed_out or not setting or setting in caches.avoid:
+                        raise
+                    log.warning("Model %s: going on without the settings %r. %s", model.name, setting, exc)
+                    caches = replace(caches, avoid=(*caches.avoid, setting))
+                    if crashed is not None:
+                        crashed(caches.avoid)
+
     def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
         """A runner in this process; try the engine with :meth:`first_inference` before."""
         return engine_backend(self.backend).runner(engine, name)
@@ -79,6 +147,23 @@ class IsolatedBackend:
             WorkerError: If the child crashed, was killed, or did not finish in time.
         """
         return self.worker.run(_infer_in_child, self.backend, engine, dict(feed), timeout=self.timeout)
+
+
+def may_crash(config: BuildConfig) -> bool:
+    """Whether a build belongs into a child: ONNX Runtime dies of some models below FP32."""
+    return config.backend == "onnxruntime" and config.precision != "fp32"
+
+
+def built_safely(model: Model, config: BuildConfig) -> Build:
+    """Build one engine: in a child and without the settings that take it down where that can be, else in this process.
+
+    Raises:
+        BackendError: As :meth:`IsolatedBackend.build_surviving` raises it.
+    """
+    if not may_crash(config):
+        return engine_backend(config.backend).build(model, config)
+    with warm_worker() as worker:
+        return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config)
 
 
 def _environment_in_child(backend: str) -> Environment:

@@ -205,7 +205,11 @@ PRECISIONS = Group(
 TRT_TACTICS = Group(
     "TensorRT tactics and timing",
     (
-        Flag(names=("--load-timing-cache",), shown="FILE", help="timing cache to build with"),
+        Flag(
+            names=("--load-timing-cache",),
+            shown="FILE",
+            help="timing cache to build with; with --experiment also run:<id>, accepted or shared",
+        ),
         Flag(names=("--save-timing-cache",), shown="FILE", help="timing cache to write, merged with what is there"),
         Flag(names=("--timing-cache",), shown="FILE", help="timing cache to build with and to write"),
         Flag(names=("--error-on-timing-cache-miss",), takes="switch", help="fail rather than time a tactic"),
@@ -497,6 +501,11 @@ ITERATING = Group(
             shown="FILE",
             help="where to write the iteration's number, for the check to read",
         ),
+        Flag(
+            names=("--exit-on-bad",),
+            takes="switch",
+            help="exit with 1 where the verdict is bad; without it, and without --experiment, the work done is exit code 0",
+        ),
     ),
 )
 
@@ -536,8 +545,9 @@ PROVIDERS = Group(
         ),
         Flag(
             names=("--graph-optimization-level",),
+            convert=values.optimization_level,
             choices=("disable", "basic", "extended", "all"),
-            help="how far ONNX Runtime optimizes",
+            help="how far ONNX Runtime optimizes; its own names are taken too, such as ORT_ENABLE_BASIC",
         ),
     ),
 )
@@ -581,6 +591,17 @@ TRACKING = Group(
 )
 
 STORE = Group("memory", TRACKING.flags[1:])
+
+REMEMBERED = Group(
+    "code that a run names",
+    (
+        Flag(
+            names=("--allow-scripts",),
+            takes="switch",
+            help="run the scripts and commands that the run names, after having looked at them",
+        ),
+    ),
+)
 
 JSON = Group("printing", (Flag(names=("--json",), takes="switch", help="print JSON"),))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -170,7 +171,7 @@ def _input_metadata(shapes: Mapping[str, Any] | None) -> Call | None:
     if not shapes:
         return None
     adds = tuple(("add", (name,), (("dtype", None), ("shape", shape))) for name, shape in shapes.items())
-    return Call("trtops.metadata", "TensorMetadata", then=adds)
+    return Call("trtops.common", "TensorMetadata", then=adds)
 
 
 # --- TensorRT -------------------------------------------------------------------------------------------------------
@@ -395,13 +396,20 @@ def compare_functions(args: Asked) -> list[Any]:
         if args.compare:
             raise UsageError("--compare and --compare-func-script exclude each other")
         return [Function(*args.compare_func_script)]
-    made = []
-    for name in args.compare or ("simple",):
+    made: list[Any] = []
+    asked = (_ONE_BY_ONE.get(name, (name,)) for name in args.compare or ("simple",))
+    for name in dict.fromkeys(itertools.chain.from_iterable(asked)):
         if name == "simple":
             made += _simple_functions(args)
         else:
             made.append(_indices_function(args) if name == "indices" else _metric_function(args, name))
     return made
+
+
+_ONE_BY_ONE = {
+    each.name: tuple(metric.function for metric in each.limits.values()) for each in COMPARISONS if len(each.limits) > 1
+}
+"""The functions that a comparison by several numbers stands for on a line, as with Polygraphy: each has its own verdict."""
 
 
 def _simple_functions(args: Asked) -> list[Call]:

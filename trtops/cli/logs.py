@@ -15,7 +15,7 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.logger import G_LOGGER
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
-_LESS = (G_LOGGER.INFO, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
+_LESS = (G_LOGGER.INFO, G_LOGGER.START, G_LOGGER.FINISH, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
 _OFF = logging.CRITICAL + 1
 LEVELS = ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "VERBOSE", "INFO", "START", "FINISH", "WARNING", "ERROR", "CRITICAL")  # fmt: skip
 
@@ -57,8 +57,8 @@ _silent = False
 
 def severity(args: Asked) -> Mapping[str, int]:
     """Severities by path, from the options."""
-    more, less = (args.verbose or 0) + 2 * (args.extra_verbose or 0), args.quiet or 0
-    level = _OFF if args.silent else _LESS[min(less, 3)] if less else _MORE[min(more, 4)]
+    more = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
+    level = _OFF if args.silent else _LESS[min(-more, 5)] if more < 0 else _MORE[min(more, 4)]
     return {"": level, **{path: getattr(G_LOGGER, name) for path, name in args.verbosity or ()}}
 
 
@@ -101,6 +101,12 @@ def say(text: str) -> None:
     """Print what a command has to say, unless it is to be silent."""
     if not _silent:
         print(text, flush=True)
+
+
+def tell(text: str, severity: int = G_LOGGER.INFO) -> None:
+    """Print a line of Polygraphy's in its words and on its stream: as the log writes it, where it is not too quiet."""
+    if not _silent:
+        G_LOGGER.tell(text, severity)
 
 
 def say_json(value: Any) -> None:

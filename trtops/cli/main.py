@@ -10,19 +10,23 @@ import contextlib
 import gc
 import importlib
 import io
+import itertools
+import logging
 import os
-import signal
+import re
 import sys
-import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-from trtops import __version__
+import trtops
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
-from trtops.cli.logs import LOGGING, logging_as
+from trtops.cli.logs import LOGGING, logging_as, tell
+from trtops.ending import ended_by_signals
 from trtops.errors import ConfigError, TrtopsError, near
+from trtops.logger import G_LOGGER, module_line
 
 INTERRUPTED = 130
 
@@ -40,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
-        return _refuse_surroundings(words) or _run_words(words)
+        with ended_by_signals(alone=arguments is None):
+            return _refuse_surroundings(words) or _run_words(words)
     except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
@@ -70,7 +75,7 @@ def _refuse_surroundings(words: list[str]) -> int:
 
 
 def _run_words(words: list[str]) -> int:
-    path, rest = registry.find(words)
+    path, rest = find_command(words)
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
     module = load(path)
@@ -78,7 +83,38 @@ def _run_words(words: list[str]) -> int:
     if ("-h" in rest or "--help" in rest) and not _after_check(rest):
         parser.print_help()
         return 0
-    return _run_command(module, parser, rest, words)
+    return _run_command(path, module, parser, rest, words)
+
+
+def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
+    """The longest command or folder on a line, and the words after it; behind folders there may be options of the log.
+
+    Those are put before the command's own options. The first word of a line is a folder, a command or ``--version``.
+    """
+    path, after = registry.find(words)
+    moved: list[str] = []
+    while path and path not in registry.COMMANDS and (count := _words_of_log_option(after, registry.below(path))):
+        moved += after[:count]
+        path, after = registry.find([*path, *after[count:]])
+    if path not in registry.COMMANDS:
+        return path, after
+    place = next((place for place, word in enumerate(after) if word.startswith("-")), len(after))
+    return path, [*after[:place], *moved, *after[place:]]
+
+
+def _words_of_log_option(words: list[str], commands: Container[str]) -> int:
+    """How many words the option of the log takes that a line begins with, itself included; 0 if it begins with none."""
+    if not words:
+        return 0
+    for flag in LOGGING.flags[1:]:
+        if re.fullmatch("-(v+|q+)", words[0]) or (words[0].partition("=")[0] in flag.names and "=" in words[0]):
+            return 1
+        if words[0] in flag.names:
+            if flag.takes != "many":
+                return 2 if flag.takes == "one" else 1
+            values = itertools.takewhile(lambda word: word not in commands and not word.startswith("-"), words[1:])
+            return 1 + len(list(values))
+    return 0
 
 
 def _after_check(rest: list[str]) -> bool:
@@ -99,7 +135,7 @@ def parser_of(path: registry.Path, module: Any) -> Parser:
     return make_parser(prog, " ".join(about.split()), (*module.GROUPS, LOGGING), module.EXAMPLES)
 
 
-def _run_command(module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
+def _run_command(path: registry.Path, module: Any, parser: Parser, rest: list[str], words: list[str]) -> int:
     args = parser.parse(rest)
     args.words = ["trtops", *words]
 
@@ -108,7 +144,6 @@ def _run_command(module: Any, parser: Parser, rest: list[str], words: list[str])
             log = stack.enter_context(logging_as(args))
         except OSError as exc:
             parser.error(f"--log-file {_error_text(exc)}")
-        stack.enter_context(_ended_by_signals())
         if getattr(module, "NEEDS_NO_BLAS", False):
             _import_numpy()
         try:
@@ -120,19 +155,32 @@ def _run_command(module: Any, parser: Parser, rest: list[str], words: list[str])
         for name, why in registry.IDLE_VARIABLES.items():
             if os.environ.get(name, "0") != "0":
                 log.warning("%s has no effect here: %s", name, why)
-        try:
-            return int(module.execute(plan))
-        except (TrtopsError, OSError) as exc:
-            if isinstance(exc, BrokenPipeError):
-                raise
-            log.error("%s", _error_text(exc))
+        if path not in registry.TOLD or args.peek("json") or args.peek("gen_script"):
+            return _execute(module, plan, log, words)
+        line = " ".join(args.words)
+        tell(f"RUNNING | Command: {line}", G_LOGGER.START)
+        started = time.perf_counter()
+        code = _execute(module, plan, log, words)
+        verdict, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
+        tell(f"{verdict} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
+        return code
+
+
+def _execute(module: Any, plan: Any, log: logging.Logger, words: list[str]) -> int:
+    """Let a command work, and return its exit code; errors are told."""
+    try:
+        return int(module.execute(plan))
+    except (TrtopsError, OSError) as exc:
+        if isinstance(exc, BrokenPipeError):
+            raise
+        log.error("%s", _error_text(exc))
+        return 3
+    except Exception as exc:
+        if lines := _of_a_script(exc, words):
+            log.error("%s", lines)
             return 3
-        except Exception as exc:
-            if lines := _of_a_script(exc, words):
-                log.error("%s", lines)
-                return 3
-            log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
-            return 3
+        log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
+        return 3
 
 
 def _import_numpy() -> None:
@@ -171,29 +219,11 @@ def _of_a_script(exc: Exception, words: list[str]) -> str:
     return "".join([*lines, *traceback.format_exception_only(exc)]).rstrip()
 
 
-class _ended_by_signals:
-    """Lets SIGTERM end the command as Ctrl-C does: through every ``finally``."""
-
-    def __enter__(self) -> None:
-
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._end)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    @staticmethod
-    def _end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-
 def _help_on_words(path: registry.Path, rest: list[str]) -> int:
     """Help for, or wrong usage of, words that need more words."""
     prog = " ".join(("trtops", *path))
     if not path and rest[:1] in (["--version"], ["-v"]):
-        print(f"trtops {__version__}")
+        print(module_line(trtops, "trtops"))
         return 0
     if not rest or rest[0] in ("-h", "--help"):
         print(folder_help(path))

@@ -26,6 +26,7 @@ COMMANDS: dict[Path, str] = {
     ("build-list",): "build every model of a list, and say what became of each",
     ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
+    ("gate",): "hold a candidate against the accepted engine, and accept or refuse it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",
     ("inspect", "data"): "show saved inputs or outputs, with statistics",
@@ -67,11 +68,13 @@ COMMANDS: dict[Path, str] = {
     ("runs", "list"): "list runs",
     ("runs", "show"): "show what is known of a run",
     ("runs", "compare"): "show params and numbers of runs side by side",
-    ("runs", "judge"): "judge stored comparisons again, by other tolerances",
-    ("runs", "audit"): "check that runs are whole",
+    ("runs", "judge"): "judge stored runs again, by other tolerances or a policy",
+    ("runs", "audit"): "hold runs against themselves, build them again, and grade each",
+    ("runs", "prune"): "drop large artifacts of old bad runs",
     ("runs", "promote"): "accept a run's engine for everybody",
     ("runs", "resolve"): "find the accepted engine for a model, here",
     ("runs", "deny"): "put what a proof confirmed on the deny-list",
+    ("runs", "close"): "close a run that its dead process left running",
     ("runs", "pardon"): "take an entry off the deny-list",
     ("store", "relocate"): "make a store's addresses fit the folder it was moved to",
     ("store", "reap"): "close the runs of processes that are gone, and remove what they left",
@@ -96,6 +99,24 @@ OTHER_WORDS: dict[Path, Path] = {
 }
 """Commands that are others by other words, most of them Polygraphy's."""
 
+TOLD: frozenset[Path] = frozenset(
+    {
+        ("run",),
+        ("check", "lint"),
+        ("check", "accuracy"),
+        ("inspect", "sparsity"),
+        ("debug", "build"),
+        ("debug", "precision"),
+        ("debug", "reduce"),
+        ("debug", "repeat"),
+        ("surgeon", "extract"),
+        ("surgeon", "sanitize"),
+        ("surgeon", "prune"),
+        ("surgeon", "weight-strip"),
+        ("surgeon", "weight-reconstruct"),
+    }
+)
+"""Commands that say when they begin, and at the end ``PASSED`` or ``FAILED``, the time, and the line; as Polygraphy's."""
 
 _ONE_GPU = "engines that several GPUs share are not made here: each engine is built, judged and remembered on one"
 
@@ -120,6 +141,11 @@ VARIABLES = {
     "TRTOPS_OUTBOX": "where runs are kept that the store cannot take (default: <TRTOPS_HOME>/outbox)",
     "TRTOPS_USE_TENSORRT_RTX": "1: TensorRT is TensorRT-RTX",
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
+    "TRTOPS_ALLOWED_SCRIPTS": "folders, with ':' between: scripts, check commands and plugins elsewhere are not run",
+    "TRTOPS_ARTIFACT_HOSTS": "further hosts, with commas between them, at which a server may keep its artifacts",
+    "TRTOPS_MEMORY_LIMIT": "memory that looking at a file may take beyond the file's own size (default: 4G)",
+    "TRTOPS_NODE_LIMIT": "nodes that a model's functions may come to (default: 2000000)",
+    "TRTOPS_ALLOW_HOST_CODE": "1: version compatible TensorRT engines may run their own code on this machine",
     "NO_COLOR": "any value: no colours",
 }
 """Environment variables, with what they do."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,9 +197,7 @@ class Source:
             return f"{{{', '.join(pairs)}}}"
         if isinstance(value, str):
             return quoted(value)
-        return (
-            f'float("{value}")' if isinstance(value, float) and value in (float("inf"), -float("inf")) else repr(value)
-        )
+        return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
     def _name(self, name: Name) -> str:
         if name.module == "trt":
@@ -237,11 +236,11 @@ class Source:
         """The whole script."""
         head = ["#!/usr/bin/env python3", f'"""{about}"""', ""]
         if self.uses_trt:
-            self.use("trtops.backend.trt", "library")
+            self.use("trtops.mod.trt_importer", "lazy_import_trt")
         others = [module for module in sorted(self.imports) if not module.startswith("trtops")]
         ours = [module for module in sorted(self.imports) if module.startswith("trtops")]
         head += [*map(self._import, others), *([""] if others else []), *map(self._import, ours)]
-        head += ["", *(["trt = library.load()", ""] if self.uses_trt else [])]
+        head += ["", *(["trt = lazy_import_trt()", ""] if self.uses_trt else [])]
         return "\n".join([*head, *self.lines]) + "\n"
 
 

@@ -161,6 +161,12 @@ def per_name(pairs: Iterable[tuple[str, object]] | None) -> object:
     return by_name[""] if list(by_name) == [""] else by_name
 
 
+def optimization_level(text: str) -> str:
+    """How far ONNX Runtime optimizes: ``basic``, or ``ORT_ENABLE_BASIC``."""
+    name = text.lower().removeprefix("ort_").removeprefix("enable_")
+    return "disable" if name == "disable_all" else name
+
+
 def until(text: str) -> int | str:
     """``good``, ``bad``, or a number of iterations."""
     if text in ("good", "bad", "decided"):

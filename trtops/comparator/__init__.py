@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtops.lazy import exports
+from trtops.lazy import exports, known_as
 
 if TYPE_CHECKING:
     from trtops.comparator.accuracy import AccuracyResult as AccuracyResult
@@ -41,3 +41,4 @@ if TYPE_CHECKING:
     from trtops.comparator.results import RunResults as RunResults
 
 __getattr__, __dir__ = exports(__name__, table="trtops.comparator.table")
+known_as(__name__, "struct")

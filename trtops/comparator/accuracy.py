@@ -248,6 +248,14 @@ class AccuracyResults:
     def __getitem__(self, key: int | RunnerPair) -> Any:
         return self.lst[key] if isinstance(key, int) else self._only_result()[key]
 
+    def append(self, elem: AccuracyResult) -> None:
+        """Add a compare function's result."""
+        self.lst.append(elem)
+
+    def extend(self, elems: Iterable[AccuracyResult]) -> None:
+        """Add results of compare functions."""
+        self.lst.extend(elems)
+
     def __repr__(self) -> str:
         return f"AccuracyResults({self.lst!r})"
 

@@ -17,6 +17,7 @@ from trtops.comparator.data_loader import DataLoader, DataLoaderCache
 from trtops.comparator.results import IterationResult, PostprocessFunction, RunResults
 from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
 from trtops.comparator.streams import PathLike
+from trtops.comparator.told import START, statistics_text, tell, verdict_level
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
@@ -168,7 +169,7 @@ class Comparator:
         run_results: Runs | Sequence[Runs],
         fail_fast: bool = False,
         comparisons: Sequence[tuple[int, int]] | None = None,
-        compare_func: CompareFunction | Sequence[CompareFunction] | None = None,
+        compare_func: CompareFunction | Sequence[CompareFunction | None] | None = None,
         check_average: bool = False,
     ) -> AccuracyResults:
         """Compare runners' outputs, iteration by iteration.
@@ -179,7 +180,7 @@ class Comparator:
             fail_fast: Whether to stop after the first iteration that does not match.
             comparisons: Pairs of places of runners; each with the next if not given.
             compare_func: Called with two iterations, returns a match per output; ``SimpleCompareFunc()`` if not given.
-                Several share the statistics they need.
+                Several share the statistics they need, and None among them is the same.
             check_average: Judge the mean of each number over all iterations instead of each.
 
         Returns:
@@ -192,7 +193,8 @@ class Comparator:
         """
         from trtops.comparator.compare import SimpleCompareFunc  # not needed by what only runs
 
-        functions = list(compare_func) if isinstance(compare_func, Sequence) else [compare_func or SimpleCompareFunc()]
+        given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
+        functions = [SimpleCompareFunc() if function is None else function for function in given]
         if check_average:
             _check_averageable(functions, fail_fast)
         results = [AccuracyResult(aggregation="average" if check_average else "per_sample") for _ in functions]
@@ -200,7 +202,11 @@ class Comparator:
         with contextlib.closing(_zip_iterations(run_results)) as iterations:
             for index, run in enumerate(iterations):
                 places = list(comparisons) if comparisons is not None else Comparator.default_comparisons(run)
-                pairs = pairs or _name_pairs(run, places)
+                if not pairs:
+                    pairs = _name_pairs(run, places)
+                    for pair in pairs:
+                        tell(START, "Accuracy Comparison | {} vs. {}".format(*pair))
+                tell(logging.INFO, f"Iteration: {index}")
                 failed = False
                 for (first, second), pair in zip(places, pairs):
                     matches = _compare_pair(functions, run[first][1][0], run[second][1][0])
@@ -208,10 +214,10 @@ class Comparator:
                         result.dct.setdefault(pair, []).append(match)
                         failed = failed or not all(map(bool, match.values()))
                 if failed and fail_fast:
-                    _log.error("FAILED | Iteration %d does not match; stopped there", index)
+                    tell(logging.ERROR, f"FAILED | Iteration {index} does not match; stopped there")
                     break
         accuracy = AccuracyResults(results)
-        _log_summary(accuracy, pairs)
+        tell_summary(accuracy, pairs)
         return accuracy
 
     @overload
@@ -232,8 +238,11 @@ class Comparator:
     ) -> Iterator[RunResults]: ...
     @staticmethod
     def validate(
-        run_results: Runs, check_inf: bool | None = False, check_nan: bool | None = True, fail_fast: bool | None = False
-    ) -> bool | Iterator[RunResults]:
+        run_results: Runs | Sequence[Runs],
+        check_inf: bool | None = False,
+        check_nan: bool | None = True,
+        fail_fast: bool | None = False,
+    ) -> bool | Iterator[RunResults] | list[Any]:
         """Whether outputs are free of NaN, and of infinities.
 
         Args:
@@ -244,21 +253,18 @@ class Comparator:
 
         Returns:
             Whether there was no fault. Of an iterator, another one with the same results, which raises at the first.
+            Of a list, a list of these.
 
         Raises:
             ComparisonError: From an iterator, at the first fault.
         """
         nan, inf = check_nan is None or check_nan, bool(check_inf)
         if isinstance(run_results, RunResults):
-            faults = _find_faults(run_results, nan, inf)
-            if fail_fast:
-                faults = itertools.islice(faults, 1)
-            valid = True
-            for fault in faults:
-                _log.error("FAILED | %s", fault)
-                valid = False
-            return valid
-        return _map_stream(run_results, lambda run: _raise_first_fault(run, nan, inf))
+            return _validate_run(run_results, nan, inf, bool(fail_fast))
+        if isinstance(run_results, (list, tuple)):
+            return [Comparator.validate(run, check_inf, check_nan, fail_fast) for run in run_results]
+        stream = cast("Iterable[RunResults]", run_results)
+        return _map_stream(stream, lambda run: _raise_first_fault(run, nan, inf))
 
 
 @contextlib.contextmanager
@@ -346,33 +352,74 @@ def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) ->
             )
 
 
-def _log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
-    for result in accuracy:
-        for pair in pairs:
-            matched, _, total = result.stats(pair)
-            level = logging.INFO if matched == total else logging.ERROR
-            _log.log(level, "Accuracy | %s vs. %s | %d of %d iterations match", *pair, matched, total)
+def tell_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
+    """Tell how many iterations of each pair of runners match.
+
+    One line for each pair: an iteration, or an output's average, passes if all compare functions pass it.
+    """
+    for pair in pairs:
+        average = any(result.aggregation == "average" for result in accuracy)
+        try:
+            rounds = [[result.average_results(pair)] if average else result[pair] for result in accuracy]
+        except errors.ComparisonError:  # whoever asks for the verdict is told
+            continue
+        if average:
+            names = dict.fromkeys(name for (matches,) in rounds for name in matches)
+            passed = [all(bool(matches.get(name, True)) for (matches,) in rounds) for name in names]
+            text = f"Passed: {sum(passed)}/{len(passed)} outputs"
+        else:
+            passed = [all(all(map(bool, matches.values())) for matches in each) for each in zip(*rounds)]
+            rate = 100 * sum(passed) / len(passed) if passed else 100.0
+            text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
+        tell(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
 
 
-def _find_faults(run: RunResults, nan: bool, inf: bool) -> Iterator[str]:
+def _all_outputs(run: RunResults) -> Iterator[tuple[str, int, str, Any]]:
+    """Every output of a run: runner, iteration, name and array."""
     for name, iterations in run:
         for index, iteration in enumerate(iterations):
             for output, value in iteration.items():
-                array = to_numpy(value, f"Output {output!r}")
-                if array.dtype.kind in "biuSUO":
-                    continue
-                array = array if array.dtype.kind == "f" else array.astype(np.float32)
-                where = f"{name}: output {output!r} of iteration {index}"
-                nans, infs = int(np.count_nonzero(np.isnan(array))), 0
-                if inf:
-                    infs = array.size - nans - int(np.count_nonzero(np.isfinite(array)))
-                if nans and (nan or inf):
-                    yield f"{where} has {nans} NaN"
-                if infs:
-                    yield f"{where} has {infs} infinities"
+                yield name, index, output, to_numpy(value, f"Output {output!r}")
+
+
+def _faults_of(array: Any, nan: bool, inf: bool) -> list[str]:
+    """What is wrong with an output's values, in words."""
+    if array.dtype.kind in "biuSUO":
+        return []
+    array = array if array.dtype.kind == "f" else array.astype(np.float32)
+    nans, infs = int(np.count_nonzero(np.isnan(array))), 0
+    if inf:
+        infs = array.size - nans - int(np.count_nonzero(np.isfinite(array)))
+    said = [f"NaN Detected | {nans} of {array.size} elements of this output are NaN"] if nans and (nan or inf) else []
+    return [*said, f"Inf Detected | {infs} of {array.size} elements of this output are infinite"] if infs else said
+
+
+def _validate_run(run: RunResults, nan: bool, inf: bool, fail_fast: bool) -> bool:
+    """Whether no output has a fault; each is told."""
+    tell(START, f"Output Validation | Runners: {list(run.keys())}")
+    valid = True
+    for name, index, output, array in _all_outputs(run):
+        tell(
+            START,
+            f"{name:35} | Iteration {index} | Validating output: {output} (check_inf={inf}, check_nan={nan})",
+            indent=1,
+        )
+        if _log.isEnabledFor(logging.INFO):
+            tell(logging.INFO, statistics_text(array), indent=2)
+        faults = _faults_of(array, nan, inf)
+        for fault in faults:
+            tell(logging.ERROR, fault, indent=2)
+        said = f"FAILED | Errors detected in output: {output}" if faults else f"PASSED | Output: {output} is valid"
+        tell(verdict_level(not faults), said, indent=2)
+        valid = valid and not faults
+        if faults and fail_fast:
+            break
+    tell(verdict_level(valid), f"{'PASSED' if valid else 'FAILED'} | Output Validation", indent=1)
+    return valid
 
 
 def _raise_first_fault(run: RunResults, nan: bool, inf: bool) -> RunResults:
-    for fault in _find_faults(run, nan, inf):
-        raise errors.ComparisonError(f"{fault}.")
+    for name, index, output, array in _all_outputs(run):
+        for fault in _faults_of(array, nan, inf):
+            raise errors.ComparisonError(f"{name}: output {output!r} of iteration {index}: {fault}.")
     return run

@@ -88,6 +88,12 @@ class SimpleCompareFunc(WithDefaults):
             plot.draw_error_metrics(a, b, names[0], self.save_error_metrics_plot, self.show_error_metrics_plot)
         return OutputCompareResult.of(found, threshold)
 
+    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+        """Whether the difference is within the tolerances."""
+        threshold = self.thresholds_for(name)
+        said = "PASSED | Output: '{}' | Difference is within" if found else "FAILED | Output: '{}' | Difference exceeds"
+        return f"{said.format(name)} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
+
 
 @dataclass(frozen=True)
 class IndicesCompareFunc(WithDefaults):
@@ -116,6 +122,11 @@ class IndicesCompareFunc(WithDefaults):
         kept = max(0, length - tolerance)
         differing = (rows_a[:, :kept] != rows_b[:, :kept]).any(axis=1)
         return all(_found_near(rows_a[row, :kept], rows_b[row], tolerance) for row in np.flatnonzero(differing))
+
+    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+        """Whether places are within the tolerance."""
+        said = "PASSED | Difference is within" if found else "FAILED | Difference exceeds"
+        return f"{said} index tolerance ({of_output(self.index_tolerance, name, 0)})"
 
 
 def _found_near(wanted: Array, among: Array, tolerance: int) -> bool:
@@ -194,6 +205,9 @@ _COMPARE_FUNC_DOC = """Holds the {label} of outputs against a limit for each num
         fail_fast: As in :class:`SimpleCompareFunc`.
         find_output_func: As in :class:`SimpleCompareFunc`.
     """
+
+# Scripts find thresholds and results here as well.
+globals().update({name: getattr(judgements, name) for name in judgements.__all__})
 
 _DERIVED = {comparison.name: _compare_func_class(comparison) for comparison in COMPARISONS}
 globals().update({kind.__name__: kind for kind in _DERIVED.values()})

@@ -13,6 +13,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, is_torch, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_list
+from trtops.limits import check_memory
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
@@ -126,6 +127,8 @@ class DataLoader:
                     return draw.constant(user.shape, dtype)
                 shape = _shape_to_make(name, shape, user.shape)
         fixed = _static_shape(name, shape)
+        # Numbers are drawn in double precision, whatever they become.
+        check_memory(f"Made-up data for input {name!r} of shape {fixed}", 8 * math.prod(fixed))
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
@@ -332,6 +335,26 @@ def check_feed(feed: object) -> Mapping[str, Any]:
     raise errors.InputError(
         f"The data loader gave a {type(feed).__name__}; expected a dict of arrays by input name for each iteration.{hint}"
     )
+
+
+def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
+    """Inputs with the numbers cast that are of another type than the model's input, which is told.
+
+    Args:
+        feed: Arrays by name.
+        inputs: The model's inputs; what is none of them stays as it is.
+
+    Raises:
+        InputDtypeError: If an array has values that the input's type does not hold.
+    """
+    cast = {}
+    for name, array in feed.items():
+        spec, dtype = inputs.get(name), getattr(array, "dtype", None)
+        if spec is not None and spec.dtype is not None and getattr(dtype, "kind", "") in ("f", "i", "u", "b"):
+            if not isinstance(array, np.ndarray) or dtype == spec.dtype.numpy() or spec.dtype is DataType.STRING:
+                continue
+            cast[name] = _cast_array(array, name, spec.dtype)
+    return {**feed, **cast} if cast else feed
 
 
 def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:

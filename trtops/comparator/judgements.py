@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 
 from trtops import errors
+from trtops.comparator.limits import most
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import COMPARISONS, ERRORS, Comparison, Metric
 from trtops.json import Decoder, Encoder
@@ -95,7 +96,7 @@ class SimpleThreshold(Threshold):
                 f"The results have no {self.check_error_stat!r} error to judge by. "
                 "Judge by max, mean or median, or compare the outputs again."
             )
-        return absolute <= self.atol or relative <= self.rtol
+        return absolute <= most(self.atol) or relative <= most(self.rtol)
 
 
 class MetricThreshold(Threshold):
@@ -124,10 +125,10 @@ class MetricThreshold(Threshold):
         if value is None:
             return None
         passed = self.passed(metric_values)
-        relation = "at most" if metric.better == "lower" else "at least"
+        relation = "tolerance" if metric.better == "lower" else "min required"
         shown, bound = _distinct_numbers(value, limit)
         return (
-            f"{metric.title}: {shown}{metric.suffix} ({relation} {bound}{metric.suffix}) | {'PASSED' if passed else 'FAILED'}",
+            f"{metric.title}: {shown}{metric.suffix} ({relation}: {bound}{metric.suffix}) | {'PASSED' if passed else 'FAILED'}",
             passed,
         )
 
@@ -279,7 +280,8 @@ class OutputCompareResult(CompareResult):
     def summary(self) -> str:
         """Both errors with the place of the largest, and the tolerances that one of them has to be within."""
         limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
-        absolute, relative = self._named_errors("absdiff"), self._named_errors("reldiff")
+        absolute = self._named_errors("absdiff", limits.atol)
+        relative = self._named_errors("reldiff", limits.rtol)
         if found is not None and found.worst_index is not None:
             # The index counts on through the iterations.
             place = np.unravel_index(found.worst_index % math.prod(found.shape), found.shape)
@@ -290,14 +292,19 @@ class OutputCompareResult(CompareResult):
             f"allowed {limits.check_error_stat}: atol {limits.atol:g} or rtol {limits.rtol:g}{counted}"
         )
 
-    def _named_errors(self, kind: str) -> list[str]:
+    def _named_errors(self, kind: str, limit: float) -> list[str]:
         judged = cast("SimpleThreshold", self._given_threshold()).check_error_stat
         names = dict.fromkeys(("max", "mean", *([] if judged == "elemwise" else [judged])))
-        return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'))}" for name in names]
+        return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'), limit)}" for name in names]
 
 
-def _number_text(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+def _number_text(value: float | None, limit: float | None = None) -> str:
+    """A number with four digits, or as many as it takes to see that it is above a limit."""
+    if value is None:
+        return "unknown"
+    text = f"{value:.4g}"
+    is_above = limit is not None and value > most(limit) and text == f"{limit:.4g}"
+    return _distinct_numbers(value, limit)[0] if is_above and limit is not None else text
 
 
 def _read_number(members: Mapping[str, Any], name: str) -> float | None:

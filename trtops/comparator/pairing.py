@@ -14,6 +14,7 @@ from trtops.comparator.arrays import Array, dtype_name, to_numpy
 from trtops.comparator.judgements import CompareResult, SimpleThreshold, Threshold
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.results import IterationResult
+from trtops.comparator.told import FINISH, START, tell, verdict_level
 
 T = TypeVar("T")
 PerOutput: TypeAlias = "T | Mapping[str, T]"
@@ -86,6 +87,7 @@ class BaseCompareFunc:
         self._warn_of_unknown_outputs({*iter_result0, *iter_result1, ""})
         matches: Matches = {}
         for name0, name1 in _counterpart_names(iter_result0, iter_result1, self.find_output_func):
+            self._tell_pair(name0, iter_result0[name0], name1, iter_result1[name1])
             found = self._match_pair(name0, iter_result0[name0], name1, iter_result1[name1], cache)
             if matches.get(name0, True):  # of several counterparts the first that differs counts
                 matches[name0] = found
@@ -97,6 +99,7 @@ class BaseCompareFunc:
                 f"{iter_result1.runner_name} ({', '.join(iter_result1) or 'none'}). "
                 "Name the counterparts with find_output_func."
             )
+        self._tell_summary(matches)
         return matches
 
     def thresholds_for(self, output_name: str) -> Threshold:
@@ -119,7 +122,8 @@ class BaseCompareFunc:
         if a.shape != b.shape:
             aligned = None if self.check_shapes else _align_shape(b, a.shape)
             if aligned is None:
-                _log.error("FAILED | Output %r has shape %s, its counterpart %r %s", name0, a.shape, name1, b.shape)
+                text = f"FAILED | Output: `{name0}` | Will not compare outputs of different shapes.\n"
+                tell(logging.ERROR, f"{text}Note: Output shapes are {a.shape} and {b.shape}.", indent=2)
                 return False
             b = aligned
         found = self.match((name0, name1), a, b, cache)
@@ -128,13 +132,32 @@ class BaseCompareFunc:
         self._log_match(name0, a, found)
         return found
 
+    def _tell_pair(self, name0: str, out0: Any, name1: str, out1: Any) -> None:
+        if _log.isEnabledFor(START):
+            one, other = (f"'{n}' (dtype={o.dtype}, shape={tuple(o.shape)})" for n, o in ((name0, out0), (name1, out1)))
+            tell(START, f"{self.label} | Comparing Output: {one} with {other}", indent=1)
+
+    def _tell_summary(self, matches: Matches) -> None:
+        mismatched = [name for name, match in matches.items() if not match]
+        if mismatched:
+            tell(logging.ERROR, f"FAILED | {self.label} | Mismatched outputs: {mismatched}", indent=1)
+        else:
+            tell(FINISH, f"PASSED | {self.label} | All outputs matched | Outputs: {list(matches)}", indent=1)
+
     def _log_match(self, name: str, a: Array, found: CompareResult | bool) -> None:
         passed = bool(found)
-        level = logging.INFO if passed else logging.ERROR
-        if _log.isEnabledFor(level):
-            text = self.label if isinstance(found, bool) else found.summary()
-            verdict = "PASSED" if passed else "FAILED"
-            _log.log(level, "%s | Output %r (%s, shape %s) | %s", verdict, name, dtype_name(a), a.shape, text)
+        level = verdict_level(passed)
+        if not _log.isEnabledFor(level):
+            return
+        if not isinstance(found, bool) and found.describe() is None:
+            shown = f"Output {name!r} ({dtype_name(a)}, shape {a.shape}) | {found.summary()}"
+            tell(logging.ERROR if not passed else logging.INFO, shown, indent=2)
+        tell(level, self.verdict_line(name, found), indent=2)
+
+    def verdict_line(self, name: str, found: CompareResult | bool) -> str:
+        """Whether an output matches, in a line that begins with ``PASSED`` or ``FAILED`` or ends so."""
+        line = None if isinstance(found, bool) else found.describe()
+        return line[0] if line else f"{'PASSED' if found else 'FAILED'} | Output: '{name}' | {self.label}"
 
     def _warn_of_unknown_outputs(self, known: set[str]) -> None:
         for option in dataclasses.fields(self):  # type: ignore[arg-type]

@@ -15,16 +15,18 @@ from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
 from trtops.comparator.judgements import ErrorStat
+from trtops.comparator.limits import most
 from trtops.comparator.metrics import OutputStatistics
-from trtops.comparator.table import LIMITED, with_fields
+from trtops.comparator.table import LIMITED, Metric, with_fields
 from trtops.record import JSONValue, Record
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
     from trtops.comparator.results import RunResults
 
-_LATER_LIMITS = {metric.tolerance for metric in LIMITED} - {
-    "max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement",
+_FIRST_LIMITS = {"max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement"}
+_LATER_LIMITS = {metric.tolerance for metric in LIMITED} - _FIRST_LIMITS | {
+    "atol_of_scale", "class_axis", "clamped_equal"
 }  # fmt: skip
 """Limits that the first tolerances did not have. Digests of those are in files, and cover the others even if not given."""
 
@@ -42,10 +44,14 @@ class OutputTolerances(Record):
         rtol: As in :class:`Tolerances`.
         check_error_stat: As in :class:`Tolerances`.
         error_quantile: As in :class:`Tolerances`.
+        atol_of_scale: As in :class:`Tolerances`.
+        class_axis: As in :class:`Tolerances`.
     """
 
     atol: float | None = None
     rtol: float | None = None
+    atol_of_scale: float | None = None
+    class_axis: int | None = None
     check_error_stat: ErrorStat | None = None
     error_quantile: float | None = None
 
@@ -68,6 +74,12 @@ class Tolerances(Record):
     Attributes:
         atol: Absolute tolerance, in the output's own unit.
         rtol: Relative tolerance, as a fraction of ``|golden|``.
+        atol_of_scale: Absolute tolerance as a fraction of the output's scale, which is the largest finite ``|golden|``;
+            the larger of this and ``atol`` counts.
+        class_axis: The axis along which classes lie, for what is asked of scores; unless given, the second of images and
+            else the last longer than 1.
+        clamped_equal: Whether values that stand for infinity (beyond -1e9, or the end of FP32) count as equal to what is
+            left of them in 16 bit: the same sign, 3e4 or more.
         check_error_stat: Which error is held against both: every element's (``elemwise``), or the ``max``, ``mean``,
             ``median`` or ``quantile`` of all. It is too large if it exceeds ``atol`` and ``rtol`` both.
         error_quantile: The level, between 0 and 1, for ``quantile``.
@@ -81,6 +93,9 @@ class Tolerances(Record):
 
     atol: float = 1e-5
     rtol: float = 1e-5
+    atol_of_scale: float | None = None
+    class_axis: int | None = None
+    clamped_equal: bool | None = None
     check_error_stat: ErrorStat = "elemwise"
     error_quantile: float = 0.99
     infinities_equal: bool = False
@@ -96,6 +111,9 @@ class Tolerances(Record):
             *,
             atol: float = ...,
             rtol: float = ...,
+            atol_of_scale: float | None = ...,
+            class_axis: int | None = ...,
+            clamped_equal: bool | None = ...,
             check_error_stat: ErrorStat = ...,
             error_quantile: float = ...,
             infinities_equal: bool = ...,
@@ -106,8 +124,10 @@ class Tolerances(Record):
             **limits: float | None,
         ) -> None: ...
 
+        def __getattr__(self, name: str) -> Any: ...
+
     def __post_init__(self) -> None:
-        for name, value in [("atol", self.atol), ("rtol", self.rtol)]:
+        for name, value in [("atol", self.atol), ("rtol", self.rtol), ("atol_of_scale", self.atol_of_scale or 0.0)]:
             if not value >= 0:
                 raise errors.ConfigError(f"{name} is {value}; a tolerance must be 0 or more.")
         if not 0 <= self.error_quantile <= 1:
@@ -124,6 +144,20 @@ class Tolerances(Record):
             return dataclasses.replace(self, per_output={}) if self.per_output else self
         changes = {f.name: v for f in dataclasses.fields(own) if (v := getattr(own, f.name)) is not None}
         return dataclasses.replace(self, per_output={}, **changes)
+
+    def largest_abs(self, stats: OutputStatistics) -> float:
+        """The absolute tolerance for an output, in its own unit.
+
+        Raises:
+            ComparisonError: If it is relative to the output's scale, and that was not recorded.
+        """
+        if not self.atol_of_scale:
+            return self.atol
+        if stats.scale is None:
+            raise errors.ComparisonError(
+                "The tolerance is relative to the output's scale, which this comparison did not record. Compare again."
+            )
+        return max(self.atol, self.atol_of_scale * stats.scale)
 
     def levels(self) -> tuple[float, ...]:
         """The quantile levels that judging may need, beside those always recorded."""
@@ -314,6 +348,9 @@ def _measure_output(
                 rtol=own.rtol,
                 infinities_equal=own.infinities_equal,
                 nans_equal=own.nans_equal,
+                clamped_equal=bool(own.clamped_equal),
+                atol_of_scale=own.atol_of_scale or 0.0,
+                class_axis=own.class_axis,
             )
         except errors.ComparisonError as exc:
             problem = str(exc)
@@ -355,9 +392,13 @@ def _output_objections(output: OutputComparison, stats: OutputStatistics, own: T
     if stats.dtype == "str" and stats.max_abs > 0:
         yield f"{round(stats.mean_abs * stats.elements)} of {stats.elements} strings differ"
         return
+    if own.min_agreement is not None and stats.agreement is not None:
+        # Integers that are all right or wrong are counted where that is asked for: a token has no distance to another.
+        yield from _limit_objections(stats, own, [metric for metric in LIMITED if metric.name == "agreement"])
+        return
     if objection := _error_objection(stats, own):
         yield objection
-    yield from _limit_objections(stats, own)
+    yield from _limit_objections(stats, own, LIMITED)
 
 
 def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> None:
@@ -369,14 +410,21 @@ def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> Non
             f"Output {name!r} was compared with {what}={getattr(stats, what)} and its errors depend on that. "
             "Compare the arrays again."
         )
+    if stats.clamped and not own.clamped_equal:
+        raise errors.ComparisonError(
+            f"Output {name!r} was compared with clamped_equal, which left out {stats.clamped} of its elements. Compare the "
+            "arrays again."
+        )
 
 
 def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
-    stat = own.check_error_stat
-    limits = f"atol {own.atol:g} and rtol {own.rtol:g}"
+    stat, atol = own.check_error_stat, own.largest_abs(stats)
+    limits = f"atol {atol:g} and rtol {own.rtol:g}"
+    if atol > own.atol:
+        limits = f"atol {atol:.3g} ({own.atol_of_scale:.3g} of the scale {stats.scale:.3g}) and rtol {own.rtol:.3g}"
     if stat == "elemwise":
-        counted = (stats.atol, stats.rtol) == (own.atol, own.rtol)
-        if not (stats.violations if counted else stats.any_violation(own.atol, own.rtol)):
+        counted = (stats.atol, stats.rtol) == (atol, own.rtol)
+        if not (stats.violations if counted else stats.any_violation(atol, own.rtol)):
             return None
         how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
         return f"{how_many} elements exceed {limits}; the largest errors are {stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
@@ -385,13 +433,13 @@ def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
         absolute, relative, label = quantile.abs, quantile.rel, f"{own.error_quantile:g} quantile of the"
     else:
         absolute, relative, label = getattr(stats, f"{stat}_abs"), getattr(stats, f"{stat}_rel"), stat
-    if absolute <= own.atol or relative <= own.rtol:
+    if absolute <= most(atol) or relative <= most(own.rtol):
         return None
     return f"{label} error is {absolute:.3g} absolute, {relative:.3g} relative; exceeds {limits}"
 
 
-def _limit_objections(stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
-    for metric in LIMITED:
+def _limit_objections(stats: OutputStatistics, own: Tolerances, limited: Iterable[Metric]) -> Iterable[str]:
+    for metric in limited:
         limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
         if limit is not None and value is not None and not metric.passes(value, limit):
             bound = f"{limit:g}{metric.suffix}"

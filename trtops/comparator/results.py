@@ -198,13 +198,13 @@ class RunResults:
         iterations = [IterationResult(outputs, runtime, runner_name) for outputs in out_list]
         self["custom_runner" if runner_name is None else runner_name] = iterations
 
-    def append(self, pair: tuple[str, list[IterationResult]]) -> None:
+    def append(self, elem: tuple[str, list[IterationResult]]) -> None:
         """Add a runner at the end, even if there is one of its name."""
-        self.lst.append(pair)
+        self.lst.append(elem)
 
-    def extend(self, pairs: Iterable[tuple[str, list[IterationResult]]]) -> None:
+    def extend(self, elems: Iterable[tuple[str, list[IterationResult]]]) -> None:
         """Add runners at the end."""
-        self.lst.extend(pairs)
+        self.lst.extend(elems)
 
     @overload
     def __getitem__(self, key: str) -> list[IterationResult]: ...

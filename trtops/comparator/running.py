@@ -16,10 +16,11 @@ from trtops.comparator.arrays import is_torch, to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache, StreamingDataLoader, check_feed, fit_feed
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.streams import IterationWriter, PathLike
+from trtops.comparator.told import FINISH, START, tell
+from trtops.metadata import TensorMetadata
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
-    from trtops.metadata import TensorMetadata
 
 Feeds: TypeAlias = "Iterable[Mapping[str, Any]]"
 
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list[IterationResult]:
     """Activate a runner, run it on all inputs, deactivate it."""
+    tell(START, f"{runner.name:35} | Activating and starting inference")
     with runner:
         cache.set_input_metadata(runner.get_input_metadata())
         count = len(cache)
@@ -42,14 +44,13 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
             kept = outputs if count == 1 else {n: a.clone() if is_torch(a) else np.array(a) for n, a in outputs.items()}
             results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
         if results and _log.isEnabledFor(logging.INFO):
-            _log.info("%s | %s -> %s", runner.name, _arrays_text(cache[0]), _arrays_text(results[0]))
-        seconds = sum(result.runtime or 0.0 for result in results)
-        _log.debug("%s | %d iterations in %.4g ms", runner.name, count, seconds * 1e3)
+            for title, arrays in (("Inference Input(s)", cache[0]), ("Inference Output(s)", results[0])):
+                shown = TensorMetadata.from_feed_dict(arrays)
+                tell(logging.INFO, f"{runner.name:35}\n---- {title} ----\n{shown}")
+        mean = sum(result.runtime or 0.0 for result in results) * 1e3 / max(count, 1)
+        times = f"Completed {count} iteration(s) in {mean * count:.4g} ms | Average inference time: {mean:.4g} ms."
+        tell(FINISH, f"{runner.name:35} | {times}")
         return results
-
-
-def _arrays_text(arrays: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{n} [dtype={a.dtype}, shape={tuple(a.shape)}]" for n, a in arrays.items()) + "}"
 
 
 def run_in_child(
@@ -72,13 +73,26 @@ def run_in_child(
 
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)
-    worker = Worker(script=True, name=runner.name)
+    worker = Worker(script=_needs_script(runner, cache), name=runner.name)
     try:
         results, feeds = worker.run(_run_here, runner, cache, warm_up, timeout=timeout)
     finally:
         worker.kill()
     cache.cache, cache._loaded = feeds, True
     return results
+
+
+def _needs_script(*sent: object) -> bool:
+    """Whether something that is sent to a child is of a class that the calling script defines.
+
+    Only then the child has to import the script, and its main part to be guarded.
+    """
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        return b"__main__" in bytes(ForkingPickler.dumps(sent))
+    except Exception:  # it cannot be sent at all, which is said when it is
+        return True
 
 
 def _run_here(

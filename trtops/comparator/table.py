@@ -38,6 +38,7 @@ class Metric:
         from_totals: Computes it from what one pass over all elements adds up. Either this or ``from_arrays`` is given.
         from_arrays: Computes it from pairs of output and reference, one pair for each iteration, of the same shape,
             which are read once more for it.
+        by_class: Whether it is computed from rows along the axis of classes, which is put last for it.
         recorded: Whether it is computed and kept for every output, and not only when it is asked for.
         applies_to: Which outputs have it, for messages about those for which it is None.
         log10: Whether its decimal logarithm is logged as well, since the MLflow UI shows 0.0004 as 0.00.
@@ -59,6 +60,7 @@ class Metric:
     better: Literal["lower", "higher"]
     from_totals: FromTotals | None = None
     from_arrays: FromArrays | None = None
+    by_class: bool = False
     recorded: bool = True
     applies_to: str = "numbers"
     log10: bool = False
@@ -149,7 +151,7 @@ METRICS = (
     Metric(
         name="l2",
         label="L2 distance",
-        title="L2 norm",
+        title="L2 Norm",
         better="lower",
         from_totals=lambda totals: totals.l2(),
         log10=True,
@@ -161,6 +163,7 @@ METRICS = (
     Metric(
         name="cosine",
         label="cosine similarity",
+        title="Cosine Similarity",
         better="higher",
         from_totals=lambda totals: totals.cosine(),
         column="cosine",
@@ -192,10 +195,37 @@ METRICS = (
         polygraphy="snr",
     ),
     Metric(
+        name="nrmse",
+        label="error relative to the output's norm",
+        better="lower",
+        from_totals=lambda totals: totals.nrmse(),
+        applies_to="numbers that are not all 0",
+        log10=True,
+        column="relative",
+        tolerance="max_nrmse",
+    ),
+    Metric(
+        name="correlation",
+        label="correlation",
+        better="higher",
+        from_totals=lambda totals: totals.correlation(),
+        applies_to="numbers that are not all the same",
+        tolerance="min_correlation",
+    ),
+    Metric(
+        name="agreement",
+        label="share of equal values",
+        better="higher",
+        from_arrays=function("trtops.comparator.metrics.rows.balanced_agreement"),
+        applies_to="integers, booleans and strings",
+        tolerance="min_agreement",
+    ),
+    Metric(
         name="top1_agreement",
         label="top-1 agreement",
         better="higher",
         from_arrays=function("trtops.comparator.metrics.rows.top1_agreement"),
+        by_class=True,
         applies_to=_SCORES,
         column="top-1",
         tolerance="min_top1_agreement",
@@ -206,6 +236,7 @@ METRICS = (
         unit="nats",
         better="lower",
         from_arrays=function("trtops.comparator.metrics.kl.kl_divergence"),
+        by_class=True,
         applies_to=_SCORES,
         log10=True,
         column="KL",

@@ -21,11 +21,12 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar, cast
 
 from trtops import errors
-from trtops.files import open_atomically
+from trtops.files import open_atomically, write_open_file
 from trtops.json.objects import HOMES, LEGACY_MARKER, LEGACY_VALUE, MARKER, Decoder, Encoder
+from trtops.lazy import known_as
 
 __all__ = [
     "HOMES",
@@ -117,9 +118,10 @@ def load_json(src: Source, description: str | None = None) -> Any:
         _log_debug(f"Loading {name}")
         with open(src, "rb") as file:
             return _load_file(file, name)
-    if isinstance(src, io.TextIOBase):
-        return from_json(src.read())
-    return _load_file(io.BytesIO(src.read()), description or "the file")  # type: ignore[arg-type]
+    held = src.read()
+    if isinstance(held, str):
+        return from_json(held)
+    return _load_file(io.BytesIO(held), description or "the file")
 
 
 def add_json_methods(description: str | None = None) -> Callable[[type[T]], type[T]]:
@@ -167,12 +169,12 @@ def _log_debug(message: str) -> None:
 
 
 def _write_open_file(obj: object, file: Any) -> None:
-    if isinstance(file, io.TextIOBase):
-        file.write(to_json(obj))
-    else:
+    if isinstance(file, (io.RawIOBase, io.BufferedIOBase)):
         from trtops.json.text import TextWriter
 
-        TextWriter(file).write(obj)
+        TextWriter(cast("IO[bytes]", file)).write(obj)
+    else:
+        write_open_file(file, to_json(obj).encode())
 
 
 def _load_file(file: IO[bytes], name: str) -> Any:
@@ -184,3 +186,6 @@ def _load_file(file: IO[bytes], name: str) -> Any:
     if start[:2] == b"PK":
         return load_archive(file, name)
     return load_text(file, name)
+
+
+known_as(__name__, "serde")

@@ -11,6 +11,13 @@ from trtops.lazy import exports
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.edit import unbounded_tensors as unbounded_tensors
+    from trtops.ops.auditing.config import AuditConfig as AuditConfig
+    from trtops.ops.auditing.op import audit as audit
+    from trtops.ops.auditing.pages import html_page as html_page
+    from trtops.ops.auditing.prune import PruneConfig as PruneConfig
+    from trtops.ops.auditing.prune import PruneResult as PruneResult
+    from trtops.ops.auditing.prune import prune_runs as prune_runs
+    from trtops.ops.auditing.result import AuditResult as AuditResult
     from trtops.ops.campaign.benches import close_benches as close_benches
     from trtops.ops.campaign.bisect import BisectConfig as BisectConfig
     from trtops.ops.campaign.bisect import BisectResult as BisectResult
@@ -51,6 +58,19 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
+    from trtops.ops.gate.config import GateConfig as GateConfig
+    from trtops.ops.gate.environments import Release as Release
+    from trtops.ops.gate.history import HistoryConfig as HistoryConfig
+    from trtops.ops.gate.history import HistoryResult as HistoryResult
+    from trtops.ops.gate.history import judge_history as judge_history
+    from trtops.ops.gate.matrix import MatrixConfig as MatrixConfig
+    from trtops.ops.gate.matrix import MatrixResult as MatrixResult
+    from trtops.ops.gate.matrix import gate_all as gate_all
+    from trtops.ops.gate.matrix import gate_matrix as gate_matrix
+    from trtops.ops.gate.policy import Policy as Policy
+    from trtops.ops.gate.policy import policy_of as policy_of
+    from trtops.ops.gate.policy import read_policy as read_policy
+    from trtops.ops.gate.result import GateResult as GateResult
     from trtops.ops.judging.command import CommandCheck as CommandCheck
     from trtops.ops.judging.compare import CompareConfig as CompareConfig
     from trtops.ops.judging.compare import CompareResult as CompareResult
@@ -105,7 +125,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.template import template as template
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
-    from trtops.ops.runs.stored import audit as audit
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from trtops.masking import masked
 from trtops.record import Record
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class OpResult(Record):
 
     def kept_in(self, run: Run, experiment: str) -> Self:
         """The result with its run written in; unchanged if the run keeps nothing."""
-        return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=experiment)
+        return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
 
 
 @contextmanager

@@ -41,22 +41,27 @@ Clauses: TypeAlias = tuple[tuple[int, ...], ...]
 """Units that make a trial bad: any of the clauses, of each of which all units must be taken."""
 
 RATES = (
-    (0.995, 0.005, 0.6),
-    (0.94, 0.06, 0.25),
-    (0.6, 0.03, 0.15),
+    (0.995, 0.005, 0.72),
+    (0.94, 0.06, 0.18),
+    (0.6, 0.03, 0.1),
 )
 """How often trials are bad that are expected to be, how often others are, and the prior of both: builds that repeat, a
 few wrong verdicts, and a culprit that fails only sometimes."""
 
-_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.6, 0.12, 0.12, 0.16
+_SEEN_RATES = RATES[1]
+_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.7, 0.09, 0.09, 0.12
 """Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
 _CHANCE = 0.2
 """Prior probability that no unit decides: what was replayed does not decide the verdict."""
 _CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
+_KEPT_RATES = np.array([0.95, 0.8, 0.05])
+"""How often a verdict is that of the build before, where chance drifts, or two machines take turns."""
 _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
 _MAX_SEVERAL = 7
 """Units up to which sets of more than two are thought of: there are some 900 then."""
+_EVIDENCE_AT_HAND = 0.01
+"""What more evidence against chance is worth once there is enough; telling one bit of the hypotheses apart is worth 1."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
 
@@ -131,23 +136,26 @@ class Bisection:
     Args:
         prior: Guilt of each unit from what is known already, of shape ``(units,)``; not negative, and not all zero.
         seed: Of the coin.
+        seen: Builds that were there before, which nobody mixed: units that they had from the bad build, and whether they were
+            bad. They say whom to suspect first, and nothing against chance.
     """
 
-    def __init__(self, prior: Sequence[float] | Floats, seed: int = 0) -> None:
+    def __init__(self, prior: Sequence[float] | Floats, seed: int = 0, seen: Sequence[tuple[Bools, bool]] = ()) -> None:
         weights = np.asarray(prior, np.float64)
         weights = weights / weights.sum()
-        # Nobody is ruled out by a guess: a tenth of the prior is shared equally.
-        self._weights = 0.9 * weights + 0.1 / len(weights)
+        # A guess that is wrong costs one trial at most: half of the prior is shared equally.
+        self._weights = 0.5 * weights + 0.5 / len(weights)
         self._coin = np.random.default_rng(seed)
         self.units = len(weights)
         self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
         self._first, self._second = np.triu_indices(len(self._paired), 1)
         self._several = _Several.of(self.units)
-        self._prior = self._log_prior()
+        self._prior = self._suspecting(self._log_prior(), seen)
         count = len(self._prior)
         self._log_p = np.zeros((len(RATES), count))
         self._log_mean = np.zeros((len(RATES), count))
-        self._chance = np.zeros(len(_CHANCE_RATES))
+        self._chance = np.zeros(len(_CHANCE_RATES) + len(_KEPT_RATES))
+        self._last: bool | None = None
         self._shunned: set[bytes] = set()
         self.trials = 0
 
@@ -164,6 +172,19 @@ class Bisection:
         joined: Floats = np.concatenate((one, _TOGETHER * pair, _EITHER * pair, several))
         logs: Floats = np.log(joined / joined.sum())
         return logs
+
+    def _suspecting(self, prior: Floats, seen: Sequence[tuple[Bools, bool]]) -> Floats:
+        """A prior that half believes in what builds say that differ in more than the units."""
+        if not seen:
+            return prior
+        p_with, p_without, _ = _SEEN_RATES
+        logs = prior.copy()
+        for taken, bad in seen:
+            expected = self.expected_bad(taken)
+            logs += np.log(np.where(expected, p_with, p_without) if bad else 1 - np.where(expected, p_with, p_without))
+        logs -= np.logaddexp.reduce(logs)
+        half: Floats = np.logaddexp(logs, prior) - math.log(2)
+        return half
 
     def expected_bad(self, taken: Bools) -> Bools:
         """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
@@ -192,7 +213,9 @@ class Bisection:
             there = np.where(other, with_culprit, without)
             self._log_p[k] += np.log(here)
             self._log_mean[k] += np.log((here + there) / 2)
-        self._chance += np.log(_CHANCE_RATES if bad else 1 - _CHANCE_RATES)
+        rates = self._chance_rates
+        self._chance += np.log(rates if bad else 1 - rates)
+        self._last = bad
         self.trials += 1
 
     @property
@@ -268,21 +291,36 @@ class Bisection:
             return "convicted"
         return None
 
-    def next(self) -> tuple[Bools, Bools]:
-        """The next trial, and its opposite, which the coin decided against: units taken from the bad build."""
-        mass, _ = self._mass
-        one, other = self._best_of_all(mass) if self.units <= _MAX_SEVERAL else self._best_of_splits(mass)
+    def next(self, confidence: float = 0.95) -> tuple[Bools, Bools]:
+        """The next trial, and its opposite, which the coin decided against: units taken from the bad build.
+
+        Args:
+            confidence: As :meth:`decided` is asked: evidence against chance counts for as long as it is lacking.
+        """
+        lacking = self.log_e_value < -math.log(1 - confidence)
+        aim = _Aim(*self._mass, self._chance_rate, 1.0 if lacking else _EVIDENCE_AT_HAND)
+        one, other = self._best_of_all(aim) if self.units <= _MAX_SEVERAL else self._best_of_splits(aim)
         return (one, other) if self._coin.random() < 0.5 else (other, one)
 
-    def _best_of_all(self, mass: Floats) -> tuple[Bools, Bools]:
-        """The best of all pairs of trials, where there are few enough; see :meth:`_worth`."""
+    @property
+    def _chance_rate(self) -> float:
+        """The rate of bad trials that chance is expected to have."""
+        weights = np.exp(self._chance - self._chance.max())
+        return float(weights @ self._chance_rates / weights.sum())
+
+    @property
+    def _chance_rates(self) -> Floats:
+        """The rates of bad trials, by each kind of chance, for the trial that comes next."""
+        kept = _KEPT_RATES if self._last else 1 - _KEPT_RATES
+        return np.concatenate((_CHANCE_RATES, np.full(len(kept), 0.5) if self._last is None else kept))
+
+    def _best_of_all(self, aim: _Aim) -> tuple[Bools, Bools]:
+        """The best of all pairs of trials, where there are few enough."""
         trials, expected = self._all_trials
-        share = mass / mass.sum()
-        p_bad = expected @ share
-        inside = np.clip(p_bad, 1e-12, 1 - 1e-12)
-        told = -inside * np.log2(inside) - (1 - inside) * np.log2(1 - inside)
-        differing = p_bad[:, None] + p_bad - 2 * (expected * share) @ expected.T
-        worth = (told[:, None] + told) / 2 + differing
+        p_bad = expected @ aim.mass
+        told = aim.told(p_bad)
+        differing = p_bad[:, None] + p_bad - 2 * (expected * aim.mass) @ expected.T
+        worth = (told[:, None] + told) / 2 + aim.evidence * differing
         known = [taken.tobytes() in self._shunned for taken in trials]
         worth[known, :] = worth[:, known] = -1.0
         np.fill_diagonal(worth, -1.0)
@@ -295,17 +333,17 @@ class Bisection:
         trials = np.array(list(itertools.product((False, True), repeat=self.units)))
         return trials, np.array([self.expected_bad(taken) for taken in trials], np.float64)
 
-    def _best_of_splits(self, mass: Floats) -> tuple[Bools, Bools]:
+    def _best_of_splits(self, aim: _Aim) -> tuple[Bools, Bools]:
         """The best of a few ways to share many units out."""
-        splits = [pair for pair in self._splits(mass) if not self._shunned & {taken.tobytes() for taken in pair}]
+        splits = [pair for pair in self._splits(aim.mass) if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # what tells most cannot be built: some other way of sharing the units out
             one = self._coin.random(self.units) < 0.5
             if not self._shunned & {one.tobytes(), (~one).tobytes()}:
                 splits.append((one, ~one))
-        return max(splits, key=lambda pair: self._worth(mass, *pair))
+        return max(splits, key=lambda pair: aim.worth(*map(self.expected_bad, pair)))
 
     def shun(self, taken: Bools) -> None:
-        """Ask for this mixture no more: it cannot be built. Do not :meth:`add` a verdict on it."""
+        """Ask for this mixture no more: it cannot be built as wanted."""
         self._shunned.add(taken.tobytes())
 
     def _splits(self, mass: Floats) -> Iterator[tuple[Bools, Bools]]:
@@ -343,14 +381,41 @@ class Bisection:
             one[taken] = other[taken] = True
         return one, other
 
-    def _worth(self, mass: Floats, one: Bools, other: Bools) -> float:
-        """Bits that a trial is expected to tell, of which hypothesis holds and against chance, verdicts being right."""
-        here, there = self.expected_bad(one), self.expected_bad(other)
-        total = float(mass.sum())
-        told = sum(_entropy_bits(float(mass[expected].sum()) / total) for expected in (here, there)) / 2
-        return told + float(mass[here != there].sum()) / total
+
+@dataclass(frozen=True)
+class _Aim:
+    """What the next trial is to tell.
+
+    Attributes:
+        mass: Posterior of every hypothesis.
+        chance: Posterior of chance.
+        rate: How often chance makes trials bad.
+        evidence: What evidence against chance is worth, beside telling hypotheses apart.
+    """
+
+    mass: Floats
+    chance: float
+    rate: float
+    evidence: float
+
+    def told(self, p_bad: Floats) -> Floats:
+        """Bits that trials are expected to tell of which hypothesis holds, or chance, verdicts being right.
+
+        Args:
+            p_bad: Mass of the hypotheses that expect a trial to be bad; any shape, elementwise.
+        """
+        of_chance = float(_entropy_bits(np.array(self.rate)))
+        told: Floats = _entropy_bits(p_bad + self.chance * self.rate) - self.chance * of_chance
+        return told
+
+    def worth(self, here: Bools, there: Bools) -> float:
+        """Of a trial and its opposite, given what every hypothesis expects of both."""
+        told = self.told(np.array([self.mass[here].sum(), self.mass[there].sum()]))
+        return float(told.mean() + self.evidence * self.mass[here != there].sum())
 
 
-def _entropy_bits(p: float) -> float:
-    """Of a coin that falls with probability ``p``, in bits."""
-    return 0.0 if not 0 < p < 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
+def _entropy_bits(p: Floats) -> Floats:
+    """Of a coin that falls with probability ``p``, in bits; elementwise."""
+    inside = np.clip(p, 1e-12, 1 - 1e-12)
+    bits: Floats = -inside * np.log2(inside) - (1 - inside) * np.log2(1 - inside)
+    return bits

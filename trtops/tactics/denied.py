@@ -23,6 +23,9 @@ class DeniedTactic(Record):
         choices: The layers and what they got.
         settings: Choices for the whole engine, where no layer shows them; denied if a build has all of them.
         evidence: Id of the run that proved them guilty.
+        model_sha256: The model that they were convicted in; empty if nobody knows.
+        tolerance: By which its builds were judged, in words.
+        effect: What they do to the error, in words.
     """
 
     backend_version: str
@@ -30,10 +33,23 @@ class DeniedTactic(Record):
     choices: tuple[TacticChoice, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
+    model_sha256: str = ""
+    tolerance: str = ""
+    effect: str = ""
 
     def deciding(self) -> JSONValue:
-        """What is denied, without the evidence."""
-        return replace(self, evidence="").to_dict()
+        """What is denied, without the evidence and what it was seen in."""
+        return {k: v for k, v in replace(self, evidence="").to_dict().items() if k not in _SEEN_IN}
+
+    @property
+    def seen_in(self) -> str:
+        """What it was convicted in and for, in words; empty if nobody knows."""
+        model = f"model {self.model_sha256[:12]}" if self.model_sha256 else ""
+        tolerance = f"judged by {self.tolerance}" if self.tolerance else ""
+        return ", ".join(filter(None, (model, tolerance, self.effect)))
+
+
+_SEEN_IN = ("model_sha256", "tolerance", "effect")
 
 
 @dataclass(frozen=True, kw_only=True)

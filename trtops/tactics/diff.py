@@ -10,6 +10,7 @@ number of builds fixed beforehand, and nothing is ever decided.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.tactics import evidence, report
-from trtops.tactics.evidence import Bools, Evidence, Features, Groups, Ints
+from trtops.tactics.evidence import Bools, Confounder, Evidence, Features, Groups, Ints
 from trtops.tactics.findings import (
     ACQUITTED,
     By,
@@ -33,10 +34,13 @@ from trtops.tactics.table import ABSENT, CampaignTable
 from trtops.verdict import VERDICTS
 
 _WORTH_NAMING = 0.01  # guilt below which the joint settings that decide a suspect are not searched for
+_CONFOUNDED = 3.0  # the gain, as a logarithm, from which on time or a machine is said to matter: odds of twenty to one
 _WRONG_VERDICTS = 0.05  # share of the bad verdicts that may be wrong where a culprit is ruled out
 
 
-def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -> TacticDiff:
+def diff(
+    table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic", blocks: Mapping[str, str] | None = None
+) -> TacticDiff:
     """Find what the bad builds have in common and the good ones lack.
 
     Each ``by`` is another test: whoever makes several should make each at a higher confidence.
@@ -45,6 +49,8 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
         table: The campaign.
         confidence: What a conviction needs, between 0.5 and 1.
         by: What to compare: the layers' tactics, tensor formats, precisions, or tactics with their formats.
+        blocks: By names of builds, where and with what each was made: where the rate of bad builds differs between blocks, or
+            changes in time, choices need evidence beyond that.
 
     Raises:
         ConfigError: If the confidence is not between 0.5 and 1, or ``by`` is none of these.
@@ -57,6 +63,9 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
     found = (
         evidence.weigh(case.groups, case.bad) if case.groups.members and case.bad.any() and not case.bad.all() else None
     )
+    confounder = _find_confounder(case, blocks or {}) if found else None
+    if found and confounder:
+        found = replace(found, log_e_value=found.log_e_value - confounder.gain)
     ranking = _rank_groups(case, found)
     conclusion = _reach_conclusion(case, found, confidence)
     result = TacticDiff(
@@ -76,6 +85,7 @@ def diff(table: CampaignTable, *, confidence: float = 0.95, by: By = "tactic") -
         e_value_log10=found.log_e_value / math.log(10) if found else 0.0,
         p_innocent=found.innocent if found else 0.5,
         thorough=found is not None and _would_have_shown(case, 2, confidence),
+        confounder=_confounder_text(confounder) if confounder else "",
         contradicting=_count_contradicting(case),
         set_difference=set_difference(table),
     )
@@ -138,6 +148,7 @@ class _Case:
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
         judged = table.verdicts != VERDICTS.index("error")
+        self.names = [name for name, is_judged in zip(table.names, judged) if is_judged]
         self.bad: Bools = table.verdicts[judged] == VERDICTS.index("bad")
         spelled, translate = spell(table.choices, by)
         self.texts = spelled
@@ -189,6 +200,21 @@ class _Case:
     def _setting(self, feature: int) -> tuple[str, str]:
         name = self.table.settings[-1 - self.features.column[feature]]
         return name, self.table.values[self.features.code[feature]]
+
+
+def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> Confounder | None:
+    """What else than choices bad builds go with, if it shows."""
+    found = [evidence.drift(case.bad)] if case.table.ordered else []
+    labels = [blocks.get(name, "") for name in case.names]
+    if len(set(labels)) > 1:
+        found.append(evidence.blocked(case.bad, labels))
+    shown = [confounder for confounder in found if confounder.gain > _CONFOUNDED]
+    return max(shown, key=lambda confounder: confounder.gain, default=None)
+
+
+def _confounder_text(confounder: Confounder) -> str:
+    parts = [f"{bad} of {builds} bad in {name}" for name, builds, bad in confounder.parts]
+    return "The share of bad builds depends on more than choices: " + ", ".join(parts) + "."
 
 
 def _rank_groups(case: _Case, found: Evidence | None) -> Ints:

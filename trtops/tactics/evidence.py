@@ -11,8 +11,13 @@ Each hypothesis splits the builds into those that it expects to be bad and the o
 of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): builds with a
 culprit mostly fail, the others mostly pass, and neither always, so a few wrong verdicts do no harm. The prior pays for
 searching among many hypotheses: one half is for "no tactic is guilty", the other half is shared by all single groups (1/2)
-and all pairs of both kinds (1/4 each). A group's share of it depends on the choices and on no verdict
-(:func:`groups_of`).
+and all pairs of both kinds (1/4 each).
+
+There are two priors of groups, since one cannot serve both purposes. For probabilities all groups are alike. For the
+evidence a group's share must not depend on later builds (:func:`groups_of`), so that groups that show late have less.
+
+A pair that expects the same builds as a single group says the same in more words: verdicts on these builds can never tell
+them apart. Its probability counts as the single group's (:meth:`_Search.merged`).
 
 Two guards against accusing chance, both valid if verdicts have nothing to do with choices, whatever the rate of bad
 builds and however the choices depend on each other:
@@ -30,6 +35,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -48,6 +54,8 @@ GUILTY_PRIOR = (3.0, 0.5)
 _ONE, _PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
 _MAX_PAIRED = 1024  # groups, the most suspicious, of which pairs are made: 1024 x 1024 doubles are 8 MiB
 _MAX_CLAUSES = 6  # alternatives in a grown hypothesis
+_IMPROBABLE = 12.0  # how far below the best, as a logarithm, hypotheses do not matter
+_MAX_MERGED = 4_000_000  # builds times pairs that are compared with single groups
 
 
 @dataclass(frozen=True)
@@ -101,16 +109,21 @@ class Groups:
     Attributes:
         present: Of shape ``(builds, groups)``.
         members: Positions of each group's features.
-        log_weight: Logarithm of each group's share of the prior, of shape ``(groups,)``.
+        log_share: Logarithm of each group's share of the evidence's prior, of shape ``(groups,)``.
     """
 
     present: Bools
     members: tuple[tuple[int, ...], ...]
-    log_weight: Floats
+    log_share: Floats
+
+    @property
+    def log_weight(self) -> float:
+        """Logarithm of the share that every group has of the prior of probabilities."""
+        return -math.log(len(self.members))
 
 
 def groups_of(features: Features, *, ordered: bool = True) -> Groups:
-    """Group the features that are true of the same builds, and divide the prior among the groups.
+    """Group the features that are true of the same builds, and divide the prior of the evidence among the groups.
 
     Args:
         features: The features.
@@ -125,7 +138,7 @@ def groups_of(features: Features, *, ordered: bool = True) -> Groups:
     return Groups(
         present=features.present[:, [group[0] for group in members]],
         members=members,
-        log_weight=np.log(shares),
+        log_share=np.log(shares),
     )
 
 
@@ -152,7 +165,7 @@ class Evidence:
         best_probability: Its posterior probability.
         expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
         rival_expected_bad: Likewise for the most probable set without the most suspicious group.
-        best_prior: Logarithm of the best set's prior probability.
+        best_prior: Logarithm of the best set's share of the prior of the evidence.
         p_value: See the module; in ``[0, 1]``.
         log_e_value: See the module; natural logarithm.
     """
@@ -269,6 +282,52 @@ def _log_gammas(start: float, count: int) -> Floats:
     return math.lgamma(start) + np.concatenate(([0.0], np.cumsum(np.log(start + np.arange(count)))))
 
 
+@dataclass(frozen=True)
+class Confounder:
+    """Something beside choices that the rate of bad builds depends on.
+
+    Attributes:
+        gain: Logarithm of how much more probable verdicts are with a rate for each part than with one for all.
+        parts: The parts' names, each with its builds and the bad ones among them.
+    """
+
+    gain: float
+    parts: tuple[tuple[str, int, int], ...]
+
+
+def drift(bad: Bools) -> Confounder:
+    """The change of the rate at that build which explains verdicts best, builds being in their order of arrival."""
+    builds, hits = len(bad), int(bad.sum())
+    before = np.cumsum(bad, dtype=np.int64)[1:-2]
+    count = np.arange(2, 2 + len(before))
+    if not len(before):
+        return Confounder(0.0, ())
+    gains = _at_own_rate(count, before) + _at_own_rate(builds - count, hits - before) - _at_own_rate(builds, hits)
+    best = int(np.argmax(gains))
+    # The best of many builds to change at is better than chance would be at one; half of its logarithm, as in BIC.
+    searched = math.log(builds) / 2
+    k, m = int(count[best]), int(before[best])
+    parts = ((f"the first {k} builds", k, m), (f"the {builds - k} after them", builds - k, hits - m))
+    return Confounder(float(gains[best]) - searched, parts)
+
+
+def blocked(bad: Bools, labels: Sequence[str]) -> Confounder:
+    """A rate for the builds of each label: of each machine, say."""
+    parts = []
+    for label in dict.fromkeys(labels):
+        has = np.array([other == label for other in labels])
+        parts.append((label, int(has.sum()), int(bad[has].sum())))
+    apart = sum(float(_at_own_rate(size, hits)) for _, size, hits in parts)
+    return Confounder(apart - float(_at_own_rate(len(bad), int(bad.sum()))), tuple(parts))
+
+
+def _at_own_rate(size: Ints | int, hits: Ints | int) -> Floats:
+    """Logarithm of the probability of verdicts at the rate that makes them most probable; elementwise."""
+    rate = np.clip(np.asarray(hits) / np.maximum(size, 1), 1e-12, 1 - 1e-12)
+    logs: Floats = hits * np.log(rate) + (size - np.asarray(hits)) * np.log1p(-rate)
+    return logs
+
+
 class FisherTest:
     """Fisher's exact test, one-sided, for one campaign: are builds with a choice bad more often than by chance?"""
 
@@ -322,15 +381,13 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
         bad: Verdicts, of shape ``(builds,)``.
     """
     search = _Search(groups, bad)
+    search.merge()
     small = search.enumerated()
     grown = search.grown(small[0])
     # Scores are logarithms far below zero; taken relative to the largest, their exponentials do not all vanish.
     peak = max(search.likelihood.innocent, small[0].score, *(step.best.score for step in grown))
     innocent = math.exp(search.likelihood.innocent - peak)
     guilt, found = search.summed(peak)
-    # Before the grown hypotheses are added: the verdicts chose them, and no share of the prior was set aside for them, so the
-    # e-value, a guard against chance, must not count them. They do count as explanations.
-    log_found = peak + math.log(found)
     for step in grown:
         mass = np.exp(step.scores - peak)
         guilt += mass
@@ -345,9 +402,9 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
         best_probability=math.exp(best.score - peak) / total,
         expected_bad=best.expected,
         rival_expected_bad=search.enumerated(without=int(np.argmax(guilt)))[0].expected,
-        best_prior=best.prior,
+        best_prior=search.evidence_prior(best.clauses),
         p_value=search.p_value(small),
-        log_e_value=log_found - search.likelihood.supremum,
+        log_e_value=search.log_e_value,
     )
 
 
@@ -371,20 +428,33 @@ class _Step:
 
 
 class _Search:
-    """Scores of all single groups and pairs, as arrays: logarithms of prior times probability of the verdicts."""
+    """Scores of all single groups and pairs, as arrays: logarithms of prior times probability of the verdicts.
+
+    Attributes:
+        log_e_value: See the module. Of all single groups and pairs, as they are enumerated: grown hypotheses are chosen by the
+            verdicts, and no share of the prior was set aside for them.
+    """
 
     def __init__(self, groups: Groups, bad: Bools) -> None:
         self.groups, self.bad = groups, bad
         self.likelihood = Likelihood(len(bad), int(bad.sum()))
         self.size = groups.present.sum(axis=0)
         self.hits = groups.present[bad].sum(axis=0)
-        self.single = _ONE + groups.log_weight + self.likelihood(self.size, self.hits)
+        alone = self.likelihood(self.size, self.hits)
+        self.single = _ONE + groups.log_weight + alone
         self.paired = np.argsort(-self.single, kind="stable")[:_MAX_PAIRED]
-        self.pair = self._pairs()
+        pairs = self._pairs()
+        self.pair = _PAIR + 2 * groups.log_weight + pairs
+        share = groups.log_share[self.paired]
+        logs = (_ONE + groups.log_share + alone, _PAIR + share[:, None] + share + pairs)
+        peak = float(logs[0].max())
+        self.log_e_value = (
+            peak + math.log(sum(float(np.exp(of - peak).sum()) for of in logs)) - self.likelihood.supremum
+        )
 
     def _pairs(self) -> Floats:
-        """Scores of shape ``(paired, paired)``: above the diagonal for "only together", below it for "either"."""
-        weight, size, hits = (of[self.paired] for of in (self.groups.log_weight, self.size, self.hits))
+        """Likelihoods of shape ``(paired, paired)``: above the diagonal for "only together", below it for "either"."""
+        size, hits = self.size[self.paired], self.hits[self.paired]
         # In float32, whose matrix product is the fastest, and which counts exactly up to 2**24.
         present = self.groups.present[:, self.paired].astype(np.float32)
         common = (present.T @ present).astype(np.int64)
@@ -392,11 +462,39 @@ class _Search:
         together = np.triu(np.ones(common.shape, np.bool_), 1)
         sizes = np.where(together, common, size[:, None] + size - common)
         all_hits = np.where(together, common_hits, hits[:, None] + hits - common_hits)
-        scores = _PAIR + weight[:, None] + weight + self.likelihood(sizes, all_hits)
+        logs = self.likelihood(sizes, all_hits)
         nested = common == np.minimum(size[:, None], size)  # the pair expects what one of the two alone does
         # Pairs that are left out, here or for not being among the most suspicious, only make the evidence smaller.
-        scores[nested | (sizes == 0) | np.eye(len(scores), dtype=np.bool_)] = -np.inf
-        return scores
+        logs[nested | (sizes == 0) | np.eye(len(logs), dtype=np.bool_)] = -np.inf
+        return logs
+
+    def merge(self) -> None:
+        """Count the probability of pairs that expect the same builds as a single group as that group's.
+
+        Only of what is probable at all: the rest changes nothing. Not the evidence, whose hypotheses stay as they are.
+        """
+        peak = max(float(self.single.max()), float(self.pair.max()))
+        # As many pairs may come to what one group alone does as there are groups, each that much less probable.
+        least = peak - _IMPROBABLE + self.groups.log_weight
+        singles = np.flatnonzero(self.single > least)
+        places = np.argwhere(self.pair > least)
+        places = places[np.argsort(-self.pair[tuple(places.T)], kind="stable")[: _MAX_MERGED // len(self.bad)]]
+        if not len(singles) or not len(places):
+            return
+        packed = np.packbits(self.groups.present, axis=0)
+        first, second = (packed[:, self.paired[place]] for place in places.T)
+        expected = np.where(places[:, 0] < places[:, 1], first & second, first | second).T
+        owner = {packed[:, one].tobytes(): one for one in singles.tolist()}
+        for place, row in zip(places.tolist(), expected):
+            one = owner.get(row.tobytes())
+            if one is not None:
+                self.single[one] = np.logaddexp(self.single[one], self.pair[tuple(place)])
+                self.pair[tuple(place)] = -np.inf
+
+    def evidence_prior(self, clauses: Clauses) -> float:
+        """Logarithm of a hypothesis's share of the prior of the evidence."""
+        groups = list(itertools.chain(*clauses))
+        return (_ONE if len(groups) == 1 else _PAIR) + float(self.groups.log_share[groups].sum())
 
     def enumerated(self, without: int | None = None) -> list[_Guess]:
         """The best hypothesis of each kind (one group, two that fail only together, either of two), the most probable first.
@@ -408,7 +506,7 @@ class _Search:
         if without is not None and len(single) > 1:
             single[without] = pair[self.paired == without, :] = pair[:, self.paired == without] = -np.inf
         one = int(np.argmax(single))
-        guesses = [self._guess(((one,),), _ONE + float(self.groups.log_weight[one]))]
+        guesses = [self._guess(((one,),), _ONE + self.groups.log_weight, float(single[one]))]
         upper = np.triu(np.ones(pair.shape, np.bool_), 1)
         for kind, scores in (
             ("together", np.where(upper, pair, -np.inf)),
@@ -417,8 +515,8 @@ class _Search:
             best = int(np.argmax(scores))
             if np.isfinite(scores.flat[best]):
                 a, b = (int(self.paired[i]) for i in divmod(best, len(pair)))
-                prior = _PAIR + float(self.groups.log_weight[[a, b]].sum())
-                guesses.append(self._guess(((a, b),) if kind == "together" else ((a,), (b,)), prior))
+                clauses = ((a, b),) if kind == "together" else ((a,), (b,))
+                guesses.append(self._guess(clauses, _PAIR + 2 * self.groups.log_weight, float(scores.flat[best])))
         return sorted(guesses, key=lambda guess: -guess.score)
 
     def grown(self, base: _Guess) -> list[_Step]:
@@ -428,12 +526,12 @@ class _Search:
             rest = ~base.expected
             added, added_hits = self.groups.present[rest].sum(axis=0), self.groups.present[rest & self.bad].sum(axis=0)
             size, hits = int(base.expected.sum()), int(self.bad[base.expected].sum())
-            priors = base.prior + self.groups.log_weight
-            scores = np.where(added > 0, priors + self.likelihood(size + added, hits + added_hits), -np.inf)
+            prior = base.prior + self.groups.log_weight
+            scores = np.where(added > 0, prior + self.likelihood(size + added, hits + added_hits), -np.inf)
             new = int(np.argmax(scores))
             if not scores[new] > base.score:
                 break
-            best = self._guess((*base.clauses, (new,)), float(priors[new]))
+            best = self._guess((*base.clauses, (new,)), prior, float(scores[new]))
             steps.append(_Step(base=base, scores=scores, best=best))
             base = best
         return steps
@@ -459,9 +557,8 @@ class _Search:
             corrected.append(tries * test(int(expected.sum()), int(self.bad[expected].sum())))
         return min(corrected)
 
-    def _guess(self, clauses: Clauses, prior: float) -> _Guess:
+    def _guess(self, clauses: Clauses, prior: float, score: float) -> _Guess:
         expected = np.zeros(len(self.bad), np.bool_)
         for clause in clauses:
             expected |= self.groups.present[:, list(clause)].all(axis=1)
-        score = prior + float(self.likelihood(np.int64(expected.sum()), np.int64(self.bad[expected].sum())))
         return _Guess(clauses=clauses, prior=prior, score=score, expected=expected)

@@ -141,6 +141,8 @@ class TacticDiff(Record):
             builds it is valid however often one has looked.
         p_innocent: Posterior probability that no choice is guilty; one half before there is any evidence.
         thorough: Whether there are enough verdicts to convict even two choices that fail only together.
+        confounder: What else bad builds go with, in words: time, or a machine. Empty if nothing shows. The evidence is that beyond
+            it.
         contradicting: Builds that made the same choices as another one of the opposite verdict.
         set_difference: The plain set difference, layer by layer; always by tactic and formats, as in Polygraphy.
     """
@@ -162,6 +164,7 @@ class TacticDiff(Record):
     e_value_log10: float = 0.0
     p_innocent: float = 0.5
     thorough: bool = False
+    confounder: str = ""
     contradicting: int = 0
     set_difference: tuple[SetDifference, ...] = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ class NoiseSplit(Record):
     Attributes:
         builds: Number of builds.
         runs: Number of runs, over all builds.
-        mean: Mean error, in the error's own unit.
+        mean: Mean error, in the error's own unit; as the two standard deviations, without builds that were set apart.
         run_to_run: Standard deviation between runs of one engine, in the same unit.
         build_to_build: Standard deviation between engines, without what runs add.
         share_precision: Part of the mean square error that all builds have; the three shares add up to 1.
@@ -42,6 +42,11 @@ class NoiseSplit(Record):
         p_value: Probability of such a ratio if builds do not differ, by Fisher's F-test.
         cause: The largest part; ``tactic`` only if the F-test is significant.
         summary: The same in a sentence.
+        share_choice: Part of the mean square error, over all builds, that only those add that were set apart for a choice that
+            they made. The other three shares are of the rest and add up to 1 with it.
+        largest: The largest error among the rest.
+        guilty_builds: How many builds were set apart.
+        guilty_least: The smallest error among these; None if there are none.
     """
 
     builds: int
@@ -56,16 +61,23 @@ class NoiseSplit(Record):
     p_value: float
     cause: Cause
     summary: str
+    share_choice: float = 0.0
+    largest: float = math.inf
+    guilty_builds: int = 0
+    guilty_least: float | None = None
 
     def limit(self, deviations: float = 3.0) -> float:
         """The limit that the error of another run of another build is expected to stay below, in the error's own unit.
 
-        A tolerance for this model: as tight as its noise allows.
+        A tolerance for this model: as tight as its noise allows, and below every build that was set apart for its choice.
 
         Args:
             deviations: How many standard deviations, of builds and runs together, above the mean.
         """
-        return self.mean + deviations * math.hypot(self.run_to_run, self.build_to_build)
+        limit = self.mean + deviations * math.hypot(self.run_to_run, self.build_to_build)
+        if self.guilty_least is None or limit < self.guilty_least:
+            return limit
+        return math.sqrt(min(self.largest, self.guilty_least) * self.guilty_least)
 
 
 def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: float = 0.95) -> NoiseSplit:
@@ -117,6 +129,49 @@ def noise(run_to_run: Sequence[Sequence[float]] | npt.ArrayLike, *, confidence: 
         p_value=p_value,
         cause=cause,
         summary=_cause_sentence(cause, shares, p_value),
+    )
+
+
+def noise_apart(
+    run_to_run: Sequence[Sequence[float]], guilty: Sequence[bool], *, confidence: float = 0.95
+) -> NoiseSplit:
+    """Split errors as :func:`noise` does, with builds set apart that differ because of a choice.
+
+    Args:
+        run_to_run: As in :func:`noise`.
+        guilty: Which builds are set apart; none is if fewer than two would be left.
+        confidence: Of the F-test.
+
+    Raises:
+        ConfigError: As :func:`noise`.
+    """
+    rest = [row for row, apart in zip(run_to_run, guilty) if not apart]
+    theirs = [error for row, apart in zip(run_to_run, guilty) if apart for error in row]
+    if not theirs or len(rest) < 2:
+        return noise(run_to_run, confidence=confidence)
+    split = noise(rest, confidence=confidence)
+    every = np.concatenate([np.asarray(row, np.float64) for row in run_to_run])
+    own = np.concatenate([np.asarray(row, np.float64) for row in rest])
+    total = float((every**2).mean())
+    share = max(0.0, 1 - float((own**2).mean()) / total) if total > 0 else 0.0
+    apart = sum(guilty)
+    sentence = (
+        f"{apart} of {len(run_to_run)} builds are worse because of a choice, and are set apart: {share:.0%} of the mean square "
+        "error is theirs alone. Of the rest: "
+    )
+    return replace(
+        split,
+        builds=len(run_to_run),
+        runs=every.size,
+        share_choice=share,
+        share_precision=split.share_precision * (1 - share),
+        share_build=split.share_build * (1 - share),
+        share_run=split.share_run * (1 - share),
+        cause="tactic" if share > 0.5 else split.cause,
+        summary=sentence + split.summary,
+        largest=float(own.max()),
+        guilty_builds=apart,
+        guilty_least=float(min(theirs)),
     )
 
 

@@ -106,6 +106,8 @@ def _number_list(found: TacticDiff) -> str:
         f"evidence that holds {holds}: 10^{found.e_value_log10:.1f} to 1",
         f"probability that no choice is guilty: {_probability_text(found.p_innocent)}",
     ]
+    if found.confounder:
+        rows.append(found.confounder)
     return _bullet_list(rows, len(rows))
 
 

@@ -43,7 +43,7 @@ def worker_environment(folder: TeamFolder, state: TeamState, passwords: Password
 
     Prefect takes its password from the environment alone. MLflow's stays in its file, which is only named here.
     """
-    return _addresses(folder, state) | {
+    return _server_addresses(folder, state) | {
         "PREFECT_API_AUTH_STRING": passwords.prefect_auth,
         "TRTOPS_HOME": str(folder.root.parent),
     }
@@ -59,8 +59,8 @@ def client_environment(folder: TeamFolder | None = None) -> dict[str, str]:
         ConfigError: If there are none.
     """
     folder = TeamFolder.default() if folder is None else folder
-    state = _state(folder)
-    return _addresses(folder, state) | {"PREFECT_API_AUTH_STRING": read_passwords(folder.passwords).prefect_auth}
+    state = _state_of_team(folder)
+    return _server_addresses(folder, state) | {"PREFECT_API_AUTH_STRING": read_passwords(folder.passwords).prefect_auth}
 
 
 def shell_lines(folder: TeamFolder) -> str:
@@ -69,7 +69,10 @@ def shell_lines(folder: TeamFolder) -> str:
     Raises:
         ConfigError: If there are no servers.
     """
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in _addresses(folder, _state(folder)).items()]
+    lines = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in _server_addresses(folder, _state_of_team(folder)).items()
+    ]
     command = shlex.join(["trtops", "team", "password", "prefect", "--root", str(folder.root.parent)])
     return "\n".join([*lines, f'export PREFECT_API_AUTH_STRING="$({command})"'])
 
@@ -84,14 +87,14 @@ def password(folder: TeamFolder, server: str) -> str:
     return found.prefect_auth if server == "prefect" else f"{found.mlflow_user}:{found.mlflow_password}"
 
 
-def _state(folder: TeamFolder) -> TeamState:
+def _state_of_team(folder: TeamFolder) -> TeamState:
     state = folder.read()
     if state is None:
         raise errors.ConfigError(f"No servers were started for {folder.root.parent}. Start them: trtops team up")
     return state
 
 
-def _addresses(folder: TeamFolder, state: TeamState) -> dict[str, str]:
+def _server_addresses(folder: TeamFolder, state: TeamState) -> dict[str, str]:
     return {
         "PREFECT_API_URL": f"{state.prefect_url}/api",
         "PREFECT_HOME": str(folder.prefect),  # else Prefect makes one in the home directory

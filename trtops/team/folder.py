@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.files import open_atomically
+from trtops.files import open_atomically, open_lock
 from trtops.team.config import TeamState
 
 
@@ -75,7 +75,7 @@ class TeamFolder:
             ConfigError: If another process holds it.
         """
         self.make()
-        with open(self.root / ".lock", "wb") as lock:
+        with open_lock(self.root / ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

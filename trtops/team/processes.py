@@ -27,6 +27,7 @@ _LAST_LINES = 15
 _LAST_BYTES = 1 << 14
 _POLL_SECONDS = 0.1
 _KILL_SECONDS = 5.0
+_GONE_SECONDS = 60.0  # for what was killed; it takes a busy machine a moment
 
 _started: list[subprocess.Popen[bytes]] = []  # kept, so that those which end before this process are collected
 
@@ -111,18 +112,18 @@ def stop(
     if process.machine != owner.current().machine:
         raise errors.ConfigError(f"It runs on another machine, {process.host}. End it there.")
     if is_alive(process):
-        children = [pid for pid in _with_token(token) if _parent(pid) == process.pid] if children_first else []
+        children = [pid for pid in _with_token(token) if _parent_of(pid) == process.pid] if children_first else []
         for child in children:
-            _signal(child, signal.SIGTERM)
-        _wait(lambda: not set(children) & set(_with_token(token)), patience)
-        _signal(process.pid, by)
-        _wait(lambda: not is_alive(process), patience)
-    for harder in (signal.SIGTERM, signal.SIGKILL):
+            _send_signal(child, signal.SIGTERM)
+        _wait_until(lambda: not set(children) & set(_with_token(token)), patience)
+        _send_signal(process.pid, by)
+        _wait_until(lambda: not is_alive(process), patience)
+    for harder, seconds in ((signal.SIGTERM, _KILL_SECONDS), (signal.SIGKILL, _GONE_SECONDS)):
         left = _with_token(token)
         for pid in left:
-            _signal(pid, harder)
+            _send_signal(pid, harder)
         if left:
-            _wait(lambda: not _with_token(token), _KILL_SECONDS)
+            _wait_until(lambda: not _with_token(token), seconds)
 
 
 def last_lines(log: Path) -> str:
@@ -150,7 +151,7 @@ def _with_token(token: str) -> list[int]:
     return found
 
 
-def _parent(pid: int) -> int | None:
+def _parent_of(pid: int) -> int | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return int(fields[1])
@@ -158,7 +159,7 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -167,7 +168,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
         raise errors.ConfigError(f"Process {pid} is another user's: end it as the user who started it.") from exc
 
 
-def _wait(done: Callable[[], bool], seconds: float) -> None:
+def _wait_until(done: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -52,7 +52,7 @@ def up(
         raise errors.ConfigError("The servers are started and ended by what Linux says in /proc, which is not here.")
     with folder.locked():
         passwords = ensure_passwords(folder.passwords)
-        state, postgres = _decide(config, folder, progress)
+        state, postgres = _decide_state(config, folder, progress)
         begun: list[Started] = []
         try:
             for stage in stages(folder, state, passwords, postgres):
@@ -62,7 +62,7 @@ def up(
                     _wait_for(service, state, config.wait_seconds)
                     service.after()
         except BaseException as exc:
-            _end(folder, state, begun)
+            _end_processes(folder, state, begun)
             if isinstance(exc, errors.ConfigError):
                 raise errors.ConfigError(passwords.hide(str(exc))) from None
             raise
@@ -84,7 +84,7 @@ def down(*, folder: TeamFolder | None = None, progress: Callable[[str], None] = 
         with folder.locked():
             state = folder.read()
             if state is not None:
-                _end(folder, state, state.services, progress)
+                _end_processes(folder, state, state.services, progress)
     return status(folder)
 
 
@@ -105,15 +105,15 @@ def status(folder: TeamFolder | None = None) -> TeamStatus:
     )
 
 
-def _decide(
+def _decide_state(
     config: TeamConfig, folder: TeamFolder, progress: Callable[[str], None]
 ) -> tuple[TeamState, Postgres | None]:
     """Ports, numbers and database: what is asked for, else what was, else the defaults."""
     before = folder.read()
     database, postgres = _decide_database(config.database, before, folder, progress)
     state = TeamState(
-        prefect_port=_port(config.prefect_port, before.prefect_port if before else 4200),
-        mlflow_port=_port(config.mlflow_port, before.mlflow_port if before else 5000),
+        prefect_port=_free_port(config.prefect_port, before.prefect_port if before else 4200),
+        mlflow_port=_free_port(config.mlflow_port, before.mlflow_port if before else 5000),
         database=database,
         limit=config.limit or (before.limit if before else 2),
         gpu=config.gpu if config.gpu is not None else before.gpu if before else _has_gpu(),
@@ -155,7 +155,7 @@ def _postgres_of(folder: TeamFolder) -> Postgres:
         return Postgres(programs=Path("/nowhere"), folder=folder.postgres, user=None)
 
 
-def _port(asked: int | None, otherwise: int) -> int:
+def _free_port(asked: int | None, otherwise: int) -> int:
     if asked is None:
         return otherwise
     if asked:
@@ -173,12 +173,12 @@ def _ensure_begun(
     service: Service, folder: TeamFolder, state: TeamState, begun: list[Started], progress: Callable[[str], None]
 ) -> TeamState:
     """Start a process unless it is there; returns the state with it, which is written down at once."""
-    known = _find(service, state)
+    known = _started_service(service, state)
     if known is not None and processes.is_alive(known.owner):
         progress(f"{service.name} is up already.")
         return state
     if known is not None:
-        _stop(known)  # what a dead one has left
+        _stop_process(known)  # what a dead one has left
     if service.port is not None:
         _require_free(service.port, service.name)
     progress(f"Starting {service.name} ...")
@@ -201,7 +201,7 @@ def _ensure_begun(
     return state
 
 
-def _find(service: Service, state: TeamState) -> Started | None:
+def _started_service(service: Service, state: TeamState) -> Started | None:
     return next((started for started in state.services if started.name == service.name), None)
 
 
@@ -218,13 +218,13 @@ def _require_free(port: int, name: str) -> None:
 
 
 def _wait_for(service: Service, state: TeamState, seconds: float) -> None:
-    started = _find(service, state)
+    started = _started_service(service, state)
     assert started is not None
     deadline = time.monotonic() + seconds
     while True:
         if not processes.is_alive(started.owner):
             what = "ended as soon as it was started"
-        elif service.answers():
+        elif service.answers(started.since):
             return
         elif time.monotonic() > deadline:
             what = f"did not answer within {seconds:.0f} s"
@@ -235,13 +235,13 @@ def _wait_for(service: Service, state: TeamState, seconds: float) -> None:
         raise errors.ConfigError(f"{service.name} {what}. The end of {started.log}:\n{lines}")
 
 
-def _end(
+def _end_processes(
     folder: TeamFolder, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info
 ) -> None:
     """End some of the processes, and forget each once it is gone."""
     for started in sorted(which, key=_turn_to_end):
         progress(f"Ending {started.name} ...")
-        _stop(started)
+        _stop_process(started)
         state = replace(state, services=tuple(s for s in state.services if s != started))
         folder.write(state)
 
@@ -251,7 +251,7 @@ def _turn_to_end(started: Started) -> int:
     return 0 if started.name.startswith("worker-") else 2 if started.name == "postgres" else 1
 
 
-def _stop(started: Started) -> None:
+def _stop_process(started: Started) -> None:
     # To PostgreSQL SIGTERM says to wait until all clients have gone by themselves; SIGINT, to close their connections.
     by = signal.SIGINT if started.name == "postgres" else signal.SIGTERM
     # Prefect's worker kills its flow runs when it ends, without a word to the server; asked themselves, they say that
@@ -263,7 +263,7 @@ def _look_at(service: Service, started: Started | None, passwords: Passwords) ->
     if started is None:
         return ServiceStatus(name=service.name, state="down")
     alive = processes.is_alive(started.owner)
-    answers = alive and service.answers()
+    answers = alive and service.answers(started.since)
     return ServiceStatus(
         name=service.name,
         state="up" if answers else "not answering" if alive else "dead",

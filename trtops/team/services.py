@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import configparser
 import functools
-import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtops.team.access import service_environment, worker_environment
+from trtops.team.api import ANSWER_SECONDS, crash_lost_runs, is_polling, opener
 from trtops.team.config import TeamState
 from trtops.team.folder import TeamFolder
 from trtops.team.passwords import Passwords
 from trtops.team.postgres import Postgres
-
-_ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +28,7 @@ class Service:
         environment: All of its environment.
         folder: Where it is started.
         address: Where it answers.
-        answers: Whether it does.
+        answers: Whether it does, if it was started at a time in seconds since the epoch.
         before: What has to be done before it is started.
         after: What has to be done once it answers.
         port: Its TCP port, if it has one.
@@ -45,7 +40,7 @@ class Service:
     environment: Mapping[str, str] = field(repr=False)
     folder: Path
     address: str
-    answers: Callable[[], bool]
+    answers: Callable[[float], bool]
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
     port: int | None = None
@@ -64,27 +59,27 @@ def stages(
         postgres: The database cluster; None for SQLite.
     """
     return (
-        () if postgres is None else (_database(folder, postgres),),
-        (_prefect(folder, state, passwords, postgres), _mlflow(folder, state, passwords, postgres)),
-        tuple(_worker(folder, state, passwords, name, pool) for name, pool in state.pools.items()),
+        () if postgres is None else (_database_service(folder, postgres),),
+        (_prefect_service(folder, state, passwords, postgres), _mlflow_service(folder, state, passwords, postgres)),
+        tuple(_worker_service(folder, state, passwords, name, pool) for name, pool in state.pools.items()),
     )
 
 
-def _database(folder: TeamFolder, postgres: Postgres) -> Service:
+def _database_service(folder: TeamFolder, postgres: Postgres) -> Service:
     return Service(
         name="postgres",
         command=postgres.command(),
         environment=service_environment(folder, {}),
         folder=Path("/"),
         address=str(postgres.socket_folder),
-        answers=postgres.answers,
+        answers=lambda since: postgres.answers(),
         before=postgres.make,
         after=postgres.make_databases,
         user=postgres.user,
     )
 
 
-def _prefect(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres: Postgres | None) -> Service:
+def _prefect_service(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres: Postgres | None) -> Service:
     own = {
         "PREFECT_SERVER_API_AUTH_STRING": passwords.prefect_auth,
         # Its services call their own API, and its UI is told the address, which on another port it would not guess.
@@ -97,7 +92,7 @@ def _prefect(folder: TeamFolder, state: TeamState, passwords: Passwords, postgre
         own["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = postgres.url("asyncpg", "prefect")
     return Service(
         name="prefect",
-        command=_python("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
+        command=_python_command("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(state.prefect_port)),
         environment=service_environment(folder, own),
         folder=folder.prefect,
         address=state.prefect_url,
@@ -106,7 +101,7 @@ def _prefect(folder: TeamFolder, state: TeamState, passwords: Passwords, postgre
     )
 
 
-def _mlflow(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres: Postgres | None) -> Service:
+def _mlflow_service(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres: Postgres | None) -> Service:
     config = folder.mlflow / "basic-auth.ini"
     if postgres is None:
         runs, users = f"sqlite:///{folder.mlflow}/mlflow.db", f"sqlite:///{folder.mlflow}/users.db"
@@ -114,7 +109,7 @@ def _mlflow(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres
         runs, users = postgres.url("psycopg", "mlflow"), postgres.url("psycopg", "mlflow_auth")
     return Service(
         name="mlflow",
-        command=_python(
+        command=_python_command(
             *("mlflow", "server", "--host", "127.0.0.1", "--port", str(state.mlflow_port)),
             *("--app-name", "basic-auth", "--workers", "1" if postgres is None else "2"),
             *("--backend-store-uri", runs, "--artifacts-destination", str(folder.mlflow / "artifacts")),
@@ -135,21 +130,23 @@ def _mlflow(folder: TeamFolder, state: TeamState, passwords: Passwords, postgres
     )
 
 
-def _worker(folder: TeamFolder, state: TeamState, passwords: Passwords, name: str, pool: str) -> Service:
+def _worker_service(folder: TeamFolder, state: TeamState, passwords: Passwords, name: str, pool: str) -> Service:
+    called = f"{name}-{os.uname().nodename}"
     return Service(
         name=name,
-        command=_python(
+        command=_python_command(
             *("prefect", "worker", "start", "--type", "process", "--pool", pool),
-            *("--name", f"{name}-{os.uname().nodename}", "--limit", str(state.limit)),
+            *("--name", called, "--limit", str(state.limit)),
         ),
         environment=service_environment(folder, worker_environment(folder, state, passwords)),
         folder=folder.prefect,
         address=pool,
-        answers=functools.partial(_is_polling, state, passwords, pool, f"{name}-{os.uname().nodename}"),
+        answers=functools.partial(is_polling, state, passwords, pool, called),
+        before=functools.partial(crash_lost_runs, state, passwords, pool, called),
     )
 
 
-def _python(*module_and_arguments: str) -> list[str]:
+def _python_command(*module_and_arguments: str) -> list[str]:
     return [sys.executable, "-m", *module_and_arguments]
 
 
@@ -170,29 +167,9 @@ def _write_mlflow_config(file: Path, users: str, passwords: Passwords) -> None:
         config.write(out)
 
 
-def _says_ok(url: str) -> bool:
+def _says_ok(url: str, since: float) -> bool:
     try:
-        with _opener().open(url, timeout=_ANSWER_SECONDS) as answer:
+        with opener().open(url, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
     except (OSError, ValueError):
         return False
-
-
-def _is_polling(state: TeamState, passwords: Passwords, pool: str, worker: str) -> bool:
-    """Whether Prefect's server counts a worker as online."""
-    auth = base64.b64encode(passwords.prefect_auth.encode()).decode()
-    request = urllib.request.Request(
-        f"{state.prefect_url}/api/work_pools/{pool}/workers/filter",
-        data=json.dumps({"workers": {"status": {"any_": ["ONLINE"]}}}).encode(),
-        headers={"Authorization": f"Basic {auth}", "Content-Type": "application/json"},
-    )
-    try:
-        with _opener().open(request, timeout=_ANSWER_SECONDS) as answer:
-            return any(found.get("name") == worker for found in json.load(answer))
-    except (OSError, ValueError):
-        return False
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """What opens addresses of this machine, past any proxy."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))

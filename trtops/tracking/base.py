@@ -16,7 +16,7 @@ Rules that hold for every implementation:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,14 +48,43 @@ class ArtifactEntry(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dropped(Record):
+    """An artifact that was removed to make room, after its run had finished.
+
+    Attributes:
+        artifact: What it was.
+        at: When it was removed, in seconds since the epoch.
+        why: The rule that it fell under.
+    """
+
+    artifact: ArtifactEntry
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
     """Every artifact of a finished run.
 
     Attributes:
         artifacts: Ordered by path; the manifest itself is not among them.
+        dropped: What was removed since, likewise ordered.
     """
 
     artifacts: tuple[ArtifactEntry, ...]
+    dropped: tuple[Dropped, ...] = ()
+
+    def to_dict(self) -> dict[str, JSONValue]:
+        """The manifest as JSON values, as it ever was while nothing is dropped."""
+        values = super().to_dict()
+        if not self.dropped:
+            del values["dropped"]
+        return values
+
+    def original(self) -> Manifest:
+        """The manifest as it was when the run finished."""
+        entries = (*self.artifacts, *(each.artifact for each in self.dropped))
+        return Manifest(artifacts=tuple(sorted(entries, key=lambda entry: entry.path)))
 
     def __contains__(self, path: object) -> bool:
         """Whether there is an artifact of this path."""
@@ -191,9 +220,20 @@ class StoredRun(Protocol):
         """A local file with the artifact's content, checked; for reading only. Raises as :meth:`read_bytes`."""
         ...
 
+    def unlisted(self, path: str) -> bytes | None:
+        """A file beside the manifest that it does not name, such as its signature; None if there is none. Not checked."""
+        ...
+
 
 class Tracker(Protocol):
-    """Keeps runs, in experiments."""
+    """Keeps runs, in experiments.
+
+    Attributes:
+        lock_folder: Where locks on its runs lie, for all processes that reach them as this one does; None where that is
+            no folder.
+    """
+
+    lock_folder: Path | None
 
     def start(
         self,
@@ -285,6 +325,25 @@ class Tracker(Protocol):
             RunNotFoundError: If there is none with this id.
             LogError: If it is whole, or its process may still be writing it: one that is alive, or one of another machine
                 (:meth:`close` the run if that machine is gone).
+        """
+        ...
+
+    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
+        """Remove artifacts of a whole run, and say so in its manifest, which is written first.
+
+        What is dropped already, or was never there, is passed over.
+
+        Args:
+            run_id: The run.
+            paths: Artifacts of it.
+            why: The rule that they fall under, for whoever misses them.
+
+        Returns:
+            The manifest as it is now.
+
+        Raises:
+            RunNotFoundError: If there is no such run.
+            IncompleteRunError: If it has no manifest.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from typing import Any
 
 from trtops import errors
@@ -18,6 +19,8 @@ from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
+
+log = logging.getLogger(__name__)
 
 _OTHER_BYTES = 1 << 20
 ENGINE_STEM = f"{schema.Artifact.ENGINE}engine"
@@ -94,8 +97,12 @@ def log_reuse(run: Run, build: Build, holder: str) -> None:
     run.log_metrics({schema.Metric.ENGINE_BYTES: float(len(build.engine.plan))})
 
 
-def load_build(run: StoredRun) -> Build:
+def load_build(run: StoredRun, *, engine: bool = True) -> Build:
     """Read a build back from its run; every file is checked against the manifest.
+
+    Args:
+        run: The run.
+        engine: Whether the engine's bytes are wanted; without, its plan is empty, and may have been dropped.
 
     Raises:
         IncompleteRunError: If the run holds no build, or a file does not match the manifest.
@@ -105,10 +112,12 @@ def load_build(run: StoredRun) -> Build:
     metrics = run.info.metrics
     return Build(
         spec=spec,
-        engine=load_engine(run, environment),
+        engine=load_engine(run, environment)
+        if engine
+        else Engine(backend=environment.backend, plan=b"", environment=environment),
         tactics=TacticRecord.from_json(run.read_bytes(schema.Artifact.TACTICS)),
-        layers=tuple(Layer.from_dict(layer) for layer in _read_json(run, schema.Artifact.LAYERS)),
-        timing_cache=_read_if_there(run, schema.Artifact.TIMING_CACHE),
+        layers=_read_layers(run),
+        timing_cache=load_timing_cache(run),
         timing_cache_use=TimingCacheUse(
             hits=int(metrics.get(schema.Metric.TIMING_CACHE_HITS, 0)),
             misses=int(metrics.get(schema.Metric.TIMING_CACHE_MISSES, 0)),
@@ -118,6 +127,15 @@ def load_build(run: StoredRun) -> Build:
         seconds=metrics.get(schema.Metric.BUILD_SECONDS, 0.0),
         log=run.read_bytes(schema.Artifact.BUILD_LOG).decode("utf-8", "replace"),
     )
+
+
+def load_timing_cache(run: StoredRun) -> bytes | None:
+    """The timing cache that a run's build left; None if it left none.
+
+    Raises:
+        IncompleteRunError: If its bytes do not match the manifest.
+    """
+    return _read_if_there(run, schema.Artifact.TIMING_CACHE)
 
 
 def load_engine(run: StoredRun, environment: Environment | None = None) -> Engine:
@@ -132,7 +150,7 @@ def load_engine(run: StoredRun, environment: Environment | None = None) -> Engin
     return Engine(
         backend=environment.backend,
         plan=run.read_bytes(path),
-        options=_read_json(run, schema.Artifact.ENGINE_OPTIONS),
+        options=_read_options(run),
         environment=environment,
     )
 
@@ -149,10 +167,11 @@ def engine_path(run: StoredRun) -> str:
     raise incomplete(run.info.id, f"it holds no engine ({ENGINE_STEM}.*)")
 
 
-def find_build(tracker: Tracker, key: str) -> StoredRun | None:
-    """The newest whole run that holds a build with this :func:`build_key`, or None. Incomplete runs are skipped.
+def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
+    """The newest whole build with this :func:`build_key` and the id of the run that holds it, or None.
 
-    None as well while the store is away: to build again is better than not to build.
+    Runs that are damaged, pruned or forged are passed over with a warning. None as well while the store is away: to build
+    again is better than not to build.
     """
     try:
         found = tracker.find(tags={schema.Tag.BUILD_KEY: key}, status="finished")
@@ -162,12 +181,33 @@ def find_build(tracker: Tracker, key: str) -> StoredRun | None:
         if schema.Tag.REUSED_FROM in info.tags:
             continue
         try:
-            run = tracker.load(info.id)
-            engine_path(run)
-        except (errors.IncompleteRunError, errors.TrackingUnavailableError):
+            build = load_build(tracker.load(info.id))
+        except errors.TrackingUnavailableError:
             continue
-        return run
+        except errors.TrtopsError as exc:
+            log.warning("The engine of run %s is not reused: %s", info.id, exc)
+            continue
+        if build_key(build.spec, build.engine.environment) == key:
+            return info.id, build
+        log.warning("The engine of run %s is not reused: it is of another spec or environment than its tag.", info.id)
     return None
+
+
+def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
+    """Settings under which the builder took its process down in earlier builds of a model in this environment.
+
+    None while the store is away: to find out again is better than not to build.
+    """
+    tags = {
+        schema.Tag.MODEL_SHA256: model_sha256,
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+    }
+    try:
+        found = [info.tags.get(schema.Tag.CRASHED) for info in tracker.find(tags=tags)]
+    except errors.TrackingUnavailableError:
+        return ()
+    return tuple(dict.fromkeys(name for text in found if text for name in json.loads(text)))
 
 
 def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
@@ -178,6 +218,20 @@ def holder_of_engine(tracker: Tracker, info: RunInfo) -> StoredRun:
         IncompleteRunError: If the run is not whole.
     """
     return tracker.load(info.tags.get(schema.Tag.REUSED_FROM, info.id))
+
+
+ENVIRONMENT_TAGS = (
+    schema.Tag.BACKEND,
+    schema.Tag.BACKEND_VERSION,
+    schema.Tag.DEVICE,
+    schema.Tag.DEVICE_SHA256,
+    schema.Tag.ENVIRONMENT_SHA256,
+    schema.Tag.COMPUTE_CAPABILITY,
+    schema.Tag.DRIVER,
+    schema.Tag.CUDA,
+    schema.Tag.GIT_COMMIT,
+)
+"""What :func:`environment_tags` says at most."""
 
 
 def environment_tags(environment: Environment) -> dict[str, str]:
@@ -211,8 +265,24 @@ def environment_params(environment: Environment) -> dict[str, str]:
 def _read_json(run: StoredRun, path: str) -> Any:
     try:
         return json.loads(run.read_bytes(path))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"Run {run.info.id}: {path} is not JSON ({exc}).") from None
+
+
+def _read_layers(run: StoredRun) -> tuple[Layer, ...]:
+    path = schema.Artifact.LAYERS
+    layers = _read_json(run, path)
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        raise errors.FormatError(f"Run {run.info.id}: {path} is no list of layers.")
+    return tuple(map(Layer.from_dict, layers))
+
+
+def _read_options(run: StoredRun) -> dict[str, Any]:
+    path = schema.Artifact.ENGINE_OPTIONS
+    options = _read_json(run, path)
+    if not isinstance(options, dict):
+        raise errors.FormatError(f"Run {run.info.id}: {path} holds no options of an engine.")
+    return options
 
 
 def _read_if_there(run: StoredRun, path: str) -> bytes | None:

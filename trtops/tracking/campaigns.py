@@ -76,6 +76,19 @@ def require_campaign(info: RunInfo) -> None:
         raise errors.ConfigError(f"Run {info.id} is of kind {info.kind!r}; expected a campaign, of kind 'debug_build'.")
 
 
+def read_config(tracker: Tracker, info: RunInfo) -> bytes | None:
+    """The config of a campaign as it was logged; None if it ended before it had logged it.
+
+    Once the campaign is finished, it is held against the manifest.
+
+    Raises:
+        IncompleteRunError: If it is not what was logged.
+    """
+    if info.status == "finished":
+        return tracker.load(info.id).read_bytes(schema.Artifact.CAMPAIGN)
+    return tracker.peek(info.id, schema.Artifact.CAMPAIGN)
+
+
 def load_table(tracker: Tracker, campaign_id: str) -> CampaignTable:
     """The table of a campaign, finished or not; builds are named by their runs' ids. Not to be changed.
 

@@ -81,12 +81,36 @@ class StoreCheck(Record):
 def reap(tracker: Tracker) -> list[RunInfo]:
     """Close the runs whose processes have ended without doing so: killed, crashed, or lost with their machine's power.
 
-    Only processes of this machine can be judged; runs of others are left alone.
+    Processes of this machine are looked for; those of others count as ended once they are silent.
 
     Returns:
         The runs that were closed, as they are now.
     """
     return [tracker.close(info.id, _DEAD) for info in tracker.find(status="running") if owner.is_abandoned(info)]
+
+
+def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> list[RunInfo]:
+    """Close a run that its process will not end any more, and the runs below it that nobody is at.
+
+    Args:
+        tracker: The memory.
+        run: The run, or what its id begins with.
+        why: The reason, which becomes the run's error.
+        force: Whether a run is closed though its process may still be writing it.
+
+    Returns:
+        What was closed, as it is now.
+
+    Raises:
+        ConfigError: If it has ended, or its process may still be writing it.
+    """
+    info = tracker.info(tracker.whole_id(run))
+    if info.status != "running":
+        raise errors.ConfigError(f"Run {info.id} has ended: it is {info.status}.")
+    if not force and not owner.is_abandoned(info):
+        raise errors.ConfigError(f"{owner.told(info)} Wait for its end, or say --force.")
+    below = [child for child in tracker.find(parent=info.id, status="running") if force or owner.is_abandoned(child)]
+    return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
 
 
 def check_store(tracker: KeepingTracker, *, mend: bool = False) -> StoreCheck:
@@ -97,7 +121,12 @@ def check_store(tracker: KeepingTracker, *, mend: bool = False) -> StoreCheck:
         TrackingUnavailableError: If it does not answer.
     """
     store = tracker.store
-    found = [*_dead_runs(tracker), *_outbox(tracker), *leftovers(), *(_in_store(store) if store else ())]
+    found = [
+        *_dead_runs(tracker),
+        *_outbox_findings(tracker),
+        *leftovers(tracker.lock_folder),
+        *(_in_store(store) if store else ()),
+    ]
     findings = [mended(finding, do) if mend else finding for finding, do in found]
     unseen = (
         ()
@@ -113,8 +142,12 @@ def check_store(tracker: KeepingTracker, *, mend: bool = False) -> StoreCheck:
 Found = Iterator[tuple[Finding, "Callable[[], object] | None"]]
 
 
-def leftovers() -> Found:
-    """What processes that are gone left on this machine: processes that they started, temporary folders, locks."""
+def leftovers(lock_folder: Path | None) -> Found:
+    """What processes that are gone left on this machine: processes that they started, temporary folders, locks.
+
+    Args:
+        lock_folder: Where locks of the store lie, if they lie in one.
+    """
     for process in processes.left_processes():
         says = f"it was started by a process that is gone ({process.command})"
         finding = Finding(what=f"process {process.pid}", says=says, mend="it is ended")
@@ -122,8 +155,10 @@ def leftovers() -> Found:
     for path in processes.left_folders():
         finding = Finding(what=str(path), says="its process is gone", mend="it is removed")
         yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]
-    for path in locks.stale():
-        yield Finding(what=str(path), says="nobody holds this lock", mend="its file is removed"), locks.remove_stale
+    for folder in filter(None, (locks.machine_folder(), lock_folder)):
+        for path in locks.stale(folder):
+            finding = Finding(what=str(path), says="nobody holds this lock", mend="its file is removed")
+            yield finding, lambda folder=folder: locks.remove_stale(folder)  # type: ignore[misc]
 
 
 def mended(finding: Finding, do: Callable[[], object] | None) -> Finding:
@@ -146,7 +181,7 @@ def _dead_runs(tracker: KeepingTracker) -> Found:
             yield finding, lambda run_id=info.id: tracker.close(run_id, _DEAD)  # type: ignore[misc]
 
 
-def _outbox(tracker: KeepingTracker) -> Found:
+def _outbox_findings(tracker: KeepingTracker) -> Found:
     for folder in tracker.outbox.folders():
         if folder.run is None:
             yield Finding(what=str(folder.path), says=f"a kept run is damaged: {folder.why}"), None
@@ -167,7 +202,7 @@ def _in_store(store: Store) -> Found:
     known = {row.id for row in rows}
     for folder in sorted(folders):
         if folder.name not in known:
-            yield _orphan(store, folder)
+            yield _orphan_finding(store, folder)
     for row in rows:
         if row.finished and row.ours and not row.deleted and row.folder is not None:
             if not row.folder.is_dir():
@@ -187,7 +222,7 @@ def _in_store(store: Store) -> Found:
             yield finding, lambda file=file: file.unlink(missing_ok=True)  # type: ignore[misc]
 
 
-def _orphan(store: Store, folder: Path) -> tuple[Finding, Callable[[], object]]:
+def _orphan_finding(store: Store, folder: Path) -> tuple[Finding, Callable[[], object]]:
     """Artifacts of no run: what `mlflow gc` leaves is empty; a database from a backup leaves what may be wanted."""
     if not any(path.is_file() for path in folder.rglob("*")):
         finding = Finding(what=str(folder), says="it is the empty folder of no run", mend="it is removed")

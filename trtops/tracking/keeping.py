@@ -18,13 +18,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from trtops import errors
 from trtops.record import sha256, sha256_file
-from trtops.tracking.base import ArtifactEntry, MetricName, RunInfo, RunStatus, StoredRun, incomplete
+from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun, incomplete
 from trtops.tracking.ids import RUN_PREFIX, is_local
 from trtops.tracking.outbox import KeptDraft, KeptFolder, KeptRun, Outbox
 from trtops.tracking.receiver import Receiver
@@ -35,7 +35,7 @@ from trtops.tracking.writer import (
     RunReader,
     RunWriter,
     Scratch,
-    check_names,
+    checked_names,
     read_manifest,
     starting_tags,
 )
@@ -61,6 +61,7 @@ class KeepingTracker:
         self.outbox = outbox
         self.shown = inner.shown
         self.store = inner.store
+        self.lock_folder = inner.lock_folder
         self._answers: OrderedDict[Hashable, object] = OrderedDict()
         self._runs: weakref.WeakValueDictionary[str, KeepingRun] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -83,7 +84,7 @@ class KeepingTracker:
         parent: str | None = None,
     ) -> KeepingRun:
         """Begin a run, in the outbox if the store is away or does not have its parent."""
-        check_names(experiment, name)
+        experiment, name = checked_names(experiment, name)
         first = {**self.inner.context, **starting_tags(kind, tags)}
         begun = _Logged(experiment, name, parent, time.time(), tags=first)
         if parent is not None and is_local(parent):
@@ -174,8 +175,8 @@ class KeepingTracker:
             raise errors.LogError(
                 f"Run {run_id} is kept in {folder.path}, since {self.shown} could not take it. Bring it in by: trtops store upload"
             )
-        info = self.inner.info(run_id)
         run = self.inner.reopen(run_id)
+        info = self.inner.info(run_id)
         tags = {name: value for name, value in info.tags.items() if name not in (Tag.ERROR, Tag.VERDICT)}
         logged = _Logged(
             info.experiment,
@@ -214,6 +215,16 @@ class KeepingTracker:
     def aliases(self, name: str) -> dict[str, str]:
         """A registered model's aliases, as names to version numbers."""
         return self.inner.aliases(name)
+
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with the version that it points to."""
+        return self.inner.accepted()
+
+    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
+        """Remove artifacts of a whole run; one that is kept is brought in first."""
+        if self.outbox.get(run_id) is not None:
+            self.bring_in()
+        return self.inner.drop(run_id, paths, why)
 
     def bring_in(self) -> None:
         """Bring in what is kept, if the store takes it by now."""
@@ -491,6 +502,10 @@ class _KeptStoredRun(RunReader):
             manifest = inner.peek(run.id, Artifact.MANIFEST)
         super().__init__(run.info(), read_manifest(run.id, manifest))
         self._kept_folder, self._inner, self._scratch = folder, inner, scratch
+
+    def unlisted(self, path: str) -> bytes | None:
+        there = path in self._kept_folder.run.only_there if self._kept_folder.run is not None else False
+        return self._inner.peek(self.info.id, path) if there else self._kept_folder.read(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         file = self._kept_folder.file(entry.path)

@@ -4,6 +4,7 @@ The embedded store is a folder, ``./mlruns`` unless ``TRTOPS_HOME`` names anothe
 
     mlflow.db         MLflow's SQLite database, in WAL mode (so not on NFS)
     artifacts/        one folder per experiment, one per run in it
+    locks/            held while a process works on a campaign
     .prefect/         Prefect's own state
     .init.lock        held while the database is made, upgraded or relocated
     .reserve          space given up when the disk is full, so that a run can still be marked as failed
@@ -47,6 +48,11 @@ class Store:
         return self.root / "artifacts"
 
     @property
+    def locks(self) -> Path:
+        """The folder of locks on what is in the store."""
+        return self.root / "locks"
+
+    @property
     def uri(self) -> str:
         """The address that MLflow knows the store by."""
         return f"sqlite:///{self.database}"
@@ -66,8 +72,8 @@ class Store:
     def keep_reserve(self) -> None:
         """Reserve some space, unless it is reserved or there is none."""
         if not self._reserve.exists():
-            with suppress(OSError):
-                self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+            with suppress(OSError), open(self._reserve, "xb") as file:  # a link is not followed
+                file.write(os.urandom(_RESERVE_BYTES))
 
     def give_reserve(self) -> None:
         """Free the reserved space on a full disk."""

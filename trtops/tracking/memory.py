@@ -10,7 +10,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trtops import errors
@@ -24,10 +24,11 @@ from trtops.tracking.writer import (
     RunReader,
     RunWriter,
     Scratch,
-    check_names,
     check_reopening,
+    checked_names,
     read_manifest,
     starting_tags,
+    without_dropped,
 )
 
 
@@ -57,6 +58,8 @@ class MemoryTracker:
     context: Mapping[str, str] = types.MappingProxyType({})
     store = None
 
+    lock_folder: Path | None = None
+
     def __init__(self) -> None:
         self._runs: dict[str, _Kept] = {}
         self._versions: dict[str, list[RegisteredVersion]] = {}
@@ -74,7 +77,7 @@ class MemoryTracker:
         parent: str | None = None,
     ) -> MemoryRun:
         """Begin a run."""
-        check_names(experiment, name)
+        experiment, name = checked_names(experiment, name)
         return self.create(experiment, name, tags=starting_tags(kind, tags), parent=parent)
 
     def create(
@@ -212,6 +215,25 @@ class MemoryTracker:
         with self._lock:
             return dict(self._aliases.get(name, {}))
 
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with the version that it points to."""
+        with self._lock:
+            return [
+                (alias, self._versions[name][int(number) - 1])
+                for name, aliases in self._aliases.items()
+                for alias, number in aliases.items()
+            ]
+
+    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
+        """Remove artifacts of a whole run, and say so in its manifest."""
+        with self._lock:
+            kept = self._kept(run_id)
+            manifest = without_dropped(self.load(run_id).manifest, paths, why)
+            kept.artifacts[Artifact.MANIFEST] = manifest.to_json().encode("utf-8")
+            for entry in manifest.dropped:
+                kept.artifacts.pop(entry.artifact.path, None)
+        return manifest
+
     def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
         runs = self.find()
         found = [info for info in runs if info.id.startswith(digits)]
@@ -274,6 +296,9 @@ class _MemoryStoredRun(RunReader):
         super().__init__(info, manifest)
         self._kept = kept
         self._folder = folder
+
+    def unlisted(self, path: str) -> bytes | None:
+        return self._kept.artifacts.get(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         data = self._kept.artifacts.get(entry.path)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.files import open_lock
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, MetricName, RunInfo, RunStatus
@@ -297,7 +298,7 @@ class Outbox:
         """Keep other processes from bringing in the same runs; yields whether nobody else is about it."""
         with contextlib.ExitStack() as stack:
             for place in filter(_is_ours, self.places):
-                lock = stack.enter_context(open(place / ".lock", "wb"))
+                lock = stack.enter_context(open_lock(place / ".lock"))
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

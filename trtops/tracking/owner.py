@@ -2,13 +2,15 @@
 
 A process that is killed cannot close its run. So every run says which process owns it, and :func:`is_gone` says, on the same
 machine, whether that process can still end it. A process is identified by its id and its start time, since ids are reused;
-both within one boot of one machine, and within one namespace of process ids, since containers have their own.
+both within one boot of one machine, and within one namespace of process ids, since containers have their own. From anywhere
+else it is its heartbeat that tells (:func:`is_abandoned`).
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from trtops import errors
 from trtops.processes import is_alive, pid_namespace, start_ticks
 from trtops.record import Record
 from trtops.tracking.base import RunInfo
+from trtops.tracking.heartbeat import SILENT_SECONDS
 from trtops.tracking.schema import Tag
 
 
@@ -69,12 +72,61 @@ def is_gone(owner: Owner) -> bool:
     return not is_alive(owner.pid) or start_ticks(owner.pid) != owner.started
 
 
+def tags_of_owner() -> dict[str, str]:
+    """The tags by which a run says that it is the calling process's, and that this is alive now."""
+    return {Tag.OWNER: current().to_json(indent=None), Tag.HEARTBEAT: str(int(time.time()))}
+
+
 def is_abandoned(info: RunInfo) -> bool:
-    """Whether a running run's process has certainly ended; False if it cannot be seen, or the run is not of trtops."""
+    """Whether a running run's process has ended: certainly, where it can be seen, and else by its silence.
+
+    False for a run that is not of trtops.
+    """
     try:
-        return is_gone(Owner.from_json(info.tags.get(Tag.OWNER, "")))
+        own = Owner.from_json(info.tags.get(Tag.OWNER, ""))
     except errors.FormatError:
         return False  # not a run of ours
+    silent = silent_seconds(info)
+    return is_gone(own) or (not _can_be_seen(own) and silent is not None and silent > SILENT_SECONDS)
+
+
+def silent_seconds(info: RunInfo) -> float | None:
+    """How long a run's process has said nothing; None if it never did."""
+    heard = info.tags.get(Tag.HEARTBEAT, "")
+    return time.time() - int(heard) if heard.isdecimal() else None
+
+
+def told(info: RunInfo) -> str:
+    """Whose a running run is, in a sentence.
+
+    Raises:
+        LogError: If it is not of trtops.
+    """
+    try:
+        own = Owner.from_json(info.tags.get(Tag.OWNER, ""))
+    except errors.FormatError:
+        raise errors.LogError(f"Run {info.id} was not started by trtops, which cannot tell whose it is.") from None
+    silent = silent_seconds(info)
+    heard = (
+        ""
+        if silent is None
+        else f" It was heard of {max(0, silent):.0f} s ago, and is taken for dead after {SILENT_SECONDS:.0f} s."
+    )
+    return (
+        f"Run {info.id} belongs to process {own.pid} on {own.host}, which may still be writing it."
+        f"{'' if _can_be_seen(own) else heard}"
+    )
+
+
+def _can_be_seen(owner: Owner) -> bool:
+    """Whether the processes of this machine tell if it is there."""
+    here = current()
+    return (owner.host, owner.machine, owner.boot, owner.namespace) == (
+        here.host,
+        here.machine,
+        here.boot,
+        here.namespace,
+    )
 
 
 def _read_text(path: str) -> str:

@@ -74,6 +74,10 @@ class Registry(Protocol):
         """A registered model's aliases, as names to version numbers; empty if there is no such model."""
         ...
 
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with the version that it points to; versions that point nowhere are left out."""
+        ...
+
 
 class RegisteringTracker(Tracker, Registry, Protocol):
     """A tracker that is a registry too, as all are."""

@@ -47,6 +47,10 @@ Kind: TypeAlias = Literal[
     "deny",
     "noise",
     "build_list",
+    "timing_cache",
+    "gate",
+    "gate_matrix",
+    "audit",
 ]
 """What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
 
@@ -67,11 +71,15 @@ class Tag:
     SCHEMA = "trtops.schema"
     ERROR = "trtops.error"
     OWNER = "trtops.owner"
+    HEARTBEAT = "trtops.heartbeat"
+    """When the owner last said that it is at the run, in seconds since the epoch (:mod:`trtops.tracking.heartbeat`)."""
     HOST = "trtops.host"
     LOCAL_ID = "trtops.local_id"
     """The id that the run's own process gave it (:func:`trtops.tracking.ids.new_local_id`); reading takes it as well."""
     MODEL_SHA256 = "trtops.model.sha256"
     MODEL_PATH = "trtops.model.path"
+    CRASHED = "trtops.crashed"
+    """Settings under which the builder took its process down, as a JSON list of the names that it gave them."""
     SPEC_SHA256 = "trtops.spec.sha256"
     ENGINE_SHA256 = "trtops.engine.sha256"
     BUILD_KEY = "trtops.build_key"
@@ -103,8 +111,18 @@ class Tag:
     """``confirmed``, ``refuted`` or ``not isolable``."""
     EVIDENCE = "trtops.evidence"
     """Id of the run that is the reason: a proof, for a tactic on the deny-list; a good build, for a promoted one."""
+    FOLLOWS = "trtops.follows"
+    """Ids of the shared timing caches that a run's cache holds as well, with commas between them; empty for the first one."""
     PARDONED = "trtops.pardoned"
     """``true`` for an entry of the deny-list that no longer counts."""
+    GATE = "trtops.gate"
+    """What the gate decided: ``accept``, ``refuse`` or ``measure more``."""
+    MANIFEST_SHA256 = "trtops.manifest.sha256"
+    """Digest of the manifest as it was written when the run finished: told here as well, so that a changed one shows."""
+    DIGESTS = "trtops.digests"
+    """Digests of the artifacts by their paths, as JSON: a second place beside the manifest."""
+    AUDIT = "trtops.audit"
+    """Digest of what an audit was asked for; by it an audit that was cut short is found and resumed."""
     LISTED = "trtops.listed"
     """Equal for builds that a model list asks for in the same way, of the same content, in the same environment."""
     TABLES = "mlflow.loggedArtifacts"
@@ -119,6 +137,10 @@ class Metric:
     BUILD_SECONDS = ("build", "seconds")
     ENGINE_BYTES = ("build", "engine_bytes")
     ENGINE_LAYERS = ("build", "layers")
+    KERNELS_LOWERED = ("build", "kernels_lowered")
+    """Share of the engine's kernels that compute in the precision that was asked for."""
+    EMULATED_OVERFLOWS = ("emulated", "overflows")
+    """Tensors that overflow where 16 bit is emulated."""
     TACTICS_COVERAGE = ("tactics", "coverage")
     TIMING_CACHE_HITS = ("timing_cache", "hits")
     TIMING_CACHE_MISSES = ("timing_cache", "misses")
@@ -141,6 +163,9 @@ class Metric:
     REDUCE = "reduce"
     PRECISION = "precision"
     TRIAGE = "triage"
+    GATE = "gate"
+    """``(GATE, "latency_ratio")`` and so on; ``(GATE, "widths", output)``."""
+    AUDIT = "audit"
 
 
 class Artifact:
@@ -176,7 +201,13 @@ class Artifact:
     DIFF_PICTURE = "tactics/diff.png"
     PROOF = "tactics/proof.json"
     BISECTION = "tactics/bisection.json"
+    BISECTION_PLAN = "tactics/bisection_plan.json"
+    """What a bisection begins with, so that it can be resumed."""
     DENIED = "tactics/denied.json"
+    PROMOTION = "promotion.json"
+    """What a promotion came to, as it was before it was registered."""
+    PROMOTION = "promotion.json"
+    """What a promotion came to, before it was registered."""
     NOISE = "noise.json"
     REDUCE = "reduce/"
     """Smallest models that still fail."""
@@ -193,12 +224,28 @@ class Artifact:
     BUILD_LIST = "build_list.json"
     """What became of each build of a model list."""
     BUILD_LIST_PAGE = "build_list.md"
+    GATE = "gate/result.json"
+    """What the gate measured of a candidate, and what it found."""
+    GATE_PAGE = "gate/page.md"
+    GATE_TABLE = "gate/table.json"
     SPEC = "spec.json"
     ENVIRONMENT = "environment.json"
+    MATERIALS = "materials.json"
+    """What a build was given beside its model, and how it was judged (:mod:`trtops.tracking.materials`)."""
+    MATERIALS_FOLDER = "materials/"
+    AUDIT_RUNS = "audit/runs.json"
+    """The runs that an audit looks at, fixed when it begins."""
+    AUDIT_PART = "audit/part.json"
+    """What an audit found so far."""
+    AUDIT_RESULT = "audit/result.json"
+    AUDIT_PAGE = "audit/report.md"
+    AUDIT_HTML = "audit/report.html"
     BUILD_LOG = "build.log"
     NAMES = "outputs.json"
     """Metric keys to the parts of their names, for every key that is not simply its parts; see :func:`metric_key`."""
     MANIFEST = "manifest.json"
+    SIGNATURE = "manifest.dsse.json"
+    """The manifest, signed (:mod:`trtops.signing`). Written before the manifest, which does not name it."""
 
 
 _PLAIN = re.compile(r"[\w.:]")
@@ -370,7 +417,7 @@ def long_texts(tags: Mapping[str, str]) -> dict[str, str]:
     for tag, value in tags.items():
         if tag.startswith(_PIECE):
             digest, _, index = tag[len(_PIECE) :].partition(".")
-            if index.isdecimal():
+            if index.isdecimal() and len(index) < 10:
                 found.setdefault(digest, {})[int(index)] = value
     texts = {digest: "".join(text for _, text in sorted(parts.items())) for digest, parts in found.items()}
     return {digest: text for digest, text in texts.items() if _short_digest(text) == digest}

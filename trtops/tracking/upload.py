@@ -67,25 +67,25 @@ def _brought_in(tracker: Receiver, outbox: Outbox, moved: bool) -> Iterator[Uplo
     ids: dict[str, str] = {}
     for folder in outbox.folders():
         try:
-            run = _checked(folder, tracker.shown, moved)
+            run = _checked_run(folder, tracker.shown, moved)
             if (parent := run.parent) is not None and is_local(parent) and parent not in ids:
                 ids |= _id_of_parent(tracker, outbox, parent)
-            writer = _opened(tracker, folder, _with_ids(run, ids))
+            writer = _open_receiving(tracker, folder, _with_ids(run, ids))
         except _AWAY:
             raise
         except errors.TrtopsError as exc:
-            yield _left(folder, exc)
+            yield _left_behind(folder, exc)
             continue
         ids[run.local_id] = run.id if writer is None else writer.id
         opened.append((folder, run, writer))
     for folder, run, writer in reversed(opened):
         try:
             if writer is not None:
-                writer.restore(_with_ids(run, ids).info(), dict(_files(folder, run)))
+                writer.restore(_with_ids(run, ids).info(), dict(_files_to_send(folder, run)))
         except _AWAY:
             raise
         except errors.TrtopsError as exc:
-            yield _left(folder, exc)
+            yield _left_behind(folder, exc)
             continue
         folder.remove()
         yield Uploaded(folder=str(folder.path), outcome="brought in", run_id=ids[run.local_id], name=run.name)
@@ -94,7 +94,7 @@ def _brought_in(tracker: Receiver, outbox: Outbox, moved: bool) -> Iterator[Uplo
 _AWAY = (errors.TrackingUnavailableError, errors.NoRoomError)
 
 
-def _checked(folder: KeptFolder, shown: str, moved: bool) -> KeptRun:
+def _checked_run(folder: KeptFolder, shown: str, moved: bool) -> KeptRun:
     """The run of a folder whose every file is as it was written.
 
     Raises:
@@ -110,11 +110,17 @@ def _checked(folder: KeptFolder, shown: str, moved: bool) -> KeptRun:
     return folder.run
 
 
-def _opened(tracker: Receiver, folder: KeptFolder, run: KeptRun) -> RunWriter | None:
+def _open_receiving(tracker: Receiver, folder: KeptFolder, run: KeptRun) -> RunWriter | None:
     """A run of the store to be written; None if it is whole there."""
-    known = run.run_id and _found(tracker, run.run_id)
+    known = run.run_id and _find_run(tracker, run.run_id)
     if known:
-        return None if _is_whole(tracker, known, folder) else tracker.rewrite(known.id)
+        if _is_whole(tracker, known, folder):
+            return None
+        if known.tags.get(Tag.OWNER) != run.tags.get(Tag.OWNER):
+            raise errors.LogError(
+                f"Run {known.id} was taken over by another process meanwhile, on {known.tags.get(Tag.HOST)}, and is {known.status}."
+            )
+        return tracker.rewrite(known.id)
     if run.only_there:
         raise errors.RunNotFoundError(
             f"{tracker.shown} does not have run {run.id} any more, which alone had {', '.join(run.only_there)}."
@@ -128,14 +134,14 @@ def _id_of_parent(tracker: Receiver, outbox: Outbox, local_id: str) -> dict[str,
     Raises:
         ConfigError: If it will have one.
     """
-    if (known := _found(tracker, local_id)) is not None:
+    if (known := _find_run(tracker, local_id)) is not None:
         return {local_id: known.id}
     if outbox.is_being_written(local_id):
         raise errors.ConfigError(f"Its parent {local_id} is still being written. Bring it in when that has ended.")
     return {}
 
 
-def _found(tracker: Receiver, run_id: str) -> RunInfo | None:
+def _find_run(tracker: Receiver, run_id: str) -> RunInfo | None:
     try:
         return tracker.info(run_id)
     except errors.RunNotFoundError:
@@ -154,14 +160,14 @@ def _with_ids(run: KeptRun, ids: dict[str, str]) -> KeptRun:
     return replace(run, tags=tags, parent=None if run.parent is None else ids.get(run.parent, run.parent))
 
 
-def _files(folder: KeptFolder, run: KeptRun) -> Iterator[tuple[str, Path]]:
+def _files_to_send(folder: KeptFolder, run: KeptRun) -> Iterator[tuple[str, Path]]:
     paths = sorted((entry.path for entry in run.artifacts), key=lambda path: (path == Artifact.MANIFEST, path))
     for path in paths:
         if (file := folder.file(path)) is not None:
             yield path, file
 
 
-def _left(folder: KeptFolder, why: errors.TrtopsError) -> Uploaded:
+def _left_behind(folder: KeptFolder, why: errors.TrtopsError) -> Uploaded:
     run = folder.run
     known = {} if run is None else {"run_id": run.run_id or "", "name": run.name}
     return Uploaded(folder=str(folder.path), outcome="left", why=str(why), **known)

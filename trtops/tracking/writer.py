@@ -14,17 +14,19 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from trtops import errors
+from trtops import errors, signing
 from trtops.masking import masked, masked_values
 from trtops.processes import temporary_prefix
-from trtops.record import JSONValue, Record, sha256, sha256_file, to_jsonable
+from trtops.record import JSONValue, Record, canonical_json, sha256, sha256_file, to_jsonable
 from trtops.tracking import owner, schema
-from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
+from trtops.tracking.base import ArtifactEntry, Dropped, Manifest, MetricName, RunInfo, RunStatus, Verdict, incomplete
 from trtops.tracking.ids import new_local_id
 from trtops.tracking.room import check_room
 from trtops.tracking.schema import Artifact, Kind, Tag
@@ -32,6 +34,8 @@ from trtops.tracking.schema import Artifact, Kind, Tag
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18
+_STATED = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
+_REWRITTEN = (Artifact.NAMES, Artifact.SIGNATURE)
 
 
 class RunWriter(ABC):
@@ -43,6 +47,7 @@ class RunWriter(ABC):
         self._lock = threading.RLock()
         self._artifacts: dict[str, ArtifactEntry] = {}
         self._names: set[MetricName] = set()
+        self._stated: dict[str, bytes] = {}
         self._whole = False
         self._ended: RunStatus | None = None
 
@@ -102,12 +107,18 @@ class RunWriter(ABC):
         with self._lock:
             if self._ended:
                 return
-            if verdict is not None:
-                self.set_tags({Tag.VERDICT: verdict})
             if names := schema.metric_names(sorted(self._names)):
                 self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
-            self._put_artifact(Manifest(artifacts=entries).to_json().encode("utf-8"), Artifact.MANIFEST)
+            manifest = Manifest(artifacts=entries).to_json().encode("utf-8")
+            self._put_tags(({} if verdict is None else {Tag.VERDICT: verdict}) | manifest_tags(manifest, entries))
+            last = [Artifact.MANIFEST]
+            if signing.signs_here():
+                self._put_artifact(self._signed(manifest, entries, verdict), Artifact.SIGNATURE)
+                last.append(Artifact.SIGNATURE)
+            self._sync([entry.path for entry in entries])  # the manifest must not reach the disk before what it lists
+            self._put_artifact(manifest, Artifact.MANIFEST)
+            self._sync(last)
             self._whole = True  # from here on only the status is missing, and fail() must not take the rest back
             self._end("finished")
             self._ended = "finished"
@@ -129,7 +140,7 @@ class RunWriter(ABC):
     def take_over(self, artifacts: Iterable[ArtifactEntry], names: Iterable[MetricName]) -> None:
         """Start with what an earlier process logged to this run; see :meth:`Tracker.reopen`."""
         with self._lock:
-            self._artifacts = {entry.path: entry for entry in artifacts if entry.path != Artifact.NAMES}
+            self._artifacts = {entry.path: entry for entry in artifacts if entry.path not in _REWRITTEN}
             self._names = set(names)
 
     def restore(self, info: RunInfo, artifacts: Mapping[str, Path]) -> None:
@@ -153,9 +164,31 @@ class RunWriter(ABC):
         with self._lock:
             return tuple(self._artifacts.values()), frozenset(self._names)
 
+    def _signed(self, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
+        """The signature over the manifest, with what was built, from what, where and by whom."""
+        said = {path: json.loads(data) for path, data in self._stated.items()}
+        subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
+        predicate = {
+            "buildDefinition": {
+                "buildType": "urn:trtops:build:1",
+                "externalParameters": {"spec": said.get(Artifact.SPEC)},
+                "internalParameters": {"environment": said.get(Artifact.ENVIRONMENT)},
+                "resolvedDependencies": _build_materials(said.get(Artifact.SPEC), said.get(Artifact.MATERIALS)),
+            },
+            "runDetails": {
+                "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
+                "metadata": {"invocationId": self.id},
+            },
+            "verdict": verdict,
+        }
+        return signing.sign(signing.statement(subjects, predicate))
+
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         self._put_tags(tags)
         self._end("failed")
+
+    def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - most have no disk of their own
+        """Have the disk hold these artifacts for good, where they are on a disk of this machine."""
 
     def _folders(self) -> list[Path]:
         """Folders of this machine that artifacts are written to."""
@@ -170,7 +203,7 @@ class RunWriter(ABC):
     def _log_artifact(self, source: Path | bytes, path: str) -> None:
         self._must_be_open()
         check_path(path)
-        if path == Artifact.MANIFEST:
+        if path in (Artifact.MANIFEST, Artifact.SIGNATURE):
             raise errors.LogError(f"Artifact path {path!r} is the manifest's, which finish() writes. Choose another.")
         with self._lock:
             for other in self._artifacts:
@@ -181,6 +214,8 @@ class RunWriter(ABC):
         entry = self._put_artifact(source, path)
         with self._lock:
             self._artifacts[path] = entry
+            if path in _STATED and isinstance(source, bytes):
+                self._stated[path] = source
 
     @abstractmethod
     def _put_params(self, params: Mapping[str, str]) -> None:
@@ -215,7 +250,10 @@ class RunReader(ABC):
     def read_bytes(self, path: str) -> bytes:
         """The content of one artifact, checked against the manifest."""
         entry = self._entry(path)
-        data = self._file(entry).read_bytes()
+        file = self._file(entry)
+        if (size := file.stat().st_size) != entry.size:  # before it is read: it may be of any size
+            raise self._mismatch(entry, size)
+        data = file.read_bytes()
         if len(data) != entry.size or sha256(data) != entry.sha256:
             raise self._mismatch(entry, len(data))
         return data
@@ -235,6 +273,8 @@ class RunReader(ABC):
 
     def _entry(self, path: str) -> ArtifactEntry:
         entry = self._entries.get(path)
+        if (gone := next((each for each in self.manifest.dropped if each.artifact.path == path), None)) is not None:
+            raise incomplete(self.info.id, f"{path!r} was dropped to make room ({gone.why})")
         if entry is None:
             raise incomplete(
                 self.info.id, f"no artifact {path!r} in it. {errors.near(path, self._entries)}".rstrip(". ")
@@ -253,6 +293,10 @@ class RunReader(ABC):
             f"{entry.path!r} has {size} bytes and other content than its manifest says "
             f"({entry.size} bytes, SHA-256 {entry.sha256[:12]})",
         )
+
+    @abstractmethod
+    def unlisted(self, path: str) -> bytes | None:
+        """A file beside the manifest that it does not name; None if there is none."""
 
     @abstractmethod
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
@@ -300,20 +344,45 @@ def read_manifest(run_id: str, data: bytes | None) -> Manifest:
     return manifest
 
 
+def manifest_tags(manifest: bytes, entries: Iterable[ArtifactEntry]) -> dict[str, str]:
+    """The digests of a run as its tags tell them: of its manifest, and of every artifact unless there are too many."""
+    digests = canonical_json({entry.path: entry.sha256 for entry in entries})
+    tags = {Tag.MANIFEST_SHA256: sha256(manifest)}
+    return tags | ({Tag.DIGESTS: digests} if len(digests) <= schema.MAX_TEXT else {})
+
+
+def without_dropped(manifest: Manifest, paths: Collection[str], why: str) -> Manifest:
+    """A manifest that says of artifacts that they were dropped, now and for this reason."""
+    gone = tuple(
+        Dropped(artifact=entry, at=time.time(), why=masked(why)) for entry in manifest.artifacts if entry.path in paths
+    )
+    return Manifest(
+        artifacts=tuple(entry for entry in manifest.artifacts if entry.path not in paths),
+        dropped=tuple(sorted((*manifest.dropped, *gone), key=lambda each: each.artifact.path)),
+    )
+
+
+def _build_materials(spec: Any, materials: Any) -> list[dict[str, Any]]:
+    """What a build was made from, as the statement over it lists it."""
+    named = {"model": (spec or {}).get("model_sha256")}
+    named |= {each["name"]: each["sha256"] for each in (materials or {}).get("given", ())}
+    return [{"name": name, "digest": {"sha256": digest}} for name, digest in named.items() if digest]
+
+
 def starting_tags(kind: Kind, tags: Mapping[str, str] | None) -> dict[str, str]:
     """The tags that every run starts with, and the caller's.
 
     Raises:
-        ConfigError: If the kind is unknown.
+        ConfigError: If the kind is unknown, or the key that the run is to be signed with cannot be read.
     """
+    signing.check_key()
     if kind not in schema.KINDS:
         raise errors.ConfigError(f"Unknown kind of run {kind!r}. {errors.near(kind, schema.KINDS)}")
-    own = owner.current()
     return {
         Tag.KIND: kind,
         Tag.SCHEMA: str(schema.SCHEMA_VERSION),
-        Tag.HOST: own.host,
-        Tag.OWNER: own.to_json(indent=None),
+        Tag.HOST: owner.current().host,
+        **owner.tags_of_owner(),
         Tag.LOCAL_ID: new_local_id(),
         **masked_values(tags or {}),
     }
@@ -329,19 +398,14 @@ def check_reopening(info: RunInfo, *, whole: bool) -> None:
         raise errors.LogError(f"Run {info.id} is whole; nothing can be logged to it any more. Start another.")
     if info.status != "running":
         return
-    try:
-        own = owner.Owner.from_json(info.tags.get(Tag.OWNER, ""))
-    except errors.FormatError:
-        raise errors.LogError(f"Run {info.id} was not started by trtops, which cannot tell whose it is.") from None
-    if not owner.is_gone(own):
+    if not owner.is_abandoned(info):
         raise errors.LogError(
-            f"Run {info.id} belongs to process {own.pid} on {own.host}, which may still be writing it. Wait for its end; "
-            "if that machine is gone for good, close the run first."
+            f"{owner.told(info)} Wait for its end, or close the run: trtops runs close {info.id} --force"
         )
 
 
-def check_names(experiment: str, name: str) -> None:
-    """Refuse names of experiments and runs that a store would change or cut.
+def checked_names(experiment: str, name: str) -> tuple[str, str]:
+    """Names of an experiment and of a run without secrets; refuses what a store would change or cut.
 
     Raises:
         ConfigError: If one is empty or too long.
@@ -351,6 +415,7 @@ def check_names(experiment: str, name: str) -> None:
             raise errors.ConfigError(
                 f"The {what}'s name has {len(text)} characters; expected 1 to {limit}: {text[:60]!r}."
             )
+    return masked(experiment), masked(name)
 
 
 def check_path(path: str) -> None:

@@ -20,7 +20,8 @@ from trtops import errors, ops
 from trtops.backend.onnx import bare
 from trtops.backend.onnx.emulate import emulate_low_precision
 from trtops.backend.onnx.loader import onnx_from_path
-from trtops.backend.onnx.model import Model, read_proto
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec

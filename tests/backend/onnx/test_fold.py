@@ -245,3 +245,15 @@ def test_weights_of_types_that_numpy_lacks_fold() -> None:
 
     assert ops(folded) == ["Cast", "Add"]
     assert numpy_helper.to_array(folded.graph.initializer[0]).tolist() == [1, 2, 3, 4]
+
+
+def test_a_model_that_grows_by_folding_says_so(caplog):
+    proto = models.model(
+        "(float[10,65536] x) => (float[10,65536] y) { t = Expand(w, s)\n y = Add(x, t) }",
+        {"w": np.ones((1, 65536), np.float32), "s": np.array([10, 65536])},
+    )
+
+    fold_constants(proto, size_threshold=1000)
+    assert "The model has" not in caplog.text
+    fold_constants(proto)
+    assert "The model has 2.6 MB now, and had 0.3 MB" in caplog.text

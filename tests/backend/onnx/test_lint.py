@@ -198,19 +198,80 @@ def test_what_is_not_used_is_a_warning() -> None:
     proto.graph.node.append(helper.make_node("Relu", ["x"], ["dead"], name="idle"))
     proto.graph.input.append(helper.make_tensor_value_info("spare", 1, [2]))
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "unread"))
-    proto.graph.node.append(helper.make_node("Relu", ["x"], ["dead2"], name="idle"))
+    proto.graph.node.append(helper.make_node("Relu", ["dead"], ["dead2"], name="idle2"))
 
+    proto.ir_version = 3
+    assert "ONNX Runtime refuses such models of IR version 3" in messages(lint(proto), "error")
+    proto.ir_version = 8
     report = lint(proto)
 
     assert report.ok
     text = messages(report, "warning")
     for found in (
-        "Input 'spare' is not used",
-        "Weight 'unread' is not used",
-        "2 nodes are named 'idle'",
-        "Nothing uses",
+        "Input: 'spare' does not affect outputs, can be removed.",
+        "Weight: 'unread' does not affect outputs, can be removed.",
     ):
         assert found in text
+    assert [e.nodes for e in report.entries if e.nodes] == [("idle",), ("idle2",)]
+
+
+def test_names_of_nodes_and_values_that_come_twice_are_errors() -> None:
+    twice = models.conv_net().proto
+    twice.graph.node[1].name = twice.graph.node[0].name
+    values = models.identity().proto
+    values.graph.input.append(values.graph.input[0])
+
+    report = lint(twice)
+    assert not report.ok and report.failing == (twice.graph.node[0].name,)
+    assert f"Duplicate node name: '{twice.graph.node[0].name}'" in messages(report, "error")
+    found = lint(values)
+    assert not found.ok and [e.source for e in found.entries] == ["onnx_checker"]
+
+
+def test_what_is_missing_of_the_model_itself_is_told() -> None:
+    nameless, undated = models.conv_net().proto, models.conv_net().proto
+    nameless.graph.name = ""
+    del undated.opset_import[:]
+
+    assert "'name' of 'graph'" in messages(lint(nameless), "error").replace("name of graph", "'name' of 'graph'")
+    assert not lint(undated).ok
+
+
+def test_a_model_without_nodes_is_a_warning() -> None:
+    proto = models.identity().proto
+    del proto.graph.node[:]
+
+    report = lint(proto)
+    assert report.ok and [e.message for e in report.entries] == ["ONNX model has no nodes"]
+
+
+def test_what_only_loading_the_whole_model_shows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtops.backend.onnx import checker
+
+    monkeypatch.setattr(checker, "complaint", lambda *_: "")
+    proto = models.identity().proto
+    proto.graph.input.append(proto.graph.input[0])
+
+    [entry] = lint(proto).entries
+    assert (entry.level, entry.source, entry.nodes) == ("error", "onnxruntime", ()) and "uplicate" in entry.message
+
+
+def test_inputs_of_another_type_are_cast_and_blamed_on_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    case = models.conv_net()
+    doubled = {name: array.astype(np.float64) for name, array in case.feed.items()}
+
+    assert lint(case.proto, doubled).ok
+    assert "cast from float64 to float32" in caplog.text
+
+
+def test_the_checker_leaves_the_package_to_be_imported_later() -> None:
+    code = (
+        "import sys\nfrom trtops.backend.onnx import checker\nfrom trtops.backend.onnx.messages import ModelProto\n"
+        "print(bool(checker.complaint(ModelProto())), 'onnx' in sys.modules)\n"
+        "import onnx, onnx.checker, onnx.shape_inference, onnx.defs\nprint(onnx.defs.get_schema('Add').name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "Add"], done.stderr
 
 
 def test_bodies_and_sequences_are_checked_node_by_node_too() -> None:
@@ -250,7 +311,7 @@ def test_the_report_survives_json_and_has_polygraphys_layout() -> None:
     assert LintReport.from_json(report.to_json()) == report
     layout = report.to_lint_json()
     assert set(layout) == {"summary", "lint_entries"}
-    assert set(layout["lint_entries"][0]) == {"level", "source", "message", "nodes"}  # type: ignore[index, call-overload, arg-type]
+    assert set(layout["lint_entries"][0]) == {"level", "source", "message", "nodes", "kind", "op"}  # type: ignore[index, call-overload, arg-type]
 
 
 @pytest.mark.parity

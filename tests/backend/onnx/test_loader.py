@@ -159,8 +159,8 @@ class TestModifyOutputs:
         marked = Model.from_proto(room.modify_outputs(models.transformer().proto, ["s2", "q1"]))
 
         assert [str(o) for o in marked.info.outputs] == [
-            "s2 [dtype=float32, shape=(batch, 2, seq, seq)]",
-            "q1 [dtype=float32, shape=(batch, seq, 2, 8)]",
+            "s2 [dtype=float32, shape=('batch', 2, 'seq', 'seq')]",
+            "q1 [dtype=float32, shape=('batch', 'seq', 2, 8)]",
         ]
 
     def test_types_replace_outputs_and_exclusion_comes_last(self) -> None:

@@ -35,8 +35,8 @@ def test_a_loaded_model_knows_its_inputs_outputs_opset_and_nodes(tmp_path: Path)
 
     assert model.path == path
     assert model.info.name == "conv_net"
-    assert [str(spec) for spec in model.info.inputs] == ["image [dtype=float32, shape=(batch, 3, 8, 8)]"]
-    assert [str(spec) for spec in model.info.outputs] == ["scores [dtype=float32, shape=(batch, 10)]"]
+    assert [str(spec) for spec in model.info.inputs] == ["image [dtype=float32, shape=('batch', 3, 8, 8)]"]
+    assert [str(spec) for spec in model.info.outputs] == ["scores [dtype=float32, shape=('batch', 10)]"]
     assert (model.info.opset, model.info.nodes) == (17, 9)
 
 

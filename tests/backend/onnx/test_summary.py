@@ -37,10 +37,10 @@ def test_layers_attributes_bodies_and_weights_are_shown_when_asked_for() -> None
     text = summary(models.branch().proto, ["layers", "attrs", "weights"])
 
     assert "    Node 1    | choose [Op: If]\n        {flag [dtype=bool, shape=()]}\n         -> {b}" in text
-    assert "choose.then_branch = graph of 1 nodes" in text
+    assert "choose.then_branch = \n                ---- 0 Subgraph Input(s) ----\n                {}\n" in text
     assert "---- 1 Subgraph Output(s) ----\n" in text
     assert "{t,\n" in text and "w [dtype=float32, shape=(2, 3)]}" in text
-    assert "Initializer | w [dtype=float32, shape=(2, 3)] | Values:\n        [[" in text
+    assert "Initializer | w [dtype=float32, shape=[2, 3]] | Values:\n        [[" in text
     assert "Node 0" not in summary(models.branch().proto)
     assert "then_branch" not in summary(models.branch().proto, ["layers"])
     conv = summary(models.conv_net().proto, ["attrs"])
@@ -52,7 +52,7 @@ def test_unknown_types_are_left_out_or_inferred_on_request() -> None:
     before = model_digest(proto)
 
     assert " -> {c0}" in summary(proto, ["layers"])
-    assert " -> {c0 [dtype=float32, shape=(batch, 8, 8, 8)]}" in summary(proto, ["layers"], infer_shapes=True)
+    assert " -> {c0 [dtype=float32, shape=('batch', 8, 8, 8)]}" in summary(proto, ["layers"], infer_shapes=True)
     assert model_digest(proto) == before
 
 
@@ -86,4 +86,14 @@ def test_external_weights_need_not_be_there(tmp_path: Path) -> None:
 
     assert described.weight_bytes == describe(models.conv_net().proto).weight_bytes
     assert described.graph.initializers[0].dtype is DataType.FLOAT32
-    assert "w0 [dtype=float32, shape=(8, 3, 3, 3)] | Values:\n        (in another file" in summary(bare, ["weights"])
+    assert "w0 [dtype=float32, shape=[8, 3, 3, 3]] | Values:\n        (in another file" in summary(bare, ["weights"])
+
+
+def test_tensors_among_attributes_are_shown_with_their_values() -> None:
+    text = summary(
+        models.model("(float[2] x) => (float[2] y) { k = Constant<value = float[2] {1.5, 2}>()\n y = Add(x, k) }"),
+        ["layers", "attrs", "weights"],
+    )
+
+    assert "    {} -> {k}\n" in text
+    assert "value = Tensor: [dtype=float32, shape=[2]] | Values:\n            [1.5 2. ]" in text

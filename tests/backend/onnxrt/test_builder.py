@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests import models
+from tests import models, zoo
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
 from trtops.backend.base import Caches
@@ -430,3 +430,13 @@ def test_back_ends_are_found_by_name_and_by_the_ending_of_their_engines():
     assert found == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
+
+
+def test_int8_is_built_with_integer_kernels_even_where_fp32_is_faster() -> None:
+    case = zoo.boxes()
+    feed = dict(case.feed)
+    build = OnnxRuntimeBackend().build(
+        Model.from_proto(case.proto), BuildConfig(precision="int8"), calibration_data=[feed, feed]
+    )
+    assert all(name != "QDQSelectorActionTransformer" for name, _ in build.tactics.settings)
+    assert any("Integer" in layer.op or "QLinear" in layer.op for layer in build.layers)

@@ -9,12 +9,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from tests import models
+from tests import models, zoo
 from tests.contracts.runner import RunnerContract
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.comparator import compare_outputs
 from trtops.metadata import DataType
 
 
@@ -160,3 +161,23 @@ def test_the_reference_runs_the_model_with_every_optimization_off():
     np.testing.assert_array_equal(outputs["scores"], session.run(None, dict(case.feed))[0])
     assert golden.name == "golden"
     assert reference_runner(Model.from_proto(case.proto)).name.startswith("onnxrt-reference-N")
+
+
+def test_sequences_and_maps_come_out_as_arrays() -> None:
+    halves, probabilities = zoo.sequence(), zoo.zipmap()
+    with OnnxrtRunner(SessionFromOnnx(halves.proto)) as runner:
+        found = runner.infer(dict(halves.feed))
+    np.testing.assert_array_equal(found["halves"], np.stack(np.split(found["y"], 2, axis=1)))
+    with OnnxrtRunner(SessionFromOnnx(probabilities.proto)) as runner:
+        found = runner.infer(dict(probabilities.feed))
+    assert found["probabilities"].shape == (5, 3)
+    np.testing.assert_array_equal(found["probabilities"].argmax(axis=1), found["label"])
+    assert compare_outputs(found, found)
+
+
+def test_a_sequence_of_unlike_tensors_comes_out_one_by_one() -> None:
+    case = zoo.sequence()
+    case.proto.graph.node[1].attribute[0].i = 4  # 6 columns in pieces of 4
+    with OnnxrtRunner(SessionFromOnnx(case.proto)) as runner:
+        found = runner.infer(dict(case.feed))
+    assert [found[f"halves/{i}"].shape for i in range(2)] == [(2, 4), (2, 2)]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.campaigns import config, two_blocks
+from tests.dying import calls_of, run_until_killed
 from trtops import errors
-from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect, welch
-from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
+from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
+from trtops.tactics.sizes import welch
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
 
@@ -76,18 +80,32 @@ def test_a_good_and_a_bad_build_may_be_named(campaign, tracker, bisected):
     assert [c.units for c in result.culprits] == [c.units for c in bisected.culprits]
 
 
-def test_everything_is_kept_and_the_conviction_can_be_denied(bisected, tracker):
-    from trtops.ops.engines.deny import deny
-
+def test_everything_is_kept(bisected, tracker):
     run = tracker.load(bisected.run_id)
 
     assert BisectResult.from_json(run.read_bytes(Artifact.BISECTION)).culprits == bisected.culprits
     assert {info.id for info in tracker.find(parent=bisected.run_id)} == {trial.run_id for trial in bisected.trials}
     assert run.info.tags[Tag.EVIDENCE] == f"{bisected.good_run} {bisected.bad_run}"
-    if len(bisected.culprits[0].units) == 1:
-        entry = deny(bisected.run_id, tracker=tracker).entry
-        assert entry.settings == tuple((unit.name, unit.bad) for unit in bisected.culprits[0].units)
-        assert entry.evidence == bisected.run_id
+
+
+def test_a_conviction_can_be_denied_unless_good_builds_have_it_too(bisected, campaign, tracker):
+    from trtops.ops.engines.deny import deny
+    from trtops.tracking.campaigns import load_table
+
+    table = load_table(tracker, campaign)
+    (culprit,) = bisected.culprits
+    having = np.logical_and.reduce([unit.taken_by(table) for unit in culprit.units])
+    held = {name for name, has in zip(table.names, having) if has}
+
+    if held & set(table.named("good")):  # it needs something beside, and is not guilty by itself
+        with pytest.raises(errors.ConfigError):
+            deny(bisected.run_id, tracker=tracker)
+        return
+    entry = deny(bisected.run_id, tracker=tracker).entry
+    assert entry.settings == tuple((unit.name, unit.bad) for unit in culprit.units)
+    assert (entry.evidence, entry.tolerance) == (bisected.run_id, "atol 0.0001, rtol 0.0001")
+    assert entry.model_sha256 and "times larger" in entry.effect
+    assert deny(bisected.run_id, tracker=tracker).entry.digest == entry.digest
 
 
 def test_a_budget_that_is_too_small_is_said_and_nobody_convicted(campaign, tracker):
@@ -153,3 +171,37 @@ def test_the_interval_of_the_effect_is_welch_s(n):
     assert effect is not None
     assert math.log(effect.ratio) == pytest.approx(a.mean() - b.mean())
     assert (math.log(effect.low), math.log(effect.high)) == pytest.approx((interval.low, interval.high), rel=1e-5)
+
+
+def until_decided(tracker: MlflowTracker, model: tuple[Path, Path], resume: str | None, experiment: str) -> None:
+    debug_build(
+        None if resume else model[0], config(model[1], seed=200), tracker=tracker, experiment=experiment, resume=resume
+    )
+
+
+def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_way_again(model, tmp_path):
+    undisturbed = debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+    store = MlflowTracker(tmp_path / "mlruns")
+    whole = calls_of(until_decided, store, model, None, "whole")
+    moments = random.Random(3)
+    resume = None
+
+    for _ in range(4):
+        run_until_killed(int(moments.uniform(0.2, 0.5) * whole), until_decided, store, model, resume, "killed")
+        found = store.find("killed", tags={Tag.KIND: "debug_build"})
+        resume = found[0].id if found else None
+    result = debug_build(model[0], config(model[1], seed=200), tracker=store, experiment="killed", resume=resume)
+
+    assert result.headline == "convicted" and result.verdict == "bad"
+    assert way_of(result) == way_of(undisturbed)
+    assert result.mixtures == sum(Tag.TRIAL in i.tags for i in store.find("killed", status="finished"))
+    assert any(i.status == "killed" for i in store.find("killed"))
+    assert debug_build(resume=result.run_id, tracker=store) == result
+    (bisection,) = result.bisections
+    assert bisect(bisection.run_id, tracker=store) == bisection  # ended: nothing to do
+
+
+def way_of(result: DebugBuildResult) -> object:
+    trials = [(trial.taken, trial.verdict, trial.counted) for b in result.bisections for trial in b.trials]
+    culprits = [culprit.units for b in result.bisections for culprit in b.culprits]
+    return result.iterations, result.good, result.bad, trials, culprits

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import models
+from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.opened import open_campaign
@@ -64,3 +65,13 @@ def test_a_campaign_of_an_earlier_release_still_opens(model: Path) -> None:
     run = (tracker := MemoryTracker()).start("conv", "campaign", kind="debug_build", tags={Tag.MODEL_PATH: str(model)})
     run.log_text(json.dumps(earlier), Artifact.CAMPAIGN)
     assert open_campaign(tracker, run.id).config == read
+
+
+def test_more_builds_than_the_limit_are_refused_before_the_first(model: Path) -> None:
+    tracker = MemoryTracker()
+    with pytest.raises(errors.ConfigError, match=r"until is 400.*after 200 builds.*--max-builds 400"):
+        debug_build(model, DebugBuildConfig(until=400), tracker=tracker)
+    assert tracker.find() == []
+    assert DebugBuildConfig(until=400, max_iterations=400).limit == 400
+    DebugBuildConfig(until=400, max_iterations=400).check_limit()
+    assert DebugBuildConfig.from_json(DebugBuildConfig(until=400).to_json()).limit == 200  # of an earlier release

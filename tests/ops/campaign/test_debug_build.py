@@ -58,7 +58,7 @@ def tracker(folder: Path) -> MlflowTracker:
 def decided(model: Path, data: Path, tracker: MlflowTracker) -> tuple[DebugBuildResult, list[Progress]]:
     """A campaign that ran until it knew who is guilty, and what it said on the way."""
     said: list[Progress] = []
-    return debug_build(model, config(data), tracker=tracker, progress=said.append), said
+    return debug_build(model, config(data, bisect=False), tracker=tracker, progress=said.append), said
 
 
 def test_a_campaign_convicts_the_approximation_with_all_layers_it_came_to_and_nothing_else(decided) -> None:
@@ -216,6 +216,9 @@ def test_a_diff_reads_a_campaign_an_experiment_and_folders_and_agrees_with_the_c
 
     assert by_run.found == result.found
     assert [other.by for other in by_run.also] == ["format", "precision"]
+    assert by_run.sizes.groups[-2].high * 3 < by_run.sizes.tolerance < by_run.sizes.groups[-1].low / 3
+    assert by_run.sizes.effects[0].effect.low > 100 and "times larger" in by_run.page()
+    assert by_folder.sizes is None  # files do not say how large errors were
     assert tracker.info(by_run.run_id).parent == result.run_id
     assert by_experiment.builds == result.iterations  # proofs' builds were prescribed and do not count
     assert by_experiment.found.convicted[0].choices == result.found.convicted[0].choices
@@ -260,6 +263,8 @@ def test_noise_is_put_down_to_tactics_where_builds_differ_and_runs_do_not(decide
     assert len(measured.errors) == 6 and all(len(row) == 3 for row in measured.errors)
     assert measured.noise.cause == "tactic" or measured.noise.share_build > measured.noise.share_run
     assert measured.noise.share_run == 0
+    bad = [max(row) for row in measured.errors if max(row) > 1e-4]
+    assert bad and max(max(row) for row in measured.errors if max(row) < 1e-4) < measured.noise.limit() < min(bad)
 
 
 def test_the_builders_own_timing_varies_nothing_that_is_not_logged(model, data) -> None:

@@ -84,6 +84,31 @@ def test_a_build_of_convert_can_be_promoted_too_and_the_newest_is_accepted(folde
     assert resolve(path, tracker=tracker).run_id == second.run_id
 
 
+def test_a_promotion_that_was_killed_before_it_was_registered_is_completed_by_the_next(
+    folder, tracker, monkeypatch
+) -> None:
+    built = convert(models.conv_net().write(folder, "killed"), tracker=tracker)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*args: object, **kwargs: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tracker, "register", kill)
+        promote(built.run_id, tracker=tracker)
+    [left] = tracker.find(tags={Tag.KIND: "promote", Tag.EVIDENCE: built.run_id})
+    assert left.verdict == "good" and not resolve(folder / "killed.onnx", tracker=tracker).run_id
+
+    completed = promote(built.run_id, tracker=tracker)
+
+    assert completed.run_id == left.id and completed.version == "1"
+    assert resolve(folder / "killed.onnx", tracker=tracker).run_id == left.id
+    assert len(tracker.find(tags={Tag.KIND: "promote", Tag.EVIDENCE: built.run_id})) == 1
+    assert promote(built.run_id, tracker=tracker).run_id != left.id  # once it is registered, it is done
+
+
 def test_bad_builds_and_builds_of_another_model_are_not_promoted(good_and_bad, folder, tracker) -> None:
     other = models.conv_net().write(folder, "other")
 

@@ -15,6 +15,7 @@ from trtops import errors
 from trtops.calibration import CalibrationCache
 from trtops.calibration.data import FeedDigest
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate, diff_caches
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.calibrations import load_cache
@@ -179,3 +180,33 @@ def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net:
     assert {change.name: change.ratio for change in difference.apart}["image"] == pytest.approx(3.0)
     with pytest.raises(errors.ConfigError, match=r"nowhere\.cache"):
         load_cache(str(tmp_path / "nowhere.cache"))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_engines_are_judged_on_the_calibration_data_where_no_other_is_given(
+    conv_net: Path, tmp_path: Path, in_memory: bool
+) -> None:
+    tracker = MemoryTracker()
+    feeds = [{"image": 100 + feed["image"]} for feed in images(3)]  # nothing like random data
+    for number, feed in enumerate(feeds):
+        np.save(tmp_path / f"{number}.npy", feed["image"])
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(3):
+        (tmp_path / f"{number}.npy").rename(folder / f"{number}.npy")
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, beside=(), pictures=0)
+    if in_memory:
+        result = calibrate(conv_net, config, data=iter(feeds), tracker=tracker)
+    else:
+        result = calibrate(conv_net, replace(config, data=str(folder)), tracker=tracker)
+
+    judged = convert(
+        conv_net,
+        ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder)),
+        tracker=MemoryTracker(),
+    )
+    [output] = result.engine("int8").judgement.report.outputs
+    assert output.statistics is not None and output.statistics.elements == 3 * 4 * 10
+    assert result.verdict == judged.verdict
+    scale = judged.judgement.report.outputs[0].statistics
+    assert scale is not None and output.statistics.scale == scale.scale

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from trtops import errors
+from trtops.comparator.data_loader import StreamingDataLoader
+from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
 
@@ -92,3 +94,34 @@ def test_pickles_and_cut_files_are_refused(tmp_path: Path) -> None:
     for name in ("objects.npy", "cut.npz"):
         with pytest.raises(errors.FormatError, match=name):
             list(open_feeds(tmp_path / name, INPUTS))
+
+
+def test_archives_of_numpy_and_of_ours_are_read_wherever_inputs_are(tmp_path: Path) -> None:
+    feed = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    np.savez(tmp_path / "numpy.npz", **feed)
+    save_json([feed], tmp_path / "ours.npz", "inputs")
+    inputs = TensorMetadata().add("x", np.float32, (2, 3))
+    for name in ("numpy.npz", "ours.npz"):
+        for source in (open_feeds(tmp_path / name, inputs), StreamingDataLoader(str(tmp_path / name))):
+            [found] = list(source)
+            np.testing.assert_array_equal(found["x"], feed["x"])
+
+
+def test_an_archive_with_pickles_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.array([{}], object))
+    with pytest.raises(errors.FormatError, match="Pickled arrays are refused"):
+        list(StreamingDataLoader(str(tmp_path / "x.npz")))
+
+
+def test_numbers_of_another_type_are_cast_with_a_warning(tmp_path, caplog):
+    inputs = TensorMetadata().add("x", "float32", (2,)).add("n", "int32", (1,))
+    feed = {"x": np.array([1.5, 2.0]), "n": np.array([3], np.int64), "other": np.zeros(1)}
+    np.savez(tmp_path / "f.npz", **feed)
+
+    for source in ([feed], iter([feed]), tmp_path / "f.npz"):
+        [found] = open_feeds(source, inputs)
+        assert (found["x"].dtype, found["n"].dtype, found["other"].dtype) == (np.float32, np.int32, np.float64)
+        assert found["x"].tolist() == [1.5, 2.0]
+    assert "Input 'x' is cast from float64 to float32" in caplog.text
+    with pytest.raises(errors.InputDtypeError, match="values that int32 does not hold"):
+        list(open_feeds([{"n": np.array([2**40])}], inputs))

@@ -15,6 +15,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import bare
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.comparator import Comparator, CompareFunc
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.model.inspect.calibration import inspect_calibration
@@ -82,7 +83,7 @@ def test_saved_outputs_are_shown_with_statistics_and_a_histogram(tmp_path: Path)
     [summary] = found.to_json()  # type: ignore[misc]
     assert isinstance(summary, dict)
     assert (summary["mean"], summary["minimum"], summary["maximum"], summary["nan"], summary["inf"]) == (2, 1, 3, 1, 1)
-    assert "r, iteration 0 of 2" in found.text() and "####" in found.text()
+    assert "---- r (2 iterations) ----" in found.text() and "####" in found.text()
     assert len(inspect_data(tmp_path / "outputs.json", all_iterations=True).to_json()) == 2  # type: ignore[arg-type]
 
 
@@ -106,7 +107,38 @@ def test_statistics_are_of_finite_elements_and_say_where_the_ends_are(tmp_path):
     (array,) = found.to_json()
     assert (array["minimum_at"], array["maximum_at"], array["nan"], array["inf"]) == ([1, 1], [0, 2], 1, 1)
     assert (array["mean"], array["median"], array["magnitude"]) == (1.0, 1.5, 2.5)
+    assert "NaN=1, inf=1 | Others: mean=1, " in found.text()
     assert "min=-3 at (1, 1), max=4 at (0, 2)" in found.text() and "p90=3.4" in found.text()
+
+
+def test_folders_of_iterations_are_shown(tmp_path: Path) -> None:
+    results = RunResults()
+    results.add([IterationResult({"y": np.full(2, i)}, runner_name="r") for i in range(3)], runner_name="r")
+    results.save_iterations(tmp_path / "outputs")
+    (tmp_path / "inputs").mkdir()
+    for i in range(2):
+        save_json({"x": np.full(3, i)}, str(tmp_path / "inputs" / f"{i:010d}.json"))
+
+    outputs = inspect_data(tmp_path / "outputs", all_iterations=True)
+    assert "---- r (3 iterations) ----" in outputs.text() and "-- Iteration: 2" in outputs.text()
+    assert len(outputs.to_json()) == 3  # type: ignore[arg-type]
+    assert inspect_data(tmp_path / "inputs").text().startswith("==== Data (2 iterations) ====")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.FormatError, match=r"no \.json files"):
+        inspect_data(tmp_path / "empty")
+
+
+def test_saved_comparisons_are_shown(tmp_path: Path) -> None:
+    results = RunResults()
+    for name, value in (("a", 1.0), ("b", 1.5)):
+        results.add([IterationResult({"y": np.full(2, value)}, runner_name=name)], runner_name=name)
+    functions = [CompareFunc.simple(check_error_stat="max"), CompareFunc.indices()]
+    Comparator.compare_accuracy(results, compare_func=functions).save(str(tmp_path / "acc.json"))
+
+    found = inspect_data(tmp_path / "acc.json")
+    assert "==== Accuracy Results (2 comparison(s)) ====" in found.text()
+    assert "a vs. b | 0/1 iteration(s) matched" in found.text() and "y | FAILED | max_absdiff=0.5, " in found.text()
+    assert found.to_json()[0]["numbers"]["max_absdiff"] == 0.5  # type: ignore[index, call-overload]
 
 
 def test_what_is_no_data_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_graph_surgeon_script_writes_the_model_again(tmp_path: Path) -> None:
     template("onnx-gs", tmp_path / "change.py", model=path)
     done = subprocess.run([sys.executable, "change.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(onnx.load(tmp_path / "changed.onnx").graph.node) == len(onnx.load(path).graph.node)
+    assert len(onnx.load(tmp_path / f"{path.stem}_updated.onnx").graph.node) == len(onnx.load(path).graph.node)
 
 
 @pytest.mark.parametrize("kind", KINDS)

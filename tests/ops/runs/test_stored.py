@@ -1,4 +1,4 @@
-"""What the memory holds: found, put side by side, judged again, checked."""
+"""What the memory holds: found, put side by side and judged again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.runs.stored import audit, judge_again, list_runs, side_by_side
+from trtops.ops.runs.stored import judge_again, list_runs, side_by_side
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -69,18 +69,6 @@ def test_a_stored_comparison_is_judged_again_and_the_memory_left_as_it_was(
     assert tracker.info(bad).verdict == "bad"
     with pytest.raises(errors.RunNotFoundError):
         judge_again(["0" * 32], Tolerances(), tracker)
-
-
-def test_an_audit_reads_every_file_and_says_which_run_is_not_whole(
-    tracker: MemoryTracker, built: tuple[str, str]
-) -> None:
-    run = tracker.start("conv", "half", kind="build")
-    run.log_text("x", "x.txt")
-
-    whole, _, half = audit([*built, run.id], tracker)
-
-    assert whole.whole and whole.files == len(tracker.load(built[0]).manifest.artifacts) > 5
-    assert (half.whole, half.name) == (False, "half") and half.why
 
 
 def test_a_run_without_a_comparison_cannot_be_judged_again(tracker: MemoryTracker) -> None:

@@ -14,6 +14,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import emulate
 from trtops.backend.onnx import precision as rewriting
+from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate
@@ -204,3 +205,20 @@ def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
     assert {name.split("__")[0] for name in result.keep} == {"square", "root"}
     assert len({name.split("__")[1] for name in result.keep}) == 1
     assert set(result.keep) <= {node.name for node in result.model.graph.node}
+
+
+def test_a_check_that_passes_whatever_it_is_given_is_broken() -> None:
+    case = models.transformer()
+    with pytest.raises(errors.ConfigError, match=r"The check is broken.*outputs set to 0"):
+        precision(case.proto, judge=lambda candidate: True)
+
+
+def test_a_check_that_compares_is_not() -> None:
+    case = models.transformer()
+    golden = reference_outputs(case.proto, [case.feed])[0]["y"]
+
+    def judge(candidate: Candidate) -> bool:
+        found = reference_outputs(candidate.rewritten.model, [case.feed])[0]["y"]
+        return bool(np.abs(found - golden).max() < 0.05)
+
+    assert precision(case.proto, judge=judge).outcome == "good"

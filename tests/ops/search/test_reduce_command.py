@@ -147,7 +147,8 @@ def test_a_child_that_outlives_its_command_is_ended_too_and_does_not_hold_up_the
 
 
 def test_running_out_of_time_may_be_the_failure_that_is_meant():
-    check = command(f"import time; time.sleep({FOR_EVER})", timeout_seconds=0.2, timeout_fails=True)
+    code = f"import sys, time; time.sleep({FOR_EVER} if b'Tanh' in open(sys.argv[1], 'rb').read() else 0)"
+    check = command(code, timeout_seconds=1, timeout_fails=True)
     case = chain()
 
     result = reduce(case.proto, check, ReduceConfig(max_checks=3), feeds=[case.feed])
@@ -157,7 +158,10 @@ def test_running_out_of_time_may_be_the_failure_that_is_meant():
 
 def test_what_a_command_prints_is_kept_for_people_also_where_it_is_no_text():
     case = chain()
-    code = "import sys; sys.stdout.buffer.write(b'\\xff bad kernel'); sys.stderr.write('!'); sys.exit(1)"
+    code = (
+        "import sys; sys.stdout.buffer.write(b'\\xff bad kernel'); sys.stderr.write('!'); "
+        "sys.exit(b'Tanh' in open(sys.argv[1], 'rb').read())"
+    )
 
     result = reduce(case.proto, command(code), ReduceConfig(max_checks=1), feeds=[case.feed])
 
@@ -189,3 +193,22 @@ def test_a_command_is_a_record_and_survives_json():
     check = command("x", fail_codes=(3,), timeout_seconds=5.0)
 
     assert CommandCheck.from_json(check.to_json()) == check
+
+
+def test_a_check_that_cannot_work_is_told_from_a_model_that_fails(tmp_path: Path) -> None:
+    script = tmp_path / "check.py"
+    script.write_text("import a_module_that_is_not_there\n")
+    check = CommandCheck(command=(sys.executable, str(script), "{model}"))
+    with pytest.raises(errors.ConfigError, match=r"(?s)The check is broken.*a_module_that_is_not_there"):
+        reduce(models.transformer().proto, check)
+
+
+@pytest.mark.parametrize("op", ["Identity", "Relu"])
+def test_a_model_of_one_node_that_fails_is_no_broken_check(tmp_path: Path, op: str) -> None:
+    script = tmp_path / "check.py"
+    script.write_text(
+        f"import sys, onnx\nsys.exit(any(n.op_type == {op!r} for n in onnx.load(sys.argv[1]).graph.node))\n"
+    )
+    proto = models.model(f"(float[2] x) => (float[2] y) {{ y = {op}(x) }}")
+    result = reduce(proto, CommandCheck(command=(sys.executable, str(script), "{model}")))
+    assert [len(culprit.nodes) for culprit in result.culprits] == [1]

@@ -17,7 +17,7 @@ from trtops.backend.onnx.submodel import Cutter, SubModel
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Step
 from trtops.ops.search.reduce.op import reduce
-from trtops.ops.search.replays import load_replay
+from trtops.ops.search.replays import load_replay, save_replay
 
 POLYGRAPHY = str(Path(sys.executable).with_name("polygraphy"))
 ASKED = "touch asked"
@@ -74,7 +74,7 @@ def test_polygraphy_retraces_our_result_from_our_replay_without_checking_anythin
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_c"), ("linear", "node_e")])
-def test_a_replay_made_by_polygraphy_gives_us_its_smallest_failing_sub_model_to_start_from(
+def test_a_replay_of_polygraphy_that_ends_early_gives_us_its_smallest_failing_sub_model_to_start_from(
     tmp_path: Path, mode: str, culprit: str
 ):
     case = branchy()
@@ -82,7 +82,9 @@ def test_a_replay_made_by_polygraphy_gives_us_its_smallest_failing_sub_model_to_
     look = f"! grep -qa {culprit} polygraphy_debug.onnx"
     their_reduce(model, mode, check=look)
     replay = tmp_path / "polygraphy_debug_replay.json"
-    failed = [c.state["num_nodes"] for c in load_replay(replay).values() if not c.success]
+    early = dict(list(load_replay(replay).items())[:-1])
+    save_replay(early, replay)
+    failed = [c.state["num_nodes"] for c in early.values() if not c.success]
     steps: list[Step] = []
 
     result = reduce(
@@ -96,6 +98,36 @@ def test_a_replay_made_by_polygraphy_gives_us_its_smallest_failing_sub_model_to_
     assert [node.name for node in result.culprits[0].nodes] == [culprit]
     assert steps[1].stage == "replay" and steps[1].verdict == "fail"
     assert steps[1].nodes_left == min(failed)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("mode", "culprit"), [("bisect", "node_c"), ("linear", "node_e"), ("bisect", "none of them")])
+def test_a_replay_of_polygraphy_that_has_all_answers_leaves_nothing_to_check(tmp_path: Path, mode: str, culprit: str):
+    case = branchy()
+    model = case.write(tmp_path)
+    their_reduce(model, mode, check=f"! grep -qa {culprit} polygraphy_debug.onnx")
+    replay = tmp_path / "polygraphy_debug_replay.json"
+    failed = [c.state["num_nodes"] for c in load_replay(replay).values() if not c.success]
+
+    config = ReduceConfig(mode=mode, load_replay=str(replay))  # type: ignore[arg-type]
+    result = reduce(model, never_asked, config, feeds=[case.feed])
+
+    assert result.checks == 0
+    assert [len(found.nodes) for found in result.culprits] == ([min(failed)] if failed else [])
+
+
+def never_asked(part):
+    raise AssertionError("nothing is to be checked")
+
+
+def test_our_own_replay_gives_the_same_result_without_checking_anything(tmp_path: Path):
+    case, replay = branchy(), tmp_path / "replay.json"
+    check = fails_with("node_e")
+    before = reduce(case.proto, check, ReduceConfig(save_replay=str(replay)), feeds=[case.feed])
+
+    again = reduce(case.proto, never_asked, ReduceConfig(load_replay=str(replay)), feeds=[case.feed])
+
+    assert (again.checks, again.culprits[0].nodes) == (0, before.culprits[0].nodes)
 
 
 @pytest.mark.parity
@@ -144,9 +176,10 @@ def test_a_replay_that_does_not_exist_is_named():
         reduce(branchy().proto, fails_with("node_e"), ReduceConfig(load_replay="missing.json"))
 
 
-def test_answers_of_a_replay_are_only_a_start_and_are_checked_again(tmp_path: Path):
+def test_answers_of_a_replay_that_lacks_some_are_only_a_start_and_are_checked_again(tmp_path: Path):
     case, replay = branchy(), tmp_path / "replay.json"
     reduce(case.proto, fails_with("node_c"), ReduceConfig(save_replay=str(replay)), feeds=[case.feed])
+    save_replay(dict(list(load_replay(replay).items())[:-1]), replay)
 
     result = reduce(case.proto, fails_with("node_f"), ReduceConfig(load_replay=str(replay)), feeds=[case.feed])
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests import models
+from tests import models, zoo
 from trtops import errors
 from trtops.backend.base import BaseRunner
-from trtops.comparator.report import Tolerances
+from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage
@@ -202,3 +202,53 @@ def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:
     result = triage(chain(2), onnxruntime_runner, TriageConfig(tolerances=TIGHT))
     with pytest.raises(errors.ConfigError, match="Did you mean 't0'"):
         result.tensor("t00")
+
+
+def reshaped_by_its_own_shape() -> onnx.ModelProto:
+    """As exporters write ``x.view(len(x), -1)``: the target shape is read from a tensor inside the model."""
+    return models.model(
+        """(float[N,4,6] x) => (float[N,24] y) {
+            r = Relu(x)
+            s = Shape(r)
+            n = Gather(s, first)
+            t = Concat<axis = 0>(n, rest)
+            f = Reshape(r, t)
+            g = MatMul(f, w)
+            y = Relu(g)
+        }""",
+        {"w": models.random(24, 24), "first": np.array([0]), "rest": np.array([-1])},
+    )
+
+
+@pytest.mark.parametrize("batches", [(1, 3), (3, 1)])
+@pytest.mark.parametrize("side", [BuildConfig(), BuildConfig(precision="fp16"), Emulated("fp16")])
+def test_a_sound_model_is_not_accused_where_feeds_differ_in_shape(
+    side: BuildConfig | Emulated, batches: tuple[int, int]
+) -> None:
+    feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in batches]
+    result = triage(reshaped_by_its_own_shape(), side, feeds=feeds)
+    assert (result.verdict, result.first) == ("good", None)
+
+
+def test_windows_are_cut_by_the_largest_of_feeds_that_differ_in_shape() -> None:
+    feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in (1, 64)]
+    small, large = (
+        triage(reshaped_by_its_own_shape(), onnxruntime_runner, TriageConfig(window_bytes=64 * 24 * 4 * 3), feeds=given)
+        for given in (feeds[:1], feeds)
+    )
+    assert large.windows > small.windows
+
+
+@pytest.mark.parametrize("tolerances", [None, Tolerances(atol=2e-2, rtol=2e-2)])
+def test_a_mask_that_16_bit_clamps_is_not_blamed(tolerances: Tolerances | None) -> None:
+    case = zoo.masked_attention()
+    result = triage(case.proto, Emulated("fp16"), TriageConfig(tolerances=tolerances), feeds=[dict(case.feed)])
+    assert (result.verdict, result.first, result.origin) == ("good", None, None)
+    assert all(t.growth is None or t.growth < 10 for t in result.tensors)
+
+
+def test_what_differs_inside_while_the_outputs_agree_is_not_the_headline() -> None:
+    case = zoo.masked_attention()
+    config = TriageConfig(tolerances=Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)}))
+    text = triage(case.proto, Emulated("fp16"), config, feeds=[dict(case.feed)]).text()
+    assert text.startswith("The model's outputs agree. The first tensor inside that differs is")

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trtops import errors
 from trtops.backend.onnx import external, walk, wire
 from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
-from trtops.backend.onnx.model import parse_proto, read_proto
+from trtops.backend.onnx.parsing import parse_proto, read_proto
 
 if TYPE_CHECKING:
     import onnx
@@ -63,7 +63,7 @@ def read_bare(path: str | Path) -> Bare:
     """Read a model file without its large weights, each of which has as many bytes as its shape asks for.
 
     Raises:
-        InvalidModelError: As :func:`~trtops.backend.onnx.model.read_proto` raises it.
+        InvalidModelError: As :func:`~trtops.backend.onnx.parsing.read_proto` raises it.
     """
     try:
         if os.path.getsize(path) >= SMALL_FILE:

@@ -18,6 +18,9 @@ from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import add_copy
 from trtops.backend.onnx.rewriting import replace_nodes
 
+LARGEST_FLOAT16 = 65504.0
+
+_STANDS_FOR_INFINITY = 1e9  # masks are filled with such values, which 16 bit may clamp
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
 
@@ -72,3 +75,36 @@ def _emulate_graph(
     for tensor in low_weights:
         array = numpy_helper.to_array(tensor).astype("float32")
         add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
+
+
+def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
+    """Give an emulated model an output for each result that is rounded to FP16: the largest magnitude before that.
+
+    Values that stand for infinity do not count. What is inside bodies of If, Loop and Scan is not watched.
+
+    Args:
+        model: The model, as :func:`emulate_low_precision` leaves it; outputs are added behind its own.
+
+    Returns:
+        Names of the outputs, scalars of FP32, by the tensors' names in order of execution.
+    """
+    peaks: dict[str, str] = {}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        exact = node.input[0] if node.op_type == "Cast" else ""
+        if exact == f"{node.output[0]}/exact" and walk.int_attribute(node, "to", 0) == TensorProto.FLOAT16:
+            tensor = node.output[0]
+            size, finite, kept, peak = (f"{tensor}/{what}" for what in ("size", "finite", "kept", "peak"))
+            nodes += [
+                helper.make_node("Abs", [exact], [size]),
+                helper.make_node("Less", [size, "emulate/infinity"], [finite]),
+                helper.make_node("Where", [finite, size, "emulate/zero"], [kept]),
+                helper.make_node("ReduceMax", [kept], [peak], keepdims=0),
+            ]
+            peaks[tensor] = peak
+    model.graph.node.extend(nodes)
+    for name, value in (("emulate/infinity", _STANDS_FOR_INFINITY), ("emulate/zero", 0.0)):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
+    for peak in peaks.values():
+        model.graph.output.append(helper.make_tensor_value_info(peak, TensorProto.FLOAT, []))
+    return peaks

@@ -20,6 +20,7 @@ from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 from trtops.backend.onnx.sizes import Array, KnownTensors
+from trtops.limits import memory_limit
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ def fold_constants(
         fold_shapes: Whether Shape and Size, and what is computed from them, are folded.
         infer_shapes: Whether shapes are inferred before each pass; else those that the model declares are used.
         symbolic: See :func:`trtops.backend.onnx.shapes.infer_shapes`.
-        size_threshold: Bytes above which a tensor is not folded; None folds all.
+        size_threshold: Bytes above which a tensor is not folded; by default twice the model's own bytes, and at least a
+            sixteenth of what may be taken (:mod:`trtops.limits`), which is 256 MiB.
         error_ok: Whether nodes that cannot be evaluated are left as they are.
 
     Returns:
@@ -62,7 +64,7 @@ def fold_constants(
         InferenceError: If a node cannot be evaluated, unless ``error_ok``.
     """
     settings = _Settings(model, fold_shapes, size_threshold, error_ok)
-    before = sum(1 for _ in walk.nodes(model))
+    before, bytes_before = sum(1 for _ in walk.nodes(model)), model.ByteSize()
     done = 0
     while passes is None or done < passes:
         if fold_shapes and infer_shapes:
@@ -74,6 +76,13 @@ def fold_constants(
             break
     after = sum(1 for _ in walk.nodes(model))
     log.info("Folded %d of %d nodes in %d passes", before - after, before, done)
+    if model.ByteSize() > max(2 * bytes_before, _SMALL_MODEL):
+        log.warning(
+            "The model has %.1f MB now, and had %.1f MB: constants larger than what they are made of were folded. "
+            "Limit that by --fold-size-threshold (size_threshold).",
+            model.ByteSize() / 1e6,
+            bytes_before / 1e6,
+        )
     return before - after
 
 
@@ -86,6 +95,10 @@ def _infer_shapes(model: onnx.ModelProto, symbolic: bool, error_ok: bool) -> Non
         log.warning("%s", exc)
 
 
+_SMALL_MODEL = 1 << 20
+"""Bytes of a model whose growth is nobody's concern."""
+
+
 class _Settings:
     """Settings of the whole run, and in ``stuck`` the first outputs of nodes that turned out not to be evaluable."""
 
@@ -94,7 +107,9 @@ class _Settings:
         self.versions = {name: min(version, _LARGEST_VERSION) for name, version in walk.opsets(model).items()}
         self.ir_version = max(model.ir_version, 4)  # from which on weights need not be inputs too
         self.fold_shapes = fold_shapes
-        self.size_threshold = size_threshold
+        # A constant far larger than the whole model saves nobody anything.
+        usual = max(2 * model.ByteSize(), memory_limit() // 16)
+        self.size_threshold = usual if size_threshold is None else size_threshold
         self.error_ok = error_ok
         self.stuck: set[str] = set()
 
@@ -108,7 +123,7 @@ class _Settings:
         return onnx.defs.has(node.op_type, self.versions.get(domain, 0), domain)
 
     def too_large(self, array_bytes: int) -> bool:
-        return self.size_threshold is not None and array_bytes > self.size_threshold
+        return array_bytes > self.size_threshold
 
 
 def _fold_graph(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto], settings: _Settings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
-from trtops.backend.onnx.model import read_proto
+from trtops.backend.onnx.parsing import read_proto
 from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     import onnx
+
+_ENDS_OF_GRAPH = """
+import json, sys
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+nodes = GraphDef.FromString(open(sys.argv[1], "rb").read()).node
+read = {name.lstrip("^").split(":")[0] for node in nodes for name in node.input}
+inputs = [node.name + ":0" for node in nodes if node.op in ("Placeholder", "PlaceholderV2")]
+outputs = [n.name + ":0" for n in nodes if n.name not in read and n.op not in ("Placeholder", "Const", "NoOp", "Assert")]
+print(json.dumps({"inputs": inputs, "outputs": outputs}))
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,8 @@ class OnnxFromTensorFlow:
         path: A Keras file, a frozen graph, or a folder with a saved model or a checkpoint.
         kind: Which of them.
         checkpoint: The checkpoint's name without its ending, in the folder; without it the folder is a saved model.
-        outputs: Output tensors, such as ``scores:0``; frozen graphs need them.
+        outputs: Output tensors, such as ``scores:0``. Of a frozen graph, which names none, those that nothing reads unless
+            given; its inputs are its placeholders.
         opset: ONNX operator set; tf2onnx's own choice unless given.
     """
 
@@ -55,14 +68,28 @@ class OnnxFromTensorFlow:
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("tensorflow")) as folder:
             output = Path(folder, "model.onnx")
             command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
-            if self.outputs:
-                command += ["--outputs", ",".join(self.outputs)]
+            outputs = list(self.outputs or ())
+            if self.kind == "frozen":
+                inputs, ends = self._ends_of_graph()
+                command += ["--inputs", ",".join(inputs)]
+                outputs = [name if ":" in name else f"{name}:0" for name in outputs or ends]
+            if outputs:
+                command += ["--outputs", ",".join(outputs)]
             if self.opset is not None:
                 command += ["--opset", str(self.opset)]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
             if done.returncode or not output.exists():
                 raise errors.InvalidModelError(f"tf2onnx cannot convert {self.path}:\n{done.stderr[-2000:].strip()}")
             return read_proto(output)
+
+    def _ends_of_graph(self) -> tuple[list[str], list[str]]:
+        """The tensors of a frozen graph that are fed, and those that nothing reads."""
+        command = [sys.executable, "-c", _ENDS_OF_GRAPH, str(self.path)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            raise errors.InvalidModelError(f"TensorFlow cannot read {self.path}:\n{done.stderr[-2000:].strip()}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        return found["inputs"], found["outputs"]
 
     def _source(self) -> list[str]:
         if self.kind == "keras":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trtops.backend.onnx import walk, with_onnxruntime
 from trtops.backend.onnx.messages import TensorProto
 from trtops.backend.onnx.rewriting import set_shape
+from trtops.limits import limited_memory
 
 if TYPE_CHECKING:
     import onnx
@@ -75,8 +76,9 @@ def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError):  # C++ exceptions come as ValueError
+        with limited_memory():
+            return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, MemoryError):  # C++ exceptions come as ValueError
         return model
 
 

@@ -1,6 +1,6 @@
 """What is wrong with a model, node by node, all roots in one go.
 
-A model that ONNX Runtime loads and runs whole is fine. One that it does not is run node by node: each node gets the
+A model that ONNX's checker has nothing against, and that ONNX Runtime loads and runs whole, is fine. One that it does not is run node by node: each node gets the
 values that the nodes before it made. Nodes behind one that fails have no values to run on. They are run on zeros where
 the shapes of what they read are known and no value can make them fail, and loaded with what is known of types and shapes
 elsewhere: what the model declares, what can be inferred, and what nodes imply. So roots behind other roots are found, and
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.backend.onnx import external, implied, stand_ins, walk, with_onnxruntime
+from trtops.backend.onnx import checker, external, implied, stand_ins, walk, with_onnxruntime
 from trtops.backend.onnx.bare import Bare
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.messages import GraphProto, TensorProto, ValueInfoProto
@@ -35,9 +36,19 @@ log = logging.getLogger(__name__)
 
 _SHAPE_BYTES = 1024
 _MOST_ELEMENTS = 1 << 28
+_WEIGHTS_ALONE = 4  # the IR version from which on weights need not be inputs too
+_MOST_BYTES = (1 << 31) - (1 << 20)  # a larger message is no protobuf
 
 Level: TypeAlias = Literal["exception", "error", "warning"]
-Source: TypeAlias = Literal["onnx", "onnxruntime"]
+Source: TypeAlias = Literal["onnx_checker", "onnx_loader", "onnx_graphsurgeon", "onnxruntime"]
+"""Who says so, by Polygraphy's words: ``onnx_graphsurgeon`` is what shows in the graph itself."""
+
+_FOR_ACCELERATORS = {
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT8E4M3FN: "float8e4m3fn",
+    TensorProto.FLOAT8E5M2: "float8e5m2",
+}
+"""Types for which ONNX Runtime has hardly a kernel on a processor: a model in them is none the worse for it."""
 
 _KNOWN_DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
@@ -54,12 +65,14 @@ class LintEntry(Record):
         source: Who says so.
         message: What was found.
         nodes: Names of the nodes that it is about; empty if it is about the model.
+        op: The type of the node, if it is about one.
     """
 
     level: Level
     source: Source
     message: str
     nodes: tuple[str, ...] = ()
+    op: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +97,30 @@ class LintReport(Record):
         return all(entry.level == "warning" for entry in self.entries)
 
     def to_lint_json(self) -> dict[str, JSONValue]:
-        """The report as Polygraphy writes it, with ``unchecked`` added to its summary."""
+        """The report as Polygraphy writes it, with further fields: ``unchecked``, and of each entry ``kind`` and ``op``.
+
+        Polygraphy has no level ``error``, which is ``exception`` there; ``kind`` tells them apart. A node of an operator
+        that ONNX Runtime does not know is a warning, and counts as passing.
+        """
+        custom = {name for entry in self.entries if entry.level == "warning" and entry.op for name in entry.nodes}
+        passing = dict.fromkeys([*self.passing, *(name for name in self.unchecked if name in custom)])
         return {
             "summary": {
-                "passing": list(self.passing),
+                "passing": list(passing),
                 "failing": list(self.failing),
                 "unchecked": list(self.unchecked),
             },
-            "lint_entries": [entry.to_dict() for entry in self.entries],
+            "lint_entries": [
+                {
+                    "level": "warning" if entry.level == "warning" else "exception",
+                    "source": entry.source,
+                    "message": entry.message,
+                    **({"nodes": list(entry.nodes)} if entry.nodes else {}),
+                    "kind": entry.level,
+                    **({"op": entry.op} if entry.op else {}),
+                }
+                for entry in self.entries
+            ],
         }
 
 
@@ -113,21 +142,29 @@ def lint(
     """
     bare = model if isinstance(model, Bare) else Bare(model.proto() if isinstance(model, Model) else model)
     proto = bare.model
+    if not proto.graph.node:
+        empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
+        return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
     names = _node_names(proto.graph)
     fatal = [*_circle_entries(proto.graph), *_weight_entries(bare)]
-    entries = [*fatal, *_name_entries(proto.graph), *_unused_entries(proto.graph)]
+    wrong = [*_duplicate_entries(proto.graph), *_checker_entries(bare, fatal)]
+    entries = [*fatal, *wrong, *_name_entries(proto.graph), *_unused_entries(proto.graph, proto.ir_version)]
     if fatal:
         return LintReport(passing=(), failing=(), unchecked=tuple(names), entries=tuple(entries))
-    broken = {name for entry in entries if entry.level == "error" for name in entry.nodes}
+    broken = {name for entry in entries if entry.level == "error" and entry not in wrong for name in entry.nodes}
     run = _Run(bare, dict(feed or {}), names, path)
     if any(entry.level == "error" for entry in entries) or not run.whole():
         run.node_by_node(broken)
+    if run.refusal and not any(entry.level == "error" for entry in entries) and not run.entries:
+        # Each node is fine by itself, and the model is refused all the same.
+        entries.append(LintEntry(level="error", source="onnxruntime", message=run.refusal))
     untried = run.unchecked | run.custom
-    failing = broken | {name for entry in run.entries if entry.level != "warning" for name in entry.nodes}
+    found = (*wrong, *run.entries)
+    failing = broken | {name for entry in found if entry.level != "warning" for name in entry.nodes}
     return LintReport(
-        passing=tuple(name for name in names if name not in failing and name not in untried),
-        failing=tuple(name for name in names if name in failing),
-        unchecked=tuple(name for name in names if name in untried and name not in failing),
+        passing=tuple(name for name in dict.fromkeys(names) if name not in failing and name not in untried),
+        failing=tuple(name for name in dict.fromkeys(names) if name in failing),
+        unchecked=tuple(name for name in dict.fromkeys(names) if name in untried and name not in failing),
         entries=(*entries, *run.entries),
     )
 
@@ -137,30 +174,49 @@ def _node_names(graph: onnx.GraphProto) -> list[str]:
     return [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
 
 
+def _duplicate_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
+    """Names that several nodes have."""
+    places: dict[str, list[int]] = {}
+    for place, node in enumerate(graph.node):
+        places.setdefault(node.name, []).append(place)
+    for name, found in places.items():
+        if name and len(found) > 1:
+            message = f"Duplicate node name: '{name}' for nodes with topological IDs: {found} found."
+            yield LintEntry(level="error", source="onnx_graphsurgeon", message=message, nodes=(name,))
+
+
+def _checker_entries(bare: Bare, fatal: list[LintEntry]) -> Iterator[LintEntry]:
+    """What ONNX's checker has against the model as a whole; it is not asked where that is known to be wrong already."""
+    if fatal or bare.model.ByteSize() >= _MOST_BYTES:
+        return
+    if message := checker.complaint(bare.model, bare.left_out):
+        yield LintEntry(level="error", source="onnx_checker", message=message)
+
+
 def _circle_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
     try:
         walk.execution_order(graph.node)
     except errors.InvalidModelError as exc:
-        yield LintEntry(level="error", source="onnx", message=str(exc))
+        yield LintEntry(level="error", source="onnx_graphsurgeon", message=str(exc))
 
 
 def _weight_entries(bare: Bare) -> Iterator[LintEntry]:
     for tensor in bare.tensors():
         if external.is_external(tensor):
             message = f"Tensor {tensor.name!r} has its data in another file, which is not loaded."
-            yield LintEntry(level="error", source="onnx", message=message)
+            yield LintEntry(level="error", source="onnx_loader", message=message)
             continue
         try:
             if tensor.data_type != TensorProto.STRING:
                 raw_bytes(tensor)
         except errors.InvalidModelError as exc:
-            yield LintEntry(level="error", source="onnx", message=str(exc))
+            yield LintEntry(level="error", source="onnx_loader", message=str(exc))
 
 
 def _name_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
     """Names that are defined twice, or not at all."""
     if not graph.output:
-        yield LintEntry(level="error", source="onnx", message="The model has no outputs.")
+        yield LintEntry(level="error", source="onnx_graphsurgeon", message="The model has no outputs.")
     names = _node_names(graph)
     defined = Counter(value.name for value in graph.input)
     constants = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
@@ -170,33 +226,50 @@ def _name_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
         for output in filter(None, node.output):
             if defined[output] > 1:
                 message = f"{walk.label(node)} makes {output!r}, which is defined {defined[output]} times."
-                yield LintEntry(level="error", source="onnx", message=message, nodes=(name,))
+                yield LintEntry(level="error", source="onnx_graphsurgeon", message=message, nodes=(name,))
         for used in dict.fromkeys(walk.uses(node)):
             if used not in defined:
                 message = f"{walk.label(node)} reads {used!r}, which nothing makes. {errors.near(used, defined)}"
-                yield LintEntry(level="error", source="onnx", message=message.rstrip(), nodes=(name,))
+                yield LintEntry(level="error", source="onnx_graphsurgeon", message=message.rstrip(), nodes=(name,))
     for value in graph.output:
         if value.name not in defined:
-            yield LintEntry(level="error", source="onnx", message=f"Output {value.name!r} is made by nothing.")
-    for name, count in Counter(node.name for node in graph.node if node.name).items():
-        if count > 1:
-            yield LintEntry(level="warning", source="onnx", message=f"{count} nodes are named {name!r}.", nodes=(name,))
+            yield LintEntry(
+                level="error", source="onnx_graphsurgeon", message=f"Output {value.name!r} is made by nothing."
+            )
 
 
-def _unused_entries(graph: onnx.GraphProto) -> Iterator[LintEntry]:
-    """What no output needs; it costs space, and may be a mistake."""
-    used = {value.name for value in graph.output}
-    used.update(name for node in graph.node for name in walk.uses(node))
+def _unused_entries(graph: onnx.GraphProto, ir_version: int) -> Iterator[LintEntry]:
+    """What no output needs, also by way of others; it costs space, and may be a mistake."""
+    used = _needed_names(graph)
     constants = walk.initializer_names(graph)
     for value in graph.input:
         if value.name not in used and value.name not in constants:
-            yield LintEntry(level="warning", source="onnx", message=f"Input {value.name!r} is not used.")
+            message = f"Input: '{value.name}' does not affect outputs, can be removed."
+            yield LintEntry(level="warning", source="onnx_graphsurgeon", message=message)
+    known = {*(value.name for value in graph.input), *(name for node in graph.node for name in walk.uses(node))}
     for name in sorted(constants - used):
-        yield LintEntry(level="warning", source="onnx", message=f"Weight {name!r} is not used.")
+        message = f"Weight: '{name}' does not affect outputs, can be removed."
+        yield LintEntry(level="warning", source="onnx_graphsurgeon", message=message)
+        if ir_version < _WEIGHTS_ALONE and name not in known:
+            message = f"Weight '{name}' is neither used nor an input; ONNX Runtime refuses such models of IR version {ir_version}."
+            yield LintEntry(level="error", source="onnxruntime", message=message)
+    message = "Does not affect outputs, can be removed."
     for name, node in zip(_node_names(graph), graph.node):
         if used.isdisjoint(filter(None, node.output)):
-            message = f"Nothing uses what {walk.label(node)} makes."
-            yield LintEntry(level="warning", source="onnx", message=message, nodes=(name,))
+            yield LintEntry(level="warning", source="onnx_graphsurgeon", message=message, nodes=(name,))
+
+
+def _needed_names(graph: onnx.GraphProto) -> set[str]:
+    """Names of all tensors that some output depends on, outputs included."""
+    makers = {output: node for node in graph.node for output in node.output if output}
+    needed: set[str] = set()
+    waiting = [value.name for value in graph.output]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting.extend(walk.uses(makers[name]) if name in makers else ())
+    return needed
 
 
 def _weight_values(tensor: onnx.TensorProto) -> Any:
@@ -224,6 +297,21 @@ def _with_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.Mod
     return copy
 
 
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_LOADING = re.compile(r"Load model from .*? failed:")  # of a file, and not of a model handed over in memory
+_PREFIXES = ("This is an invalid model. ", "Error: ", "Failed to load model with error: ", "Exception caught: ", "Exception during loading: ")  # fmt: skip
+
+
+def _pruned(text: str) -> str:
+    """What ONNX Runtime complains of, in one line, without what all its complaints begin with."""
+    if not _STATUS.match(text):
+        return text
+    text = _LOADING.sub("", _STATUS.sub("", text), count=1).replace('"', "`")
+    for prefix in _PREFIXES:
+        text = text.replace(prefix, "")
+    return " ".join(text.split())
+
+
 class _Run:
     """One model being run, whole or node by node."""
 
@@ -236,6 +324,7 @@ class _Run:
         self.entries: list[LintEntry] = []
         self.unchecked: set[str] = set()
         self.custom: set[str] = set()
+        self.refusal = ""  # what ONNX Runtime has against the whole model
         self.declared: dict[str, onnx.ValueInfoProto] = {}
         self.sparse = {sparse.values.name: sparse for sparse in bare.model.graph.sparse_initializer}
         self.made_up: set[str] = set()  # tensors whose values depend on zeros in place of what a node did not make
@@ -254,6 +343,7 @@ class _Run:
             with_onnxruntime.evaluate(source, [v.name for v in self.model.graph.output], {**inputs, **self.left_out})
         except errors.InferenceError as exc:
             log.info("The model does not run whole: %s", exc)
+            self.refusal = _pruned(str(exc.__cause__ or exc)) if "cannot load" in str(exc) else ""
             return False
         return True
 
@@ -373,14 +463,26 @@ class _Run:
         if node.domain not in _KNOWN_DOMAINS:
             self.custom.add(name)
             message = f"ONNX Runtime has no kernel for {node.domain}.{node.op_type}; another back end may have one."
-            self._add_entry("warning", name, message)
+            self._add_entry("warning", name, node.op_type, message)
             return
         text = str(exc.__cause__ or exc)
+        lacking = "Could not find an implementation" in text and self._type_of_accelerators(node)
+        if lacking:
+            self.custom.add(name)
+            message = f"ONNX Runtime has no {lacking} kernel for {node.op_type} on a processor; another back end may have one."
+            self._add_entry("warning", name, node.op_type, message)
+            return
         running = "while running" in text or "RUNTIME_EXCEPTION" in text
-        self._add_entry("exception" if running else "error", name, f"{walk.label(node)}: {text}")
+        self._add_entry("exception" if running else "error", name, node.op_type, _pruned(text))
 
-    def _add_entry(self, level: Level, name: str, message: str) -> None:
-        self.entries.append(LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,)))
+    def _type_of_accelerators(self, node: onnx.NodeProto) -> str:
+        """The type that a node reads or makes and that is there for accelerators; empty if it has none."""
+        names = (*node.input, *node.output)
+        found = {self.declared[n].type.tensor_type.elem_type for n in names if self._is_typed(n)}
+        return next((text for element, text in _FOR_ACCELERATORS.items() if element in found), "")
+
+    def _add_entry(self, level: Level, name: str, op: str, message: str) -> None:
+        self.entries.append(LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,), op=op))
 
     def _model_of_node(
         self, node: onnx.NodeProto, used: list[str], values: Mapping[str, Any], *, run: bool
@@ -429,7 +531,14 @@ class _Run:
 
     def _input_array(self, value: onnx.ValueInfoProto) -> Any:
         given = self.feed.get(value.name)
-        return given if given is not None else self._made_up_input(value)
+        if given is None:
+            return self._made_up_input(value)
+        element = data_type(value.type.tensor_type.elem_type)
+        dtype = getattr(given, "dtype", None)
+        if element is None or dtype is None or dtype.kind not in "fiub" or dtype == element.numpy():
+            return given
+        log.warning("Input %r is cast from %s to %s", value.name, dtype, element)
+        return given.astype(element.numpy())
 
     @staticmethod
     def _made_up_input(value: onnx.ValueInfoProto) -> Any:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
-from trtops.backend.onnx.messages import ModelProto, TensorProto
+from trtops.backend.onnx.bare import read_bare
+from trtops.backend.onnx.messages import TensorProto
+from trtops.backend.onnx.parsing import read_proto
 from trtops.metadata import DataType, Dim, TensorSpec
 
 if TYPE_CHECKING:
@@ -94,6 +94,17 @@ class Model:
             )
         return fresh
 
+    def structure(self) -> onnx.ModelProto:
+        """The model without its large weights, which cannot be run: graphs, nodes, types and shapes. Not to be changed.
+
+        Raises:
+            InvalidModelError: If the model file cannot be read any more.
+        """
+        if self.path is None:
+            assert self._content is not None
+            return self._content
+        return read_bare(self.path).model
+
     def files(self) -> tuple[Path, ...]:
         """The model file, then its data files sorted by name; empty for a model in memory.
 
@@ -106,68 +117,6 @@ class Model:
         folder = self.path.parent
         outside = (t for t in walk.tensors(read_proto(self.path)) if external.is_external(t))
         return (self.path, *sorted({external.locate(tensor, folder).path for tensor in outside}))
-
-
-def read_proto(path: str | Path) -> onnx.ModelProto:
-    """Parse a model file, leaving external data where it is.
-
-    Raises:
-        InvalidModelError: If there is no such file, or it is no ONNX model.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise errors.InvalidModelError(f"{path} is a folder; expected an ONNX file.")
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.") from None
-    except OSError as exc:
-        raise errors.InvalidModelError(f"{path} cannot be read: {exc}.") from exc
-    return parse_proto(data, f"{path}: ")
-
-
-def parse_proto(data: bytes, where: str = "") -> onnx.ModelProto:
-    """Parse the bytes of a model.
-
-    Args:
-        data: A serialized ``ModelProto``.
-        where: What to put before an error message, such as ``"model.onnx: "``.
-
-    Raises:
-        InvalidModelError: If the bytes are empty, cut short, or something else than an ONNX model.
-    """
-    if not data:
-        raise errors.InvalidModelError(f"{where}empty; expected an ONNX model.")
-    if data[4:8] == b"ORTM":
-        raise errors.InvalidModelError(
-            f"{where}an ONNX Runtime (ORT format) model; expected the ONNX model it was made from."
-        )
-    try:
-        model: onnx.ModelProto = ModelProto.FromString(data)
-    except DecodeError:
-        raise errors.InvalidModelError(
-            f"{where}not an ONNX model, or cut short ({len(data)} bytes, beginning with {data[:8]!r})."
-        ) from None
-    if not model.HasField("graph") or not model.opset_import:
-        lacks = "operator set" if model.HasField("graph") else "graph"
-        raise errors.InvalidModelError(f"{where}has no {lacks}: not an ONNX model, or cut short ({len(data)} bytes).")
-    try:
-        "".join(opset.domain for opset in model.opset_import)
-        for graph in walk.graphs(model.graph):
-            _join_texts(graph)
-    except (TypeError, UnicodeDecodeError):  # protobuf gives text that is not UTF-8 as bytes, or raises
-        raise errors.InvalidModelError(f"{where}holds names that are no text: not an ONNX model, or damaged.") from None
-    return model
-
-
-def _join_texts(graph: onnx.GraphProto) -> None:
-    """Join all names in a graph, sub-graphs aside. This fails if one is not text, and is the fastest way to find out."""
-    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-    "".join((graph.name, *[value.name for value in values]))
-    for node in graph.node:
-        "".join((node.name, node.op_type, node.domain, *node.input, *node.output))
-        if node.attribute:
-            "".join([attribute.name for attribute in node.attribute])
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:

@@ -24,6 +24,7 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
+from trtops.backend.onnx.expansion import check_expansion
 from trtops.backend.onnx.model import check_structure
 from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
 from trtops.metadata import DataType
@@ -142,6 +143,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not model.functions:
         return model
+    check_expansion(model)
     try:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError) as exc:  # C++ exceptions

@@ -13,6 +13,7 @@ from trtops import errors
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx import copying, external, walk, wire
 from trtops.backend.onnx.model import raw_bytes
+from trtops.files import FilesTogether, replaced_together
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a little to spare."""
@@ -63,7 +64,8 @@ def save_model(
     path = Path(path)
     if external_data_path is None:
         if model_bytes(model) < PROTOBUF_LIMIT:
-            _write_model(model, path)
+            with open_atomically(path) as file:
+                _write_model(model, file)
             return
         external_data_path = ""
     location = external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else ".")
@@ -71,18 +73,20 @@ def save_model(
         raise errors.ExternalDataError(
             f"External data path {external_data_path!r} leads out of the model's folder; give one relative to {path.parent}."
         )
-    if all_tensors_to_one_file:
-        with open_atomically(path.parent / location) as file:
-            bare = copying.copy_model(model, _put_outside(_OneFile(file, Path(location)), size_threshold))
-    else:
-        bare = copying.copy_model(model, _put_outside(_NumberedFiles(path.parent, Path(location)), size_threshold))
-    _write_model(bare, path)
+    with replaced_together(path) as files:
+        if all_tensors_to_one_file:
+            with files.open(path.parent / location) as file:
+                bare = copying.copy_model(model, _put_outside(_OneFile(file, Path(location)), size_threshold))
+        else:
+            numbered = _NumberedFiles(files, path.parent, Path(location))
+            bare = copying.copy_model(model, _put_outside(numbered, size_threshold))
+        with files.open(path) as file:
+            _write_model(bare, file)
 
 
-def _write_model(model: onnx.ModelProto, path: Path) -> None:
-    with open_atomically(path) as file:
-        for piece in _model_pieces(model):
-            file.write(piece)
+def _write_model(model: onnx.ModelProto, file: IO[bytes]) -> None:
+    for piece in _model_pieces(model):
+        file.write(piece)
 
 
 def _model_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
@@ -158,6 +162,7 @@ class _OneFile:
 class _NumberedFiles:
     """A file for each weight, named by a number, since tensor names need not be file names."""
 
+    files: FilesTogether
     folder: Path
     location: Path
     count: int = 0
@@ -165,7 +170,7 @@ class _NumberedFiles:
     def write(self, data: bytes) -> tuple[Path, int]:
         location = self.location / f"tensor_{self.count:06}.bin"
         self.count += 1
-        with open_atomically(self.folder / location) as file:
+        with self.files.open(self.folder / location) as file:
             file.write(data)
         return location, 0
 

@@ -19,6 +19,9 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 Sizes: TypeAlias = "list[int | None] | int | None"
 """Elements of an integer vector, None where one is not known; or an integer scalar. None if nothing is known."""
 
+_LONGEST = 1024
+"""Elements of a vector that may still be sizes: no tensor has so many dimensions."""
+
 _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
@@ -52,6 +55,8 @@ class KnownTensors:
             return self._sizes[name]
         tensor = self.weights.get(name)
         if tensor is None or len(tensor.dims) > 1 or tensor.data_type not in _INTEGERS:
+            return None
+        if tensor.dims and tensor.dims[0] > _LONGEST:
             return None
         values: Sizes = self.array(name).tolist()
         return values
@@ -135,10 +140,10 @@ def _joined_sizes(node: onnx.NodeProto, known: KnownTensors) -> Sizes:
         sizes = known.sizes(name)
         if sizes is None:
             dims = known.dims(name)
-            if dims is None or len(dims) != 1 or dims[0] is None:
+            if dims is None or len(dims) != 1 or dims[0] is None or dims[0] > _LONGEST:
                 return None
             sizes = [None] * dims[0]
-        if not isinstance(sizes, list):
+        if not isinstance(sizes, list) or len(result) + len(sizes) > _LONGEST:
             return None
         result += sizes
     return result

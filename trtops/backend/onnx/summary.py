@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trtops.backend.onnx import external, walk
@@ -103,11 +103,14 @@ def summary(model: onnx.ModelProto | Model, show: Collection[Show] = (), *, infe
 
     Args:
         model: The model; not changed.
-        show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights.
+        show: ``"layers"`` lists the nodes, ``"attrs"`` their attributes as well, ``"weights"`` the values of weights, and
+            with ``"attrs"`` of tensors among attributes.
         infer_shapes: As for :func:`describe`.
     """
     proto = _inferred_proto(model, infer_shapes)
-    opsets = ", ".join(f"{o.domain} {o.version}" if o.domain else str(o.version) for o in proto.opset_import)
+    own = next((str(o.version) for o in proto.opset_import if not o.domain), "Unknown")
+    others = {o.domain: o.version for o in proto.opset_import if o.domain}
+    opsets = f"{own} | Other Opsets: {others}" if others else own
     head = ["==== ONNX Model ====", f"    Name: {proto.graph.name} | ONNX Opset: {opsets}", ""]
     return "\n".join([*head, *_graph_lines(proto.graph, "Graph", {}, show, "    ")])
 
@@ -189,6 +192,9 @@ def _node_summary(node: onnx.NodeProto, known: _Known) -> NodeSummary:
     )
 
 
+_DTYPE_ATTRIBUTES = ("to", "dtype", "target_type")
+"""Attributes whose number stands for a data type."""
+
 _VALUE_FIELDS = {
     AttributeProto.INT: "i",
     AttributeProto.INTS: "ints",
@@ -202,7 +208,7 @@ _VALUE_FIELDS = {
 def _attribute_text(attribute: onnx.AttributeProto) -> str:
     kinds = AttributeProto
     if attribute.type == kinds.TENSOR:
-        return str(TensorSpec("tensor", data_type(attribute.t.data_type), tuple(attribute.t.dims)))
+        return f"Tensor: [dtype={data_type(attribute.t.data_type)}, shape={list(attribute.t.dims)}]"
     if attribute.type == kinds.GRAPH:
         return f"graph of {len(attribute.g.node)} nodes"
     field = _VALUE_FIELDS.get(attribute.type)
@@ -210,29 +216,24 @@ def _attribute_text(attribute: onnx.AttributeProto) -> str:
         return str(kinds.AttributeType.Name(attribute.type)).lower()
     value: Any = getattr(attribute, field)
     if isinstance(value, bytes):
-        return repr(value.decode(errors="replace"))
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int):
+        return value.decode(errors="replace")
+    if isinstance(value, int) and attribute.name in _DTYPE_ATTRIBUTES:
+        return str(data_type(value) or value)
+    if isinstance(value, (int, float)):
         return str(value)
     return str([v.decode(errors="replace") if isinstance(v, bytes) else v for v in value])
 
 
-def _weight_texts(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """Names and values of a graph's weights, the values shortened as numpy does it."""
-    import numpy as np
+def _values_text(tensor: onnx.TensorProto) -> str:
+    """A tensor's values, shortened as numpy does it."""
     from onnx import numpy_helper
 
-    for tensor in graph.initializer:
-        if external.is_external(tensor):
-            yield tensor.name, "(in another file, not loaded)"
-            continue
-        try:
-            array = numpy_helper.to_array(tensor)
-        except (ValueError, TypeError, KeyError) as exc:
-            yield tensor.name, f"(cannot be read: {exc})"
-        else:
-            yield tensor.name, np.array2string(array, threshold=100, edgeitems=2)
+    if external.is_external(tensor):
+        return "(in another file, not loaded)"
+    try:
+        return str(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, KeyError) as exc:
+        return f"(cannot be read: {exc})"
 
 
 def _graph_lines(
@@ -241,36 +242,55 @@ def _graph_lines(
     """The lines that tell of a graph; made of the messages themselves, since a record of each node would take longer."""
     initializers = _initializer_specs(graph)
     known = _Known(outer, graph, initializers)
+    if graph.doc_string and "attrs" in show:
+        yield from (f"{indent}---- Docstring ----", *(f"{indent}{line}" for line in graph.doc_string.splitlines()), "")
     yield from _tensor_lines(f"{kind} Input(s)", _input_specs(graph, known), indent)
     yield from _tensor_lines(f"{kind} Output(s)", [known[value.name] for value in graph.output], indent)
-    if "weights" in show and kind == "Graph":
-        yield f"{indent}---- {len(initializers)} Initializer(s) ----"
-        values = dict(_weight_texts(graph))
-        for spec in initializers:
-            yield f"{indent}Initializer | {spec} | Values:"
-            yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
-        yield ""
-    else:
+    if "weights" in show:
+        yield from _weight_lines(graph, initializers, indent)
+    elif "layers" in show or "attrs" in show:
         yield from _tensor_lines("Initializer(s)", initializers, indent)
+    else:
+        yield from (f"{indent}---- {len(initializers)} Initializer(s) ----", "")
     yield f"{indent}---- {len(graph.node)} Node(s) ----"
-    if not {"layers", "attrs", "weights"}.isdisjoint(show):
-        made = {name: str(spec) for name, spec in known.items()}
-        read = {**made, **{spec.name: f"Initializer | {known[spec.name]}" for spec in initializers}}
+    if "layers" in show or "attrs" in show:
+        made = {name: _spec_text(spec) for name, spec in known.items()}
+        read = {**made, **{spec.name: f"Initializer | {_spec_text(known[spec.name])}" for spec in initializers}}
         for i, node in enumerate(graph.node):
             inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
             outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
             yield f"{indent}Node {i:<4} | {node.name} [Op: {_operator_text(node)}]"
-            yield f"{indent}    {{{inputs}}}"
-            yield f"{indent}     -> {{{outputs}}}"
+            if inputs and outputs:
+                yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
+            else:
+                yield f"{indent}    {{{inputs}}} -> {{{outputs}}}"
             if "attrs" in show and node.attribute:
                 yield from _attribute_lines(node, known, show, indent)
             yield ""
 
 
+def _spec_text(spec: TensorSpec) -> str:
+    """A tensor in a line, with -1 for a dimension that nothing is declared of."""
+    if spec.shape is None or None not in spec.shape:
+        return str(spec)
+    return str(replace(spec, shape=tuple(-1 if dim is None else dim for dim in spec.shape)))
+
+
+def _weight_lines(graph: onnx.GraphProto, initializers: Collection[TensorSpec], indent: str) -> Iterator[str]:
+    """The lines of a graph's weights, with values."""
+    yield f"{indent}---- {len(initializers)} Initializer(s) ----"
+    values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
+    for spec in initializers:
+        yield f"{indent}Initializer | {spec.name} [dtype={spec.dtype}, shape={list(spec.shape or ())}] | Values:"
+        yield from (f"{indent}    {line}" for line in values.get(spec.name, "(sparse)").splitlines())
+        yield ""
+    if not initializers:
+        yield from (f"{indent}{{}}", "")
+
+
 def _tensor_lines(title: str, specs: Collection[TensorSpec], indent: str) -> Iterator[str]:
     yield f"{indent}---- {len(specs)} {title} ----"
-    if specs:
-        yield f"{indent}{{" + f",\n{indent} ".join(map(str, specs)) + "}"
+    yield f"{indent}{{" + f",\n{indent} ".join(map(_spec_text, specs)) + "}"
     yield ""
 
 
@@ -278,9 +298,15 @@ def _attribute_lines(
     node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
-    prefix = walk.node_name(node)
+    prefix = f"{node.name}." if node.name else ""
     bodies = dict(_named_bodies(node))
     for attribute in node.attribute:
-        yield f"{indent}    {prefix}.{attribute.name} = {_attribute_text(attribute)}"
         if attribute.name in bodies:
-            yield from _graph_lines(bodies[attribute.name], "Subgraph", known, show, indent + " " * 8)
+            yield f"{indent}    {prefix}{attribute.name} = "
+            yield from _graph_lines(bodies[attribute.name], "Subgraph", known, show, indent + " " * 12)
+            continue
+        with_values = attribute.type == AttributeProto.TENSOR and "weights" in show
+        text = f"{_attribute_text(attribute)} | Values:" if with_values else _attribute_text(attribute)
+        yield f"{indent}    {prefix}{attribute.name} = {text}"
+        if with_values:
+            yield from (f"{indent}        {line}" for line in _values_text(attribute.t).splitlines())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ def load(model: onnx.ModelProto | str) -> Any:
     """A session for a model, or a model file, on the CPU, with one thread and without optimizing it.
 
     Raises:
-        InferenceError: If the model is invalid, or ONNX Runtime has no kernel for a node.
+        InferenceError: If the model is invalid, ONNX Runtime has no kernel for a node, or it would take too much memory.
     """
     import onnxruntime as ort  # noqa: TID251
 
@@ -34,8 +35,9 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # which pays off where a session runs more than once
     try:
-        source = model if isinstance(model, str) else model.SerializeToString()
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        with limited_memory(_weight_bytes(model)):
+            source = model if isinstance(model, str) else model.SerializeToString()
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors share no base class but this
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
 
@@ -65,15 +67,23 @@ def evaluate(
     timer.daemon = True
     timer.start()
     try:
-        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
+        with limited_memory(_weight_bytes(model)):
+            results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
             message = f"ONNX Runtime did not come to an end within {LONGEST_SECONDS:g} s while running this part of the model."
             raise errors.InferenceError(message) from None
+        if "bad_alloc" in str(exc) or isinstance(exc, MemoryError):
+            raise errors.InferenceError(too_much("Running this part of the model")) from None
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
     finally:
         timer.cancel()
     return results
+
+
+def _weight_bytes(model: onnx.ModelProto | str) -> int:
+    """What a model's own weights may take while it is loaded, which makes copies of them."""
+    return 4 * (bytes_of_files(model) if isinstance(model, str) else int(model.ByteSize()))
 
 
 def can_infer_symbolic_shapes() -> bool:

@@ -6,6 +6,7 @@ An engine is the optimized model in ONNX Runtime's own format with the session o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from trtops import errors
 from trtops.backend import environment as surroundings
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCacheUse
 from trtops.backend.onnx.model import Model, model_digest
-from trtops.backend.onnx.quantize import is_quantized
+from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
 from trtops.backend.onnxrt.log import SessionLog
@@ -59,8 +60,12 @@ class OnnxRuntimeBackend:
         )
 
     def device_state(self) -> dict[str, str]:
-        """Nothing: a processor is always shared, and its clock changes from one moment to the next."""
-        return {}
+        """How many cores this process may use, which is how many threads an operator gets unless told otherwise.
+
+        Nothing of the clock: it changes from one moment to the next.
+        """
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return {"cores": str(usable)} if usable else {}
 
     def build(
         self,
@@ -98,10 +103,13 @@ class OnnxRuntimeBackend:
         providers, threads = request.options.providers, request.options.intra_op_threads
         log = SessionLog()
         rewritten = _rewrite_precision(request, calibration_data, log)
-        with Optimizer(rewritten.proto, providers=providers, threads=threads, log=log) as optimizer:
+        with Optimizer(
+            rewritten.proto, providers=providers, threads=threads, log=log, attempt_file=caches.attempt_file
+        ) as optimizer:
             choice = request.choose(optimizer, rewritten.sha256, log)
             optimized = optimizer(choice.candidate)
             plan, graph = optimized.plan, optimized.graph  # the file goes with the optimizer
+            optimizer.begin(choice.candidate)
         # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
         open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, rewritten.proto)
@@ -177,6 +185,7 @@ class _Request:
             shapes=self.shapes,
             inputs=self.model.info.inputs,
             log=log,
+            avoid=frozenset(self.caches.avoid),
         )
         return search.run(self.tactics, seed=self.options.tactic_seed, why_not=why_denied)
 
@@ -209,11 +218,22 @@ def _checked_request(model: Model, config: BuildConfig, caches: Caches, environm
         options=options,
         caches=caches,
         environment=environment,
-        tactics=tactics.allowed(options.tactics, allow_approximation=options.allow_approximation),
+        tactics=_tactics_to_vary(config, options),
         shapes=timing_shapes(model.info.inputs, config.profiles),
         timing_cache=cache,
         replayed=None if caches.replay is None else _replayed_choice(caches.replay, environment, options),
     )
+
+
+def _tactics_to_vary(config: BuildConfig, options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
+    """The tactics that the search may vary: for INT8 without the one that makes integer kernels, unless it is named.
+
+    On a small model FP32 between Q/DQ nodes can be the fastest, and would be no INT8 engine.
+    """
+    found = tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)
+    if config.precision != "int8" or options.tactics is not None:
+        return found
+    return tuple(tactic for tactic in found if tactic.name != tactics.INTEGER_KERNELS)
 
 
 def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
@@ -254,6 +274,9 @@ class _Rewritten:
 
 def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
     proto = request.model.proto()
+    widened = widen_small_integers(proto)
+    if widened:
+        log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
     precision = request.config.precision
     if precision == "int8" and not is_quantized(proto):
         return _rewrite_int8(request, proto, data, log)
@@ -264,7 +287,7 @@ def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: Sess
 
         proto = convert_to_fp16(proto, keep_io=True)
         return _Rewritten(proto, model_digest(proto))
-    return _Rewritten(proto, request.model.info.sha256)
+    return _Rewritten(proto, model_digest(proto) if widened else request.model.info.sha256)
 
 
 def _rewrite_int8(

@@ -298,6 +298,29 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         return onnx.load(path)
 
 
+def _require_fp32_layers(proto: onnx.ModelProto) -> None:
+    """Refuse models whose layers have 16-bit weights, which are quantized from nothing that is known.
+
+    Raises:
+        CalibrationError: If no layer that could be quantized has a weight in FP32, and one has it in 16 bit.
+    """
+    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    low = {onnx.TensorProto.FLOAT16: "FP16", onnx.TensorProto.BFLOAT16: "BF16"}
+    read = [
+        types[name]
+        for node in proto.graph.node
+        if node.op_type in INT8_OP_TYPES
+        for name in node.input
+        if name in types
+    ]
+    found = next((low[kind] for kind in read if kind in low), None)
+    if found is not None and onnx.TensorProto.FLOAT not in read:
+        raise errors.CalibrationError(
+            f"The model computes in {found}: its layers have {found} weights, and INT8 is made of layers in FP32. Quantize "
+            "the model in FP32 that this one was made from."
+        )
+
+
 def quantize(
     proto: onnx.ModelProto,
     cache: CalibrationCache,
@@ -320,6 +343,7 @@ def quantize(
         ConfigError: If a pattern of ``keep`` chooses nothing.
         CalibrationError: If the cache does not fit the model, or no layer is quantized.
     """
+    _require_fp32_layers(proto)
     kept = kept_names(proto, keep)
     folded = fold(proto, log)
     # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.

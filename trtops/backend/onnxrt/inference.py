@@ -47,6 +47,7 @@ class Inference:
         self._outputs = outputs
         self._name = name
         self._output_names = list(outputs)
+        self._structured = [spec.name for spec in outputs.values() if spec.dtype is None and spec.shape is None]
         self._needs_ort_values = any(spec.dtype in _ORT_VALUE_TYPES for spec in (*inputs.values(), *outputs.values()))
 
     def __call__(self, feed: Feed) -> tuple[dict[str, Any], float]:
@@ -74,7 +75,15 @@ class Inference:
         except ORT_ERRORS as exc:
             raise self._failure(exc) from exc
         seconds = time.perf_counter() - start
-        return dict(zip(self._output_names, outputs)), seconds
+        found = dict(zip(self._output_names, outputs))
+        return (self._with_arrays(found) if self._structured else found), seconds
+
+    def _with_arrays(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """Outputs with arrays in place of sequences and maps."""
+        arrays: dict[str, Any] = {}
+        for name, value in outputs.items():
+            arrays.update(_arrays_of(name, value))
+        return arrays
 
     def _run_other(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Run on torch tensors, or on whatever else numpy turns into arrays."""
@@ -98,6 +107,22 @@ class Inference:
 
     def _failure(self, exc: Exception) -> errors.InferenceError:
         return errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}")
+
+
+def _arrays_of(name: str, value: Any) -> dict[str, Any]:
+    """A sequence or map as arrays: one where its items can be stacked, else one for each, named after its place.
+
+    A map gives its values by sorted keys, a sequence of maps (what ZipMap makes of a classifier's probabilities) a row for
+    each.
+    """
+    if isinstance(value, Mapping):
+        return {name: np.array([value[key] for key in sorted(value)])}
+    if not isinstance(value, list):
+        return {name: value}
+    items = [_arrays_of(name, item)[name] if isinstance(item, Mapping) else np.asarray(item) for item in value]
+    if items and len({(item.shape, item.dtype) for item in items}) == 1:
+        return {name: np.stack(items)}
+    return {f"{name}/{place}": item for place, item in enumerate(items)}
 
 
 def _is_torch(array: Any) -> bool:

@@ -18,6 +18,7 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate
+from trtops.limits import limited_memory, too_much
 from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
@@ -57,7 +58,15 @@ class Optimizer:
         model: The model, after its precision was rewritten.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, providers: tuple[str, ...], threads: int, log: SessionLog) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        providers: tuple[str, ...],
+        threads: int,
+        log: SessionLog,
+        attempt_file: str | None = None,
+    ) -> None:
         """Take a model, which must not be changed afterwards.
 
         Args:
@@ -65,6 +74,8 @@ class Optimizer:
             providers: Execution providers in order of preference.
             threads: Threads within one operator; 0 lets ONNX Runtime decide.
             log: Collects what ONNX Runtime says.
+            attempt_file: Where each candidate's id is written before ONNX Runtime is given it, which may take the process
+                down.
 
         Raises:
             EngineBuildError: If the model is too large for ONNX Runtime's format.
@@ -81,6 +92,8 @@ class Optimizer:
         self._threads = threads
         self._log = log
         self._done: dict[str, Optimized] = {}
+        self._made = 0
+        self._attempt_file = attempt_file
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
 
     def __enter__(self) -> Self:
@@ -97,20 +110,27 @@ class Optimizer:
         """
         done = self._done.get(candidate.id)
         if done is None:
-            path = Path(self._folder.name, f"{len(self._done)}.ort")
+            self.begin(candidate)
+            path = Path(self._folder.name, f"{self._made}.ort")
+            self._made += 1
             self._write_optimized(candidate, path)
             done = self._done[candidate.id] = Optimized(candidate, path)
         return done
 
+    def begin(self, candidate: Candidate) -> None:
+        """Note that ONNX Runtime is given a candidate now."""
+        if self._attempt_file is not None:
+            Path(self._attempt_file).write_text(candidate.id, encoding="utf-8")
+
     def _write_optimized(self, candidate: Candidate, path: Path) -> None:
         options = session_options(self._threads, log_id=self._log.log_id)
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, candidate.optimization_level)
         options.add_session_config_entry("session.save_model_format", "ORT")
         for key, value in candidate.session_config.items():
             options.add_session_config_entry(key, value)
         options.optimized_model_filepath = str(path)
         try:
-            with self._log.collecting():
+            with self._log.collecting(), limited_memory(6 * len(self._bytes)):
                 ort.InferenceSession(
                     self._bytes,
                     options,
@@ -118,10 +138,13 @@ class Optimizer:
                     disabled_optimizers=candidate.disabled_optimizers,
                 )
         except ORT_ERRORS as exc:
+            path.unlink(missing_ok=True)
             raise errors.EngineBuildError(self._refusal_text(exc)) from exc
 
     def _refusal_text(self, exc: Exception) -> str:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
+        if "bad_alloc" in said:
+            return too_much("What is constant in the model")
         missing = unsupported_op(exc)
         if missing is None:
             return f"No engine came out. {said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -19,8 +20,9 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimized, Optimizer
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.session import usable_threads
-from trtops.backend.onnxrt.tactics import Candidate, Tactic
+from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, TimingKey
+from trtops.limits import MEMORY, check_memory
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import OptimizationProfile
 
@@ -32,6 +34,8 @@ _INTERLEAVE_BYTES = 1 << 30
 
 # Up to this many tactics that matter, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
+
+_MAX_CRASHES = 4  # settings that took the process down, before optimizers are left out by the level
 
 _MAX_DRAWN = 1024  # combinations that a seed draws before the builder gives up: with 15 tactics there are 32,768
 
@@ -75,6 +79,8 @@ class Search:
         shapes: Shapes to time at; a candidate's time is the sum over them.
         inputs: The model's inputs.
         log: Gets a line per decision.
+        avoid: Ids of candidates under which ONNX Runtime took its process down before.
+        failed: Why candidates cannot be built, by their ids.
     """
 
     optimizer: Optimizer
@@ -86,13 +92,16 @@ class Search:
     shapes: tuple[Shapes, ...]
     inputs: Sequence[TensorSpec]
     log: SessionLog
+    avoid: frozenset[str] = frozenset()
+    failed: dict[str, str] = field(default_factory=dict)
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
 
     def run(self, tactics: Iterable[Tactic], *, seed: int | None = None, why_not: WhyNot = _deny_nothing) -> Choice:
         """Find the fastest candidate that may be built, or draw one.
 
         With up to three tactics that matter, all their combinations are tried; with more, each on its own, and then
-        those together that were faster than the default alone. Of candidates with the same graph one is timed.
+        those together that were faster than the default alone. Of candidates with the same graph one is timed. A candidate
+        under which ONNX Runtime fails is left out; where the default is, whole levels of optimization are as well.
 
         Args:
             tactics: What may be varied.
@@ -102,12 +111,17 @@ class Search:
         Raises:
             EngineBuildError: If ONNX Runtime refuses the model, or no candidate may be built.
         """
+        tactics = tuple(tactics)
+        if self._signature_or_none(Candidate()) is None:
+            return self._without_default(tactics, why_not)
         applicable = self._applicable_tactics(tactics)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
         best_first = (
             self._by_time(applicable) if seed is None or not applicable else random_candidates(applicable, seed)
         )
         for candidate in best_first:
+            if self._signature_or_none(candidate) is None:
+                continue
             why = why_not(candidate, applicable)
             if why is None:
                 return Choice(candidate=candidate, applicable=applicable, cache_use=self.use)
@@ -116,6 +130,27 @@ class Search:
             "Each candidate has a tactic on the deny-list, and there is no other way to build the model. Pardon one, or "
             "allow more tactics."
         )
+
+    def _without_default(self, tactics: Sequence[Tactic], why_not: WhyNot) -> Choice:
+        """The fastest of the candidates that toggle one tactic, where the default cannot be built; else a lower level."""
+        first = self.failed[Candidate().id]
+        if MEMORY in first:  # without optimizing, the model itself would take what its constants were refused
+            raise errors.EngineBuildError(first)
+        hopeless = "has no kernel" in first or len(self.avoid) >= _MAX_CRASHES
+        singles = [] if hopeless else [Candidate.toggling([tactic.name]) for tactic in tactics]
+        usable = self._distinct_by_graph(singles)
+        if usable:
+            try:
+                seconds = self._seconds_per_inference(usable)
+                usable = sorted(seconds, key=lambda candidate: seconds[candidate])
+            except errors.InferenceError as exc:
+                self.log.add(f"[trtops] nothing was timed: {exc}")
+        lower = (Candidate.toggling([tactic.name]) for tactic in FALLBACKS)
+        for candidate in (*usable, *lower):
+            if self._signature_or_none(candidate) is not None and why_not(candidate, ()) is None:
+                self.log.add(f"[trtops] {candidate.id} is built, since the default cannot be: {first}")
+                return Choice(candidate=candidate, applicable=(), cache_use=self.use)
+        raise errors.EngineBuildError(first)
 
     def _by_time(self, applicable: tuple[str, ...]) -> list[Candidate]:
         """The candidates, the fastest first; the default alone if nothing can be timed or varied."""
@@ -146,13 +181,15 @@ class Search:
         """
         usual = self._graph_signature(Candidate())
         names = (tactic.name for tactic in tactics)
-        return tuple(name for name in names if self._graph_signature(Candidate.toggling([name])) != usual)
+        return tuple(name for name in names if self._signature_or_none(Candidate.toggling([name])) not in (None, usual))
 
     def _distinct_by_graph(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, without those whose graph an earlier one has."""
         by_graph: dict[str, Candidate] = {}
         for candidate in candidates:
-            by_graph.setdefault(self._graph_signature(candidate), candidate)
+            signature = self._signature_or_none(candidate)
+            if signature is not None:
+                by_graph.setdefault(signature, candidate)
         return list(by_graph.values())
 
     def _without_idle(self, candidate: Candidate) -> Candidate:
@@ -162,7 +199,7 @@ class Search:
         """
         for name in candidate.toggled:
             rest = Candidate.toggling(set(candidate.toggled) - {name})
-            if self._graph_signature(rest) == self._graph_signature(candidate):
+            if self._signature_or_none(rest) == self._signature_or_none(candidate):
                 candidate = rest
         return candidate
 
@@ -173,6 +210,23 @@ class Search:
             known = self.optimizer(candidate).graph.signature
             self.cache.add_signature(key, known)
         return known
+
+    def _signature_or_none(self, candidate: Candidate) -> str | None:
+        """The same; None for a candidate that cannot be built."""
+        if candidate.id in self.failed:
+            return None
+        if candidate.id in self.avoid:
+            self._give_up(candidate, "ONNX Runtime took the process down under these settings")
+            return None
+        try:
+            return self._graph_signature(candidate)
+        except errors.EngineBuildError as exc:
+            self._give_up(candidate, str(exc))
+            return None
+
+    def _give_up(self, candidate: Candidate, why: str) -> None:
+        self.failed[candidate.id] = why
+        self.log.add(f"[trtops] {candidate.id} cannot be built: {why}")
 
     def _timing_key(self, candidate: Candidate, shapes: Shapes | None) -> TimingKey:
         return TimingKey(
@@ -215,6 +269,7 @@ class Search:
         runners: dict[Candidate, OnnxrtRunner] = {}
         for engine in group:
             start = time.perf_counter()
+            self.optimizer.begin(engine.candidate)
             runner = OnnxrtRunner(open_plan(engine.plan, providers=self.providers, threads=self.threads), "timing")
             runner.activate()
             for _ in range(_WARM_UP):
@@ -302,6 +357,9 @@ def random_feed(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ..
     for spec in inputs:
         dtype = spec.dtype or DataType.FLOAT32
         shape = shapes[spec.name]
+        check_memory(
+            f"Made-up data for input {spec.name!r} of shape {shape}", math.prod(shape) * dtype.numpy().itemsize
+        )
         array = rng.random(shape, np.float32) if dtype.is_floating else np.zeros(shape)
         feed[spec.name] = np.asarray(array).astype(dtype.numpy())
     return feed

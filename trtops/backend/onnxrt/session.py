@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
+from trtops.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
     import onnx
@@ -108,11 +109,17 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     name = "The model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")
+    own = len(source) if isinstance(source, bytes) else bytes_of_files(source)
     try:
-        return ort.InferenceSession(
-            source if isinstance(source, bytes) else os.fspath(source), options, providers=list(providers)
-        )
+        with limited_memory(4 * own):  # it computes what is constant, which may be of any size
+            return ort.InferenceSession(
+                source if isinstance(source, bytes) else os.fspath(source), options, providers=list(providers)
+            )
+    except MemoryError:
+        raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from None
     except ORT_ERRORS as exc:
+        if "bad_alloc" in str(exc):
+            raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from exc
         if missing := unsupported_op(exc):
             raise errors.UnsupportedFeatureError(
                 f"{name}: onnxruntime {ort.__version__} has no kernel for op {missing[0]!r} (node {missing[1]!r}) with "

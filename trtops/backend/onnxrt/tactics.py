@@ -27,6 +27,8 @@ class Tactic:
         default: Whether ONNX Runtime runs it unless told otherwise.
         exact: Whether results stay within rounding of the model's definition when it runs.
         config: Session config entries that switch on an optimizer that is off by default.
+        level: Name of the level of graph optimization that ONNX Runtime is left with when it is off, if it is more than one
+            optimizer.
     """
 
     name: str
@@ -34,7 +36,11 @@ class Tactic:
     default: bool = True
     exact: bool = True
     config: tuple[tuple[str, str], ...] = ()
+    level: str = ""
 
+
+INTEGER_KERNELS = "QDQSelectorActionTransformer"
+"""The optimizer without which an INT8 model computes in FP32."""
 
 TACTICS: tuple[Tactic, ...] = (
     Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
@@ -50,7 +56,7 @@ TACTICS: tuple[Tactic, ...] = (
     Tactic(name="GeluFusionL2", summary="GELU written in single ops (with Erf) as one kernel"),
     Tactic(name="BiasGeluFusion", summary="bias and GELU in one kernel"),
     Tactic(name="QuickGeluFusion", summary="x * sigmoid(a * x) as one kernel"),
-    Tactic(name="QDQSelectorActionTransformer", summary="integer kernels where Q/DQ nodes allow them"),
+    Tactic(name=INTEGER_KERNELS, summary="integer kernels where Q/DQ nodes allow them"),
     Tactic(
         name="GeluApproximation",
         summary="GELU by the tanh formula; each is off by up to about 5e-4",
@@ -61,7 +67,15 @@ TACTICS: tuple[Tactic, ...] = (
 )
 """Every tactic, in the order in which the builder tries them."""
 
-_BY_NAME = {tactic.name: tactic for tactic in TACTICS}
+FALLBACKS: tuple[Tactic, ...] = (
+    Tactic(
+        name="ExtendedOptimizations", summary="all optimizers beyond the basic ones, at once", level="ORT_ENABLE_BASIC"
+    ),
+    Tactic(name="AllOptimizations", summary="all optimizers, at once", level="ORT_DISABLE_ALL"),
+)
+"""What is left out where ONNX Runtime fails under every other setting; never varied for speed."""
+
+_BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *FALLBACKS)}
 
 
 def find(name: str) -> Tactic:
@@ -148,7 +162,13 @@ class Candidate:
     @property
     def disabled_optimizers(self) -> list[str]:
         """Optimizers to be named in ``disabled_optimizers`` when the session is created."""
-        return [name for name in self.toggled if _BY_NAME[name].default]
+        return [name for name in self.toggled if _BY_NAME[name].default and not _BY_NAME[name].level]
+
+    @property
+    def optimization_level(self) -> str:
+        """Name of the level of graph optimization, as ONNX Runtime spells it."""
+        levels = [_BY_NAME[name].level for name in self.toggled if _BY_NAME[name].level]
+        return levels[-1] if levels else "ORT_ENABLE_ALL"
 
     @property
     def session_config(self) -> dict[str, str]:

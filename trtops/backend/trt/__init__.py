@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtops.lazy import exports
+from trtops.lazy import exports, known_as
 
 if TYPE_CHECKING:
     from trtops.backend.trt.build.backend import TensorRTBackend as TensorRTBackend
@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     from trtops.backend.trt.library import get_trt_logger as get_trt_logger
     from trtops.backend.trt.library.device import Gpu as Gpu
     from trtops.backend.trt.library.device import current_gpu as current_gpu
+    from trtops.backend.trt.library.file_reader import FileReader as FileReader
     from trtops.backend.trt.lines.support import support_table as support_table
 
 __getattr__, __dir__ = exports(__name__)
+known_as(__name__, "algorithm_selector", "calibrator", "config", "file_reader", "loader", "profile", "runner")

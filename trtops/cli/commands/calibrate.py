@@ -33,7 +33,7 @@ GROUPS = (
     ),
     groups.TRACKING, configs.BACKEND,
     Group("judging", (
-        Flag(names=("--check-data",), shown="PATH", help="data that engines are judged with; best data that was held out"),
+        Flag(names=("--check-data",), shown="PATH", help="data that engines are judged with; best data that was held out; the calibration data unless given"),
         Flag(names=("--labels",), shown="FILE", help="an .npy file with the right class of every sample of that data"),
         *groups.STATISTICS.flags,
     )),

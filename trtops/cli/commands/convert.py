@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtops import ops
+from trtops import errors, ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
@@ -152,16 +152,22 @@ def execute(plan: Plan) -> int:
         Maker()(plan.make)()
         say(f"Wrote {plan.output}")
         return 0
-    from trtops.tracking import builds
+    failed: list[Exception] = []
+
+    def write(build: Build) -> None:
+        """Write the engine before the memory has it, which may be away; a file that cannot be written does not keep it from that."""
+        try:
+            if plan.output is not None:
+                save_bytes(build.engine.plan, plan.output)
+            for name, path in plan.kept:
+                _save_part(build, name, path)
+        except (OSError, errors.TrtopsError) as exc:
+            failed.append(exc)
 
     tracker = configs.memory(plan.experiment, plan.store)
-    result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    if plan.output is not None or plan.kept:
-        build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(result.run_id)))
-        if plan.output is not None:
-            save_bytes(build.engine.plan, plan.output)
-        for name, path in plan.kept:
-            _save_part(build, name, path)
+    result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment, built=write)
+    if failed:
+        raise failed[0]
     say_page(result.page())
     return 0 if result.verdict == "good" else 1
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -17,6 +19,8 @@ from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, cal
 
 if TYPE_CHECKING:
     from trtops.ops.judging.run import RunConfig
+
+log = logging.getLogger(__name__)
 
 RUNNERS = Group(
     "runners, in the order given",
@@ -39,7 +43,13 @@ RUNNERS = Group(
             value="pluginref",
             help="reference implementations of plugins, on the CPU",
         ),
-        Flag(names=("--tf",), takes="runner", to="runners", value="tf", help="TensorFlow, by way of ONNX (tf2onnx)"),
+        Flag(
+            names=("--tf",),
+            takes="runner",
+            to="runners",
+            value="tf",
+            help="a TensorFlow model in ONNX Runtime, converted by tf2onnx",
+        ),
     ),
 )
 
@@ -93,7 +103,7 @@ JUDGING = Group(
         ),
         Flag(
             names=("--postprocess-func-script",),
-            convert=values.script("postprocess"),
+            convert=values.script("postprocess_outputs"),
             shown="FILE[:FUNCTION]",
             help="a script with a function that changes outputs before they are compared",
         ),
@@ -162,9 +172,13 @@ def plan(args: Asked) -> Plan:
     if args.save_layer_outputs:
         args.onnx_outputs = args.onnx_outputs or ("mark", "all")
         args.save_outputs = args.save_outputs or args.save_layer_outputs
+    kinds = {kind for kind, _ in args.runners or ()}
+    if {"tf", "onnxrt"} <= kinds:
+        raise UsageError(
+            "--tf runs the model that tf2onnx makes in ONNX Runtime, and not in TensorFlow, so --onnxrt beside it would be "
+            "compared with itself. Save what TensorFlow gives as JSON, and give it by --load-outputs"
+        )
     runners = tuple(_runner_call(args, kind, word) for kind, word in args.runners or ())
-    if not runners and not args.load_outputs and not args.save_onnx:
-        raise UsageError("there is nothing to run. Add runners, such as --onnxrt --trt, or outputs by --load-outputs")
     if args.gen_script and args.experiment:
         raise UsageError("--gen-script writes what is run, not what is remembered; leave out --experiment")
     compared = len(runners) > 1 or bool(args.load_outputs)
@@ -263,6 +277,10 @@ def execute(plan: Plan) -> int:
     make = Maker()
     if plan.onnx is not None:
         make(plan.onnx)()
+    if not plan.runners and not plan.config.load_outputs:
+        if plan.onnx is None:
+            log.warning("No runners have been selected. Add some, such as --onnxrt --trt, or outputs by --load-outputs")
+        return 0
     if any(runner.module == loading.TRT for runner in plan.runners):
         from trtops.backend.trt import library
 
@@ -280,8 +298,8 @@ def execute(plan: Plan) -> int:
     )
     for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
         say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
-    judged = len(result.runners) > 1 or plan.config.validate
-    say("\n".join([("PASSED" if result.verdict == "good" else "FAILED") if judged else "DONE", *result.reasons]))
+    if result.reasons:
+        say("\n".join(result.reasons))
     return 0 if result.verdict == "good" else 1
 
 
@@ -302,7 +320,7 @@ def script(plan: Plan) -> str:
     """A Python script that does what the plan does."""
     source = Source()
     logger = source.use("trtops.logger", "G_LOGGER")
-    lines = [f"{logger}.severity = {logger}.INFO"]
+    lines = [f"{logger}.module_severity = {logger}.INFO"]
     if plan.onnx is not None:
         lines.append(f"{source.expression(plan.onnx)}()")
     if plan.runners or plan.config.load_outputs:
@@ -335,7 +353,11 @@ def _running_lines(plan: Plan, source: Source) -> Iterator[str]:
     else:
         yield "passed = True"
     for path in config.load_outputs:
-        yield f"results.extend({source.use(loading.COMPARATOR, 'RunResults')}.load({quoted(path)}).items())"
+        loaded = source.use(loading.COMPARATOR, "RunResults")
+        # A path without an ending is a folder with a file for each iteration.
+        by_file = f"{loaded}.load({quoted(path)})"
+        by_folder = f"{loaded}.concat({loaded}.load_streaming({quoted(path)}))"
+        yield f"results.extend({by_file if Path(path).suffix else by_folder})"
 
 
 def _judging_lines(plan: Plan, source: Source) -> Iterator[str]:

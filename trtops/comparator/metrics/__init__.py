@@ -5,15 +5,20 @@ Definitions, with ``a`` the output under test and ``b`` the reference, in float6
 - absolute error ``d = |a - b|``; of integers exactly, also of 64-bit ones; of booleans ``a xor b``; of strings
   ``a != b`` as 0 or 1
 - relative error ``r = d / |b|``, where a floating-point ``b`` of 0 counts as 2.220446049250313e-16
-- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``
+- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``, with the last bit of slack
+  that :mod:`trtops.comparator.limits` gives
 - L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
   ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
   ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
-- top-1 agreement: the share of rows, along the last axis longer than 1, whose largest element is at the same place; rows
-  with NaN do not agree
+- relative error of the whole, ``nrmse``: ``|d| / |b|`` of the norms; not known where ``b`` is 0
+- correlation: Pearson's, 0 where ``a`` alone is constant; not known where ``b`` is
+- agreement of integers, booleans and strings: the share that is equal; where half of ``b`` or more is one value, of that
+  value or of all others, whichever is smaller
+- top-1 agreement: the share of rows, along the axis of classes, whose largest element is at the same place, or where ``b``
+  has one that is within a twentieth of the row's range; rows with NaN do not agree
 - NaN in ``d`` or ``r`` makes every statistic of it NaN
 
-But for the top-1 agreement these are Polygraphy's definitions (0.53.6), which computes in the arrays' own precision.
+But for the last four these are Polygraphy's definitions (0.53.6), which computes in the arrays' own precision.
 
 Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the errors: a
 random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one in a
@@ -31,10 +36,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, dtype_name, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
+from trtops.comparator.limits import most
 from trtops.comparator.metrics.difference import BLOCK, EPSILON, Difference, difference_of
 from trtops.comparator.metrics.one_pass import Stream
-from trtops.comparator.metrics.totals import Totals
+from trtops.comparator.metrics.rows import along_axis, likely_axis
+from trtops.comparator.metrics.totals import Totals, largest_finite
 from trtops.comparator.table import RECORDED, with_fields
 from trtops.record import Record
 
@@ -53,6 +60,11 @@ QUANTILES = (0.9, 0.99, 0.999)
 """Quantile levels that are recorded unless others are asked for."""
 
 _COPIED_BYTES = 1 << 24
+
+# Masks are filled with -1e9, -1e10 or the smallest float32; FP16 ends at 65504, and what is added to that rounds away.
+_FILLED = 1e9
+_FLOAT32_END = 3e38
+_CLAMPED = 3e4
 
 Pair: TypeAlias = tuple[Array, Array]
 
@@ -109,6 +121,9 @@ class OutputStatistics(Record):
             the iterations; None without elements.
         infinities_equal: Whether equal infinities were counted as equal.
         nans_equal: Whether NaNs at the same place were counted as equal.
+        scale: Largest finite magnitude in the reference; None in what was saved before it was recorded.
+        class_axis: The axis along which classes were taken to lie because somebody said so, or the model does.
+        clamped: Elements that stand for infinity on both sides and were counted as equal.
     """
 
     shape: tuple[int, ...]
@@ -135,6 +150,9 @@ class OutputStatistics(Record):
     worst_index: int | None = None
     infinities_equal: bool = False
     nans_equal: bool = False
+    scale: float | None = None
+    class_axis: int | None = None
+    clamped: int = 0
 
     if TYPE_CHECKING:  # type checkers cannot know what the table adds: a float, or None
 
@@ -142,7 +160,7 @@ class OutputStatistics(Record):
 
     def any_violation(self, atol: float, rtol: float) -> bool:
         """Whether any element violates other tolerances than those that were counted with."""
-        return self.nan_errors > 0 or any(a > atol and r > rtol for a, r in self.frontier)
+        return self.nan_errors > 0 or any(a > most(atol) and r > most(rtol) for a, r in self.frontier)
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level.
@@ -206,6 +224,9 @@ def statistics_of_iterations(
     rtol: float = 1e-5,
     infinities_equal: bool = False,
     nans_equal: bool = False,
+    clamped_equal: bool = False,
+    atol_of_scale: float = 0.0,
+    class_axis: int | None = None,
 ) -> OutputStatistics:
     """As :func:`statistics`, for one output over several iterations, as if these were one long array.
 
@@ -216,6 +237,11 @@ def statistics_of_iterations(
         rtol: As in :func:`statistics`.
         infinities_equal: As in :func:`statistics`.
         nans_equal: As in :func:`statistics`.
+        clamped_equal: Count as equal what stands for infinity on both sides: the reference is beyond -1e9 or at the end of
+            FP32, as masks are filled, and the output is of that sign and as large as FP16 can say it.
+        atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this and
+            ``atol`` counts.
+        class_axis: The axis of classes; unless given, the second of images and else the last longer than 1.
 
     Raises:
         ComparisonError: As in :func:`statistics`; or if there is no iteration, or dtypes change between iterations.
@@ -224,14 +250,19 @@ def statistics_of_iterations(
     for level in quantiles:
         if not 0 <= level <= 1:
             raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    arrays = _checked_pairs(pairs)
+    arrays, clamped = _checked_pairs(pairs), 0
+    if clamped_equal:
+        arrays, clamped = _without_clamped(arrays)
     first, first_reference = arrays[0]
     differ = difference_of(first, first_reference, infinities_equal, nans_equal)
+    if atol_of_scale:
+        atol = max(atol, atol_of_scale * max(_scale_of(b) for _, b in arrays))
     total = Totals(atol, rtol, differ.text)
     with np.errstate(all="ignore"):
         stream = Stream([(_flat_view(a, b), _flat_view(b, a), a.size) for a, b in arrays], differ)
         (total.median_abs, total.median_rel), *orders = stream.run(total, (0.5, *quantiles))
-        measured: dict[str, Any] = {metric.name: metric.measure(total, arrays) for metric in RECORDED}
+        rows = _along_classes(arrays, class_axis)
+        measured: dict[str, Any] = {m.name: m.measure(total, rows if m.by_class else arrays) for m in RECORDED}
     return OutputStatistics(
         shape=first.shape,
         dtype=dtype_name(first),
@@ -248,8 +279,43 @@ def statistics_of_iterations(
         worst_index=None if total.worst is None else _flat_index(arrays, total.worst),
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
+        scale=None if differ.text else total.peak_b,
+        class_axis=class_axis,
+        clamped=clamped,
         **measured,
     )
+
+
+def _along_classes(arrays: list[Pair], class_axis: int | None) -> list[Pair]:
+    """The arrays with their axis of classes last."""
+    axis = likely_axis(arrays[0][0].shape) if class_axis is None else class_axis
+    ndim = arrays[0][0].ndim
+    if axis is None or not -ndim <= axis < ndim or axis % ndim == ndim - 1:
+        return arrays
+    return [(along_axis(a, axis), along_axis(b, axis)) for a, b in arrays]
+
+
+def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
+    """The arrays with 0 on both sides where both stand for infinity, and how many elements that are."""
+    kept, count = [], 0
+    for a, b in arrays:
+        if b.dtype.kind != "f" or a.dtype.kind != "f" or not b.size or not _may_be_filled(b):
+            kept.append((a, b))
+            continue
+        same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
+        count += int(np.count_nonzero(same))
+        zeros = [np.where(same, side.dtype.type(0), side) for side in (a, b)]
+        kept.append((zeros[0], zeros[1]))
+    return kept, count
+
+
+def _may_be_filled(array: Array) -> bool:
+    return bool(array.min() <= -_FILLED or array.max() >= _FLOAT32_END)
+
+
+def _scale_of(array: Array) -> float:
+    """The largest finite magnitude in an array; 0 for strings."""
+    return largest_finite(array.astype(np.float64)) if array.size and not holds_strings(array) else 0.0
 
 
 def _checked_pairs(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
@@ -318,11 +384,11 @@ def elementwise(actual: Array, reference: Array) -> Pair:
 
 def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: float) -> bool:
     _, b, d = differ(x, y)
-    bad = ~(d <= atol)
+    bad = ~(d <= most(atol))
     if not bad.any():
         return True
     d, b = d[bad], b[bad]
-    return bool((differ.relative(d, b) <= rtol).all())
+    return bool((differ.relative(d, b) <= most(rtol)).all())
 
 
 def _flat_view(array: Array, other: Array) -> Any:

@@ -9,11 +9,14 @@ import numpy as np
 from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK
 
+_TIE = 0.05  # of the row's range: what is nearer to the best class than that may win by rounding alone
+
 
 def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     """The share of rows, along the last axis longer than 1, whose largest element is at the same place.
 
-    Rows with NaN do not agree.
+    A place where the reference is nearly as large as at its own, within a twentieth of the row's range, agrees too: which of
+    two such classes wins is rounding. Rows with NaN do not agree.
 
     Args:
         pairs: Output and reference of each iteration.
@@ -29,9 +32,51 @@ def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
         numbers = np.arange(len(x))
         # argmax takes the first NaN for the largest element.
         top_x, top_y = x[numbers, best_x], y[numbers, best_y]
-        agree += int(np.count_nonzero((best_x == best_y) & (top_x == top_x) & (top_y == top_y)))
+        agrees = best_x == best_y
+        if not agrees.all():
+            other = ~agrees
+            chosen = y[numbers[other], best_x[other]].astype(np.float64)
+            best, least = top_y[other].astype(np.float64), y[other].min(axis=1).astype(np.float64)
+            agrees[other] = best - chosen <= _TIE * (best - least)
+        agree += int(np.count_nonzero(agrees & (top_x == top_x) & (top_y == top_y)))
         rows += len(x)
     return agree / rows if rows else None
+
+
+def along_axis(array: Array, axis: int) -> Array:
+    """The array with an axis of classes put last, and the one that is there before it."""
+    moved: Array = np.moveaxis(array, axis, -1)
+    return moved
+
+
+def likely_axis(shape: Sequence[int]) -> int | None:
+    """The axis along which classes lie where nobody says so: the second of images, else the last longer than 1."""
+    if len(shape) >= 4 and shape[1] > 1:
+        return 1
+    return next((axis for axis in range(len(shape) - 1, 0, -1) if shape[axis] > 1), None)
+
+
+def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """The share of integers, booleans or strings that are equal.
+
+    Where one value makes up half of the reference or more, its share and that of all others are taken by themselves, and
+    the smaller counts: a map that is all background does not agree with one that is mostly so.
+
+    Args:
+        pairs: Output and reference of each iteration.
+
+    Returns:
+        Between 0 and 1; None for floating point, and without elements.
+    """
+    if any(_is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
+        return None
+    ours, theirs = (np.concatenate([side.reshape(-1) for side in sides]) for sides in zip(*pairs))
+    values, counts = np.unique(theirs.astype(str) if theirs.dtype.kind == "O" else theirs, return_counts=True)
+    equal = ours == theirs
+    if 2 * counts.max() < theirs.size:
+        return float(equal.mean())
+    common = theirs == values[counts.argmax()]
+    return float(min(equal[part].mean() for part in (common, ~common) if part.any()))
 
 
 def hold_scores(pairs: Sequence[tuple[Array, Array]]) -> bool:

@@ -7,7 +7,10 @@ import math
 import numpy as np
 
 from trtops.comparator.arrays import Array
+from trtops.comparator.limits import most
 from trtops.comparator.metrics.frontier import Frontier
+
+_CONSTANT = 1e-12  # variance over the squared mean: below, what is left is the rounding of the sums
 
 
 class Totals:
@@ -21,6 +24,7 @@ class Totals:
         sum_rel: Sum of relative errors.
         median_abs: Median absolute error; set after the pass, which finds it among its quantiles.
         median_rel: Median relative error; set after the pass.
+        peak_b: Largest finite magnitude in the reference.
         nan_a: NaNs in the output.
         nan_b: NaNs in the reference.
         inf_a: Infinities in the output.
@@ -38,6 +42,7 @@ class Totals:
     sum_rel: float = 0.0
     median_abs: float = 0.0
     median_rel: float = 0.0
+    peak_b: float = 0.0
     nan_a: int = 0
     nan_b: int = 0
     inf_a: int = 0
@@ -47,9 +52,10 @@ class Totals:
     worst: int | None = None
 
     def __init__(self, atol: float, rtol: float, text: bool) -> None:
-        self.atol, self.rtol = atol, rtol
+        self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
         self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
+        self.sum_a = self.sum_b = 0.0
         self.peak = -math.inf
         self.frontier = Frontier()
 
@@ -70,7 +76,9 @@ class Totals:
         self.sum_abs += float(d.sum())
         self.sum_rel += float(r.sum())
         self.aa, self.bb, self.dd, self.ab = self.aa + aa, self.bb + bb, self.dd + dd, self.ab + _dot_product(a, b)
+        self.sum_a, self.sum_b = self.sum_a + float(a.sum()), self.sum_b + float(b.sum())
         self.peak = _nan_max(self.peak, float(a.max()))
+        self.peak_b = max(self.peak_b, largest_finite(b))
         self.frontier.add(d, r, top_d, top_r)
 
     def _count_nonfinite(self, a: Array, b: Array, d: Array) -> None:
@@ -99,6 +107,26 @@ class Totals:
         value = self.ab / (math.sqrt(self.aa) * math.sqrt(self.bb))
         return value if math.isnan(value) else max(-1.0, min(1.0, value))
 
+    def nrmse(self) -> float | None:
+        """L2 distance over the reference's norm; None for strings, and for a reference of zeros."""
+        if self.text or self.bb == 0:
+            return None
+        return math.sqrt(self.dd / self.bb) if self.dd < math.inf and self.bb < math.inf else math.nan
+
+    def correlation(self) -> float | None:
+        """Pearson's correlation; 0 for a constant output, None for strings and for a constant reference."""
+        if self.text or not self.elements:
+            return None
+        mean_a, mean_b = self.sum_a / self.elements, self.sum_b / self.elements
+        spread_a = self.aa / self.elements - mean_a * mean_a
+        spread_b = self.bb / self.elements - mean_b * mean_b
+        if spread_b <= _CONSTANT * mean_b * mean_b:
+            return None
+        if spread_a <= _CONSTANT * mean_a * mean_a:
+            return 0.0
+        value = (self.ab / self.elements - mean_a * mean_b) / (math.sqrt(spread_a) * math.sqrt(spread_b))
+        return value if math.isnan(value) else max(-1.0, min(1.0, value))
+
     def psnr(self) -> float | None:
         """Peak signal-to-noise ratio in dB; None for strings."""
         if self.text:
@@ -118,6 +146,14 @@ class Totals:
             return math.inf
         signal = self.mean(self.aa)
         return -math.inf if signal == 0 else 10 * _extended_log10(signal / noise)
+
+
+def largest_finite(array: Array) -> float:
+    """The largest finite magnitude in an array of float64; 0 if there is none."""
+    largest = max(float(array.max()), -float(array.min()))
+    if math.isfinite(largest):
+        return largest
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _dot_product(a: Array, b: Array) -> float:

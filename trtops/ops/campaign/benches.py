@@ -72,11 +72,20 @@ def bench(place: Place) -> Iterator[IsolatedBackend]:
     Waits for a device to come free. The child stays warm for the next caller; :func:`close_benches` ends those that
     nobody uses.
     """
-    backend, timeout = place.backend, place.timeout_seconds
+    with free_device(place) as device, _warm_child(place.backend, device, place.timeout_seconds) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def free_device(place: Place) -> Iterator[str]:
+    """Hold a device for as long as the block lasts, after waiting for one to come free; yields an empty name for the processor.
+
+    The processor is nobody's alone.
+    """
+    backend = place.backend
     devices = devices_of(backend, place.devices)
     if not devices:
-        with _warm_child(backend, "", timeout) as child:
-            yield child
+        yield ""
         return
     # One lock for a GPU, whatever it was called: "0" here may be "GPU-5f1c..." to somebody else.
     names = {device: _gpu_of(backend, device) or device for device in devices}
@@ -84,8 +93,7 @@ def bench(place: Place) -> Iterator[IsolatedBackend]:
         for device, name in names.items():
             with held(f"device {name}") as mine:
                 if mine:
-                    with _warm_child(backend, device, timeout) as child:
-                        yield child
+                    yield device
                     return
         time.sleep(_POLL_SECONDS)
 

@@ -20,19 +20,24 @@ import numpy as np
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, make
+from trtops.ops.campaign.iteration import EngineJudge, largest_error, make
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import most_alike
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult
 from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.tactics.bisection import Bisection, Bools, Clauses
 from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.diff import diff
-from trtops.tactics.noise import student_quantile
+from trtops.tactics.record import TacticRecord
+from trtops.tactics.sizes import Effect, welch
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import RunInfo, Tracker, Verdict, tracked
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, tracked
+from trtops.tracking.campaigns import load_record
+from trtops.tracking.schema import Kind
+from trtops.verdict import VERDICTS
+
+_KIND: Kind = "bisect"
 
 Outcome: TypeAlias = Literal["convicted", "not repeatable", "cannot be told"]
 
@@ -49,6 +54,7 @@ class BisectConfig(Record):
         max_culprits: How many sets of culprits to look for, each of which makes builds bad without the others.
         seed: Of the coin that chooses between a mixture and its opposite.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        allow_scripts: Run scripts and commands that the campaign's run names, which whoever may write to the store can change.
     """
 
     confidence: float = 0.95
@@ -57,6 +63,7 @@ class BisectConfig(Record):
     max_culprits: int = 4
     seed: int = 0
     devices: tuple[str, ...] = ()
+    allow_scripts: bool = False
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
@@ -89,25 +96,6 @@ class Trial(Record):
     also_changed: tuple[str, ...] = ()
     error: float | None = None
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect(Record):
-    """How much larger the error is with a culprit.
-
-    Attributes:
-        ratio: Geometric mean of the largest absolute error with it, divided by that without.
-        low: Lower end of the interval of 95 %, by Welch's t on the logarithms (Biometrika, 1947).
-        high: Its upper end.
-    """
-
-    ratio: float
-    low: float
-    high: float
-
-    def describe(self) -> str:
-        """The effect in words."""
-        return f"makes max_abs {self.ratio:.3g} times larger (95 %: {self.low:.3g} to {self.high:.3g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +188,24 @@ class BisectResult(OpResult):
             yield f"\n```\n{table(('build', 'verdict', 'max_abs', 'from the bad build'), rows)}\n```"
 
 
+@dataclass(frozen=True, kw_only=True)
+class BisectPlan(Record):
+    """What a bisection begins with. With it and the verdicts of its builds it takes the same way again.
+
+    Attributes:
+        good_run: The good build.
+        bad_run: The bad build.
+        seen: The campaign's builds: a digit for each unit of the mixture, 1 where a build has what the bad one has, and
+            whether it was bad.
+        config: How long, and how sure.
+    """
+
+    good_run: str
+    bad_run: str
+    seen: tuple[tuple[str, bool], ...]
+    config: BisectConfig
+
+
 def bisect(
     run: str,
     bad: str | None = None,
@@ -212,9 +218,12 @@ def bisect(
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good one.
 
+    A bisection can be killed at any moment and resumed: no mixture whose run is whole is built again.
+
     Args:
         run: A campaign's run, or what its id begins with: its good and bad builds that are most alike are taken. Or the run
-            of a good build, with ``bad``.
+            of a good build, with ``bad``. Or that of a bisection, which is resumed, with its own config but for
+            ``allow_scripts``; one that has ended gives the result it had.
         bad: The run of a bad build of the same campaign.
         config: How long, and how sure.
         tracker: The memory.
@@ -224,50 +233,103 @@ def bisect(
 
     Raises:
         ConfigError: If there is no good or no bad build, or the two are not of one campaign.
+        LogError: If the process of a bisection that is to be resumed may still be alive.
         TrtopsError: Whatever keeps all builds from being made or judged.
     """
-    config = BisectConfig() if config is None else config
-    campaign, mixture, guilt = _open_pair(tracker, run, bad, config)
-    campaign = replace(campaign, tags=tuple((tags or {}).items()))
-    pair = f"{mixture.good.info.id[:8]} and {mixture.bad.info.id[:8]}"
+    info = tracker.info(tracker.whole_id(run))
+    if bad is not None or info.kind != _KIND:
+        begun = _start_bisection(tracker, run, bad, BisectConfig() if config is None else config, tags)
+    elif info.status == "finished":
+        return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))
+    else:
+        begun = _resume_bisection(tracker, info, allow_scripts=config is not None and config.allow_scripts)
+    parent, plan, experiment = begun.run, begun.plan, begun.campaign.experiment
     try:
-        with op_run(
-            tracker, campaign.experiment, f"bisect {pair}", kind="bisect", tags=tags, parent=campaign.run_id
-        ) as parent:
-            parent.set_tags({schema.Tag.EVIDENCE: f"{mixture.good.info.id} {mixture.bad.info.id}"})
-            parent.log_params(schema.flat_params(config))
-            search = _Search(campaign, mixture, config, tracker, parent.id, judge, progress)
-            result = replace(search.run(guilt), title=f"bisect {pair}").kept_in(parent, campaign.experiment)
-            parent.log_json(result, schema.Artifact.BISECTION)
-            for entry in search.denied(result, parent.id):
-                parent.log_json(entry, schema.Artifact.DENIED)
-                parent.set_tags({schema.Tag.PROOF: "confirmed"})
-            parent.log_metrics(
-                {(schema.Metric.BISECT, "builds"): len(result.trials), (schema.Metric.BISECT, "units"): result.units}
-            )
-            parent.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
+        campaign = replace(begun.campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
+        search = _Search(campaign, begun.mixture, plan, tracker, parent.id, judge, progress, begun.made)
+        result = replace(search.run(), title=_title_of(plan)).kept_in(parent, experiment)
+        parent.log_json(result, schema.Artifact.BISECTION)
+        for entry in search.denied(result, parent.id):
+            parent.log_json(entry, schema.Artifact.DENIED)
+            parent.set_tags({schema.Tag.PROOF: "confirmed"})
+        counts = {"builds": len(result.trials), "units": result.units}
+        parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
+        parent.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
+        parent.finish()
+    except BaseException as exc:
+        parent.fail(exc)
+        raise
     finally:
         close_benches()
     return result
 
 
-def campaign_of(tracker: Tracker, run: str, bad: str | None = None) -> Campaign:
-    """The campaign that a bisection belongs to; arguments as :func:`bisect` takes them.
+@dataclass(frozen=True)
+class _Begun:
+    """A bisection that was started or resumed; ``made`` are the runs of mixtures that are there already, the oldest first."""
+
+    run: Run
+    plan: BisectPlan
+    campaign: Campaign
+    mixture: Mixture
+    made: tuple[RunInfo, ...] = ()
+
+
+def _title_of(plan: BisectPlan) -> str:
+    return f"bisect {plan.good_run[:8]} and {plan.bad_run[:8]}"
+
+
+def _start_bisection(
+    tracker: Tracker, run: str, bad: str | None, config: BisectConfig, tags: Mapping[str, str] | None
+) -> _Begun:
+    campaign, mixture, seen = _open_pair(tracker, run, bad, config)
+    plan = BisectPlan(
+        good_run=mixture.good.info.id,
+        bad_run=mixture.bad.info.id,
+        seen=seen,
+        config=config,
+    )
+    parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
+    parent.log_json(plan, schema.Artifact.BISECTION_PLAN)
+    parent.set_tags({schema.Tag.EVIDENCE: f"{plan.good_run} {plan.bad_run}"})
+    parent.log_params(schema.flat_params(config))
+    return _Begun(parent, plan, campaign, mixture)
+
+
+def _resume_bisection(tracker: Tracker, info: RunInfo, *, allow_scripts: bool) -> _Begun:
+    """A bisection that was interrupted; mixtures that were cut short are marked, and will be built again."""
+    data = tracker.peek(info.id, schema.Artifact.BISECTION_PLAN)
+    if data is None or info.parent is None:
+        raise errors.ConfigError(f"Bisection {info.id} was killed before it had begun. Bisect its campaign again.")
+    plan = BisectPlan.from_json(data)
+    run = tracker.reopen(info.id)
+    made = []
+    for child in reversed(tracker.find(info.experiment, parent=info.id, tags={schema.Tag.KIND: "iteration"})):
+        if child.status == "running":
+            tracker.close(child.id, "The bisection's process ended in the middle of this build, which was repeated.")
+        elif child.status == "finished" and child.verdict is not None:
+            made.append(child)
+    mixture = Mixture(tracker.load(plan.good_run), tracker.load(plan.bad_run))
+    return _Begun(run, plan, open_campaign(tracker, info.parent, allow_scripts=allow_scripts), mixture, tuple(made))
+
+
+def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:
+    """The campaign that a bisection belongs to; arguments as :func:`bisect` and its config take them.
 
     Raises:
-        ConfigError: If there is none, or the builds are not of one.
+        ConfigError: If there is none, the builds are not of one, or it names code that was not allowed.
     """
     run_id = tracker.whole_id(run)
     if bad is not None:
         run_id = _common_campaign(tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
-    return open_campaign(tracker, run_id)
+    return open_campaign(tracker, run_id, allow_scripts=allow_scripts)
 
 
 def _open_pair(
     tracker: Tracker, run: str, bad: str | None, config: BisectConfig
-) -> tuple[Campaign, Mixture, Mapping[tuple[str, str], float]]:
-    """The campaign, the two builds, and how guilty the campaign's diff finds what the bad build has."""
-    campaign = campaign_of(tracker, run, bad)
+) -> tuple[Campaign, Mixture, tuple[tuple[str, bool], ...]]:
+    """The campaign, the two builds, and what its builds have of the bad one; the last ones of a long campaign."""
+    campaign = campaign_of(tracker, run, bad, allow_scripts=config.allow_scripts)
     builds = campaigns.load_table(tracker, campaign.run_id)
     if bad is None:
         good_names, bad_names = list(builds.named("good")), list(builds.named("bad"))
@@ -285,15 +347,12 @@ def _open_pair(
             raise errors.ConfigError(
                 f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted} build."
             )
-    found = diff(builds, by="tactic", confidence=config.confidence)
-    guilt: dict[tuple[str, str], float] = {}
-    for suspect in found.suspects:
-        shares = len(suspect.choices) + len(suspect.settings)
-        for layer in suspect.choices:
-            guilt[layer.layer, layer.choice or ""] = suspect.guilt / shares
-        for name, value in suspect.settings:
-            guilt[name, value] = max(guilt.get((name, value), 0.0), suspect.guilt / shares)
-    return campaign.on(config.devices), Mixture(*stored), guilt
+    mixture = Mixture(*stored)
+    judged = np.flatnonzero(builds.verdicts != VERDICTS.index("error"))[-_SEEN:]
+    taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(-1, len(judged))
+    texts = ("".join("01"[int(t)] for t in column) for column in taken.T)
+    is_bad = (builds.verdicts[judged] == VERDICTS.index("bad")).tolist()
+    return campaign, mixture, tuple(zip(texts, is_bad))
 
 
 def _common_campaign(good: RunInfo, bad: RunInfo) -> str:
@@ -306,21 +365,27 @@ def _common_campaign(good: RunInfo, bad: RunInfo) -> str:
 
 @dataclass
 class _Search:
-    """A bisection under way."""
+    """A bisection under way; ``made`` are the runs that earlier processes have built, which are not built again."""
 
     campaign: Campaign
     mixture: Mixture
-    config: BisectConfig
+    plan: BisectPlan
     tracker: Tracker
     parent: str
     judge: EngineJudge | None
     progress: OnProgress | None
+    made: tuple[RunInfo, ...] = ()
     trials: list[Trial] = field(default_factory=list)
     masks: list[Bools] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     building: float = 0.0
 
-    def run(self, guilt: Mapping[tuple[str, str], float]) -> BisectResult:
+    @property
+    def config(self) -> BisectConfig:
+        """How long, and how sure."""
+        return self.plan.config
+
+    def run(self) -> BisectResult:
         """Search until all culprits of the bad build are known, or the budget is used up."""
         units = self.mixture.units
         culprits: list[Culprit] = []
@@ -328,7 +393,7 @@ class _Search:
         complete = False
         free = np.ones(len(units), np.bool_)  # what is still suspected; the others stay as in the good build
         while free.any() and len(culprits) < self.config.max_culprits and not complete:
-            found = self._culprit(free, guilt)
+            found = self._culprit(free)
             if not isinstance(found, Culprit):
                 outcome = "convicted" if culprits else found
                 break
@@ -351,17 +416,17 @@ class _Search:
             overhead_seconds=time.perf_counter() - self.began - self.building,
         )
 
-    def _culprit(self, free: Bools, guilt: Mapping[tuple[str, str], float]) -> Culprit | Outcome:
+    def _culprit(self, free: Bools) -> Culprit | Outcome:
         """One set of culprits among the units that are still suspected."""
         places = np.flatnonzero(free)
         units = [self.mixture.units[place] for place in places]
-        prior = np.array([guilt.get((unit.name, unit.bad), 0.0) for unit in units])
-        bisection = Bisection(prior if prior.sum() > 0 else np.ones(len(units)), self.config.seed)
+        seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
+        bisection = Bisection(np.ones(len(units)), self.config.seed, seen)
         first, failed = len(self.trials), 0
         while (decided := bisection.decided(self.config.confidence)) is None:
             if self._spent() or failed >= _FAILURES:
                 return "cannot be told"
-            wanted, opposite = bisection.next()
+            wanted, opposite = bisection.next(self.config.confidence)
             trial, taken = self._build(self._whole(places, wanted))
             if taken is None:
                 failed += 1
@@ -372,8 +437,11 @@ class _Search:
                 failed += 1  # a unit that is to stay as in the good build did not
                 bisection.shun(wanted)
                 continue
+            followed = np.array_equal(got, wanted)
+            if not followed:
+                bisection.shun(wanted)  # or it would be asked for again, and stray again
             # Where the build strayed, the coin did not choose what was built.
-            bisection.add(got, trial.verdict == "bad", opposite if np.array_equal(got, wanted) else None)
+            bisection.add(got, trial.verdict == "bad", opposite if followed else None)
         if decided == "chance":
             return "not repeatable"
         best = bisection.best
@@ -394,8 +462,11 @@ class _Search:
         return mask
 
     def _is_good(self, taken: Bools) -> bool:
-        """Whether a mixture is good that has these units from the bad build: asked once, and again if it is bad."""
-        return any(self._build(taken)[0].verdict == "good" for _ in range(1 if self._spent() else 2))
+        """Whether a mixture is good that has these units from the bad build: built unless it was, and again if it is bad."""
+        known = [t.verdict for t, mask in zip(self.trials, self.masks) if t.counted and np.array_equal(mask, taken)]
+        if "good" in known:
+            return True
+        return any(self._build(taken)[0].verdict == "good" for _ in range(1 if known or self._spent() else 2))
 
     def _spent(self) -> bool:
         minutes = self.config.max_minutes
@@ -405,28 +476,18 @@ class _Search:
     def _build(self, taken: Bools) -> tuple[Trial, Bools | None]:
         """Build and judge a mixture; and say which units it really has from the bad build, if that can be said."""
         began = time.perf_counter()
-        order = self.mixture.order(taken)
-        names = tuple(unit.name for unit, t in zip(self.mixture.units, taken) if t)
-        tags = {
-            **dict(self.campaign.tags),
-            schema.Tag.TRIAL: json.dumps(np.flatnonzero(taken).tolist())[: schema.MAX_TAG],
-        }
-        name = f"{len(names)} of {len(taken)} from the bad build"
-        with tracked(
-            self.tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=self.parent
-        ) as run:
-            made = make(self.campaign, order, run, tracker=self.tracker, judge_engine=self.judge)
-        outcome = self.mixture.outcome(taken, made.tactics)
-        counted = outcome.taken is not None and made.verdict != "error" and not outcome.also_changed
+        run_id, verdict, tactics, reason = self._found(taken) or self._made(taken)
+        outcome = self.mixture.outcome(taken, tactics)
+        counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         trial = Trial(
-            run_id=run.id,
-            taken=names,
-            verdict=made.verdict,
+            run_id=run_id,
+            taken=self._names(taken),
+            verdict=verdict,
             counted=counted,
             strayed=outcome.strayed,
             also_changed=outcome.also_changed,
-            error=_largest_error(self.tracker.info(run.id)),
-            reason="; ".join(made.reasons)[:1000],
+            error=largest_error(self.tracker.info(run_id)),
+            reason=reason,
         )
         self.trials.append(trial)
         self.masks.append(taken if outcome.taken is None else outcome.taken)
@@ -434,6 +495,36 @@ class _Search:
         if self.progress is not None:
             self.progress(len(self.trials), self.config.max_builds)
         return trial, outcome.taken if counted else None
+
+    def _names(self, taken: Bools) -> tuple[str, ...]:
+        return tuple(unit.name for unit, t in zip(self.mixture.units, taken) if t)
+
+    def _found(self, taken: Bools) -> _Built | None:
+        """A mixture that an earlier process has built, where that is the one it built next."""
+        if not self.made:
+            return None
+        info, *rest = self.made
+        if info.tags.get(schema.Tag.TRIAL) != _trial_tag(taken):
+            self.made = ()  # it took another way, as with another release of this code
+            return None
+        self.made = tuple(rest)
+        assert info.verdict is not None
+        return info.id, info.verdict, load_record(self.tracker.load(info.id)), info.tags.get(schema.Tag.ERROR, "")
+
+    def _made(self, taken: Bools) -> _Built:
+        """A mixture, built and judged."""
+        order = self.mixture.order(taken)
+        tags = {
+            **dict(self.campaign.tags),
+            schema.Tag.TRIAL: _trial_tag(taken),
+            schema.Tag.VARIED: json.dumps(order.varied),
+        }
+        name = f"{int(taken.sum())} of {len(taken)} from the bad build"
+        with tracked(
+            self.tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=self.parent
+        ) as run:
+            made = make(self.campaign, order, run, tracker=self.tracker, judge_engine=self.judge)
+        return run.id, made.verdict, made.tactics, "; ".join(made.reasons)[:1000]
 
     def _effect(self, places: np.ndarray[Any, Any], clauses: Clauses) -> Effect | None:
         """The errors of all builds so far, with the culprits and without."""
@@ -447,36 +538,33 @@ class _Search:
     def denied(self, result: BisectResult, run_id: str) -> Iterator[DeniedTactic]:
         """What ``trtops runs deny`` may put on the deny-list: a single culprit, or settings that are denied together only.
 
-        Of two layers that fail only together neither is guilty by itself, and the deny-list takes each layer by itself.
+        Of two layers that fail only together neither is guilty by itself, and the deny-list takes each layer by itself. So it
+        is with a culprit that good builds have as well: it needs something beside that both builds of the pair have.
         """
         for culprit in result.culprits[:1]:
+            places = [self.mixture.units.index(unit) for unit in culprit.units]
+            if any(not bad and all(text[place] == "1" for place in places) for text, bad in self.plan.seen):
+                continue
             only_settings = all(unit.kind == "setting" for unit in culprit.units)
             if len(culprit.clauses) == 1 and (len(culprit.units) == 1 or only_settings):
-                yield self.mixture.denied(culprit.units, run_id)
+                entry = self.mixture.denied(culprit.units, run_id)
+                effect = culprit.effect.describe() if culprit.effect is not None else ""
+                judged = self.campaign
+                yield replace(entry, model_sha256=judged.model_sha256, tolerance=judged.tolerance_text, effect=effect)
 
 
+_Built: TypeAlias = "tuple[str, Verdict, TacticRecord | None, str]"
+"""A build's run, its verdict, its tactics, and why it is not good."""
+
+
+def _trial_tag(taken: Bools) -> str:
+    return json.dumps(np.flatnonzero(taken).tolist())[: schema.MAX_TAG]
+
+
+_SEEN = 200
+"""Builds of a campaign that say beforehand who is suspicious."""
 _FAILURES = 12
 """Mixtures that could not be built, or not as wanted, after which the search gives up."""
-
-
-def _largest_error(info: RunInfo) -> float | None:
-    """The largest absolute difference of a judged build, over its outputs."""
-    found = [value for name, value in info.metrics.items() if name[0] == "error" and name[-1] == "max_abs"]
-    return max(found, default=None)
-
-
-def welch(larger: Sequence[float], smaller: Sequence[float]) -> Effect | None:
-    """The ratio of two groups of errors, given as natural logarithms; None if one group has fewer than two.
-
-    Errors of one group that are equal to the last bit still get an interval: a spread of 1e-6 is taken for the least.
-    """
-    if len(larger) < 2 or len(smaller) < 2:
-        return None
-    means = [float(np.mean(group)) for group in (larger, smaller)]
-    parts = [max(float(np.var(group, ddof=1)), 1e-12) / len(group) for group in (larger, smaller)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(g) - 1) for part, g in zip(parts, (larger, smaller)))
-    middle, half = means[0] - means[1], student_quantile(0.95, freedom) * math.sqrt(sum(parts))
-    return Effect(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
 def _summary_text(

@@ -90,7 +90,11 @@ class DebugBuildConfig(Record):
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         vary: What differs from build to build beside what the back end varies by itself.
         until: When to stop.
-        max_iterations: When to stop at the latest.
+        max_iterations: When to stop at the latest; with ``bisect``, how many builds and mixtures to make at most.
+        max_minutes: Begin no build after so many minutes of one process; None for no limit.
+        bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead of
+            waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
+        clean_builds: How many further builds without a convicted choice have to be good before nothing else is searched for.
         by: What the diff compares.
         confidence: The probability of guilt from which on a tactic is convicted.
         timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
@@ -110,6 +114,9 @@ class DebugBuildConfig(Record):
     vary: Vary = field(default_factory=Vary)
     until: Until = "decided"
     max_iterations: int = 200
+    max_minutes: float | None = None
+    bisect: bool = True
+    clean_builds: int = 3
     by: By = "tactic"
     confidence: float = 0.95
     timeout_seconds: float | None = 1800.0
@@ -161,10 +168,23 @@ class DebugBuildConfig(Record):
         """The number of iterations that it can come to."""
         return min(self.until, self.max_iterations) if isinstance(self.until, int) else self.max_iterations
 
+    def check_limit(self) -> None:
+        """Refuse to begin what would stop before it has as many builds as it is to have.
+
+        Raises:
+            ConfigError: If ``until`` is a number beyond ``max_iterations``.
+        """
+        if isinstance(self.until, int) and self.until > self.max_iterations:
+            raise errors.ConfigError(
+                f"until is {self.until}, and a campaign stops after {self.max_iterations} builds at the latest. Raise that limit "
+                f"too: max_iterations={self.until} (--max-builds {self.until})."
+            )
+
     def same_builds(self, other: DebugBuildConfig) -> bool:
         """Whether iterations of both may stand in one campaign: whatever decides a build or its verdict is the same."""
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
-        return replace(self, timeout_seconds=None, **free) == replace(other, timeout_seconds=None, **free)  # type: ignore[arg-type]
+        free |= {"max_minutes": None, "bisect": True, "clean_builds": 3, "timeout_seconds": None}
+        return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 
 def with_varied(build: BuildConfig, varied: Varied) -> BuildConfig:
@@ -202,6 +222,16 @@ class Campaign(Record):
     config: DebugBuildConfig
     golden_sha256: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tolerance_text(self) -> str:
+        """What its builds are judged by, in words."""
+        tolerances = self.config.check.tolerances
+        if self.config.command is not None:
+            return "a command"
+        if tolerances is None:
+            return f"the defaults of {self.config.build.precision}"
+        return f"atol {tolerances.atol:g}, rtol {tolerances.rtol:g}"
 
     def on(self, devices: Sequence[str]) -> Campaign:
         """The same campaign on other devices; on its own if none are named."""

@@ -7,7 +7,9 @@ once its run is whole, one that was cut short is marked and retried with the sam
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
@@ -15,14 +17,20 @@ from pathlib import Path
 from typing import Protocol
 
 from trtops import errors
+from trtops.allowed import check_command
+from trtops.backend.base import Caches
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
 from trtops.locks import held
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
+from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
+from trtops.ops.campaign.opened import remembered_config
+from trtops.ops.campaign.turning import Turning, bisections, joined, results, summaries
+from trtops.ops.judging.feeds import check_source
 from trtops.ops.judging.judgement import collect
 from trtops.ops.result import LONGEST_NAME, OpResult
 from trtops.processes import temporary_prefix
@@ -33,6 +41,7 @@ from trtops.tactics.report import markdown
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
+from trtops.tracking.materials import log_materials
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %
 
@@ -47,6 +56,7 @@ class Progress:
         good: How many builds were good.
         bad: How many were bad.
         error: How many crashed, hung or failed.
+        mixtures: How many mixtures of a good and a bad build were made beside.
         last: The iteration that was just finished; None at the start.
         found: What the diff says so far; None where nothing was asked of it.
     """
@@ -56,6 +66,7 @@ class Progress:
     good: int
     bad: int
     error: int
+    mixtures: int = 0
     last: IterationResult | None = None
     found: TacticDiff | None = None
 
@@ -71,6 +82,8 @@ class DebugBuildResult(OpResult):
         bad: How many were bad.
         errors: How many crashed, hung or failed.
         interrupted: Runs of iterations that were cut short and retried.
+        bisections: What mixtures of good and bad builds say, if the campaign made any.
+        guilty: What these convict, in words: all that makes builds bad, what fails only together in one.
         found: What the diff of all builds says.
     """
 
@@ -81,18 +94,28 @@ class DebugBuildResult(OpResult):
     bad: int
     errors: int
     interrupted: tuple[str, ...] = ()
+    bisections: tuple[BisectResult, ...] = ()
+    guilty: tuple[str, ...] = ()
     found: TacticDiff
 
     @property
+    def mixtures(self) -> int:
+        """How many mixtures of a good and a bad build were made."""
+        return sum(len(result.trials) for result in self.bisections)
+
+    @property
     def headline(self) -> str:
-        """What the diff concludes."""
-        return self.found.conclusion
+        """What bisections conclude, or else the diff."""
+        outcomes = [result.outcome for result in self.bisections]
+        return "convicted" if self.guilty else outcomes[-1] if outcomes else self.found.conclusion
 
     def body(self) -> Iterable[str]:
         """How many builds there were of each kind, and the diff's page."""
         again = f" {len(self.interrupted)} were interrupted and retried." if self.interrupted else ""
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
-        return [f"{self.iterations} builds: {counted}{again}", "", *diff_body(self.found)]
+        mixed = f" Beside them {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
+        builds = f"{self.iterations} builds: {counted}{again}{mixed}"
+        return [builds, "", *summaries(self.bisections, self.guilty), *diff_body(self.found)]
 
 
 class Submit(Protocol):
@@ -114,6 +137,7 @@ def debug_build(
     judge: EngineJudge | None = None,
     submit: Submit | None = None,
     progress: Callable[[Progress], None] | None = None,
+    allow_scripts: bool = False,
 ) -> DebugBuildResult:
     """Build a model until enough is known about its bad builds.
 
@@ -129,6 +153,8 @@ def debug_build(
         judge: A Python callable that judges engines in place of the config's check.
         submit: Where iterations are made; one after the other in this thread unless given.
         progress: Called after every iteration, and once at the start.
+        allow_scripts: Run scripts and commands that the campaign to resume names; whoever may write to the store can change
+            them. What a given config names needs no leave.
 
     Returns:
         How many builds were good and bad, and what the diff says about why. A campaign that has ended gives the result it
@@ -139,11 +165,13 @@ def debug_build(
         LogError: If another process is working on the campaign.
         TrtopsError: Whatever keeps all builds from being made or judged; what one build does is a verdict.
     """
+    if config is not None:
+        config.check_limit()
     if resume is not None:
         resume = tracker.whole_id(resume)
         if (ended := _result_if_ended(tracker, resume)) is not None:
             return ended
-        opened = _resume_campaign(resume, model, config, tracker)
+        opened = _resume_campaign(resume, model, config, tracker, allow_scripts)
     else:
         opened = _start_campaign(model, config, experiment, tracker, tags)
     with opened as begun:
@@ -152,10 +180,13 @@ def debug_build(
             state = _CampaignState.read(tracker, campaign, begun.run)
             one = submit or _in_this_thread(tracker, judge)
             state.report(progress, None)
-            for result in _results_as_they_come(campaign, state, one):
-                state.add(result)
-                state.report(progress, result)
-            return state.finish()
+            while True:
+                for result in _results_as_they_come(campaign, state, one):
+                    state.add(result)
+                    state.report(progress, result)
+                if not state.turns:
+                    return state.finish()
+                state.bisect(tracker, tags, judge, progress)
         except BaseException as exc:
             begun.run.fail(exc)
             raise
@@ -175,10 +206,9 @@ def _in_this_thread(tracker: Tracker, judge: EngineJudge | None) -> Submit:
 def _results_as_they_come(campaign: Campaign, state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
     """Results in the order in which iterations finish, as many at a time as the config allows, until there are enough."""
     pending: set[Future[IterationResult]] = set()
-    numbers = state.missing()
     while True:
         while len(pending) < campaign.config.parallel and not state.enough:
-            number = next(numbers, None)
+            number = next(state.missing, None)
             if number is None:
                 break
             pending.add(submit(campaign, number))
@@ -190,15 +220,25 @@ def _results_as_they_come(campaign: Campaign, state: _CampaignState, submit: Sub
 
 
 class _CampaignState:
-    """What is known of a campaign so far; the parent run is written from here alone."""
+    """What is known of a campaign so far; the parent run is written from here alone.
 
-    def __init__(self, campaign: Campaign, run: Run, table: CampaignTable, found: campaigns.Iterations) -> None:
+    Attributes:
+        missing: Numbers of iterations that nobody has made or is making; each is given out once.
+    """
+
+    def __init__(
+        self, campaign: Campaign, run: Run, table: CampaignTable, found: campaigns.Iterations, turning: Turning
+    ) -> None:
         self._campaign = campaign
+        self._turning = turning
+        self._began = time.perf_counter()
         self._run = run
         self._table = table
         self._found = found
         self._diff: TacticDiff | None = None
         self._written = self._weighed = 0
+        taken = found.whole.keys() | found.running
+        self.missing = iter([number for number in range(campaign.config.limit) if number not in taken])
         self._update_diff()
 
     @classmethod
@@ -206,22 +246,73 @@ class _CampaignState:
         """What the memory has; iterations that were cut short are marked."""
         info = tracker.info(campaign.run_id)
         found = campaigns.iterations(tracker, info)
-        return cls(campaign, run, campaigns.table_of(tracker, info, found.whole.values()), found)
-
-    def missing(self) -> Iterator[int]:
-        """Numbers of iterations that nobody has made or is making."""
-        taken = self._found.whole.keys() | self._found.running
-        return (number for number in range(self._campaign.config.limit) if number not in taken)
+        table = campaigns.table_of(tracker, info, found.whole.values())
+        return cls(campaign, run, table, found, Turning.read(tracker, info, campaign.config, found.whole.values()))
 
     @property
     def enough(self) -> bool:
         """Whether the campaign has what it is for."""
         until, counts = self._campaign.config.until, campaigns.counts(self._table)
+        if self._is_spent or self.turns:
+            return True
         if until == "good" or until == "bad":
             return counts[until] > 0
         if until == "decided":
-            return self._diff is not None and self._diff.decided
-        return len(self._table) >= self._campaign.config.limit
+            told = self._diff is not None and self._diff.decided and not self._turning.done
+            return told or self._turning.is_answered(self._table)
+        return False
+
+    @property
+    def turns(self) -> bool:
+        """Whether the campaign has a good and a bad build to mix, and the budget for it."""
+        config = self._campaign.config
+        if config.until != "decided" or not config.bisect or self._is_spent:
+            return False
+        waits = self._turning.unfinished is not None or self._turning.pair(self._table) is not None
+        return waits and not self._turning.is_answered(self._table)
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether there is no budget left, in builds or in minutes."""
+        late = self._minutes_left is not None and self._minutes_left <= 0
+        return late or len(self._table) + self._turning.trials >= self._campaign.config.limit
+
+    @property
+    def _minutes_left(self) -> float | None:
+        minutes = self._campaign.config.max_minutes
+        return None if minutes is None else minutes - (time.perf_counter() - self._began) / 60
+
+    def bisect(
+        self,
+        tracker: Tracker,
+        tags: Mapping[str, str] | None,
+        judge: EngineJudge | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        """Mix a good and a bad build, with what is left of the budget; or resume what was interrupted."""
+        config, turning = self._campaign.config, self._turning
+        before = turning.trials
+        found = (turning.unfinished.id, None) if turning.unfinished is not None else turning.pair(self._table)
+        assert found is not None
+        run, bad = found
+        campaigns.log_table(self._run, self._table)
+        result = bisect(
+            run,
+            bad,
+            BisectConfig(
+                allow_scripts=True,  # this campaign runs them already: they were given now, or allowed when it was resumed
+                confidence=turning.confidence(),
+                max_builds=config.limit - len(self._table) - before,
+                max_minutes=self._minutes_left,
+                seed=config.seed + len(turning.done),
+                devices=config.devices,
+            ),
+            tracker=tracker,
+            tags=tags,
+            judge=judge,
+            progress=lambda done, most: self.report(progress, None, before + done),
+        )
+        turning.take(result, len(self._table))
 
     def add(self, result: IterationResult) -> None:
         """Take in an iteration."""
@@ -243,11 +334,16 @@ class _CampaignState:
         config = self._campaign.config
         return diff(self._table, confidence=config.confidence, by=config.by)
 
-    def report(self, progress: Callable[[Progress], None] | None, last: IterationResult | None) -> None:
+    def report(
+        self, progress: Callable[[Progress], None] | None, last: IterationResult | None, mixtures: int | None = None
+    ) -> None:
         """Report where the campaign stands."""
         if progress is not None:
             limit, counts = self._campaign.config.limit, campaigns.counts(self._table)
-            progress(Progress(done=len(self._table), limit=limit, last=last, found=self._diff, **counts))
+            mixed = self._turning.trials if mixtures is None else mixtures
+            progress(
+                Progress(done=len(self._table), limit=limit, mixtures=mixed, last=last, found=self._diff, **counts)
+            )
 
     def finish(self) -> DebugBuildResult:
         """Log table, diff and page, and end the parent run."""
@@ -255,14 +351,16 @@ class _CampaignState:
         found = self._diff_now()
         campaigns.log_table(run, table)
         log_diff(run, table, found)
-        result = _campaign_result(table, found, self._found.marked)
+        result = _campaign_result(table, found, self._found.marked, self._turning.done)
         run.finish(result.verdict)
         return result.kept_in(run, self._campaign.experiment)
 
 
-def _campaign_result(table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo]) -> DebugBuildResult:
+def _campaign_result(
+    table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo], mixed: Iterable[BisectResult]
+) -> DebugBuildResult:
     """What a table of builds comes to, without the run that holds it."""
-    counts = campaigns.counts(table)
+    counts, bisected = campaigns.counts(table), tuple(mixed)
     return DebugBuildResult(
         verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
         iterations=len(table),
@@ -270,6 +368,8 @@ def _campaign_result(table: CampaignTable, found: TacticDiff, interrupted: Itera
         bad=counts["bad"],
         errors=counts["error"],
         interrupted=tuple(info.id for info in interrupted),
+        bisections=bisected,
+        guilty=tuple(guilty.describe() for guilty in joined(bisected, table)),
         found=found,
     )
 
@@ -307,7 +407,10 @@ def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
     stored = tracker.load(run_id)
     table = campaigns.load_table(tracker, run_id)
     found = TacticDiff.from_json(stored.read_bytes(schema.Artifact.DIFF))
-    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked)
+    ended = [child for child in bisections(tracker, info) if child.status == "finished"]
+    # Whoever bisects a campaign that has ended does not change what it came to.
+    mixed = results(tracker, [child for child in ended if child.start_time <= (info.end_time or math.inf)])
+    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked, mixed)
     return replace(result, run_id=run_id, url=info.url, experiment=info.experiment)
 
 
@@ -354,16 +457,16 @@ def _start_campaign(
     name = f"debug build {path.stem} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
     first = {**(tags or {}), schema.Tag.MODEL_PATH: str(path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
     run = tracker.start(experiment, name, kind="debug_build", tags=first)
-    with _locked_campaign(run.id):
+    with _locked_campaign(run.id, tracker):
         yield _Begun(run, path, loaded, config, experiment)
 
 
 @contextlib.contextmanager
 def _resume_campaign(
-    run_id: str, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker
+    run_id: str, model: str | Path | None, config: DebugBuildConfig | None, tracker: Tracker, allow_scripts: bool
 ) -> Iterator[_Begun]:
     """A campaign that was interrupted, likewise; with what a given config may change."""
-    with _locked_campaign(run_id):
+    with _locked_campaign(run_id, tracker):
         info = _campaign_info(tracker, run_id)
         path = Path(model or info.tags.get(schema.Tag.MODEL_PATH, "")).absolute()
         loaded = Model.load(path)
@@ -372,23 +475,34 @@ def _resume_campaign(
                 f"{path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with "
                 f"{info.tags.get(schema.Tag.MODEL_SHA256, '')[:12]}. Give the same model, or start another campaign."
             )
-        config = _resumed_config(info.id, tracker.peek(info.id, schema.Artifact.CAMPAIGN), config)
+        config = _resumed_config(info.id, campaigns.read_config(tracker, info), config, allow_scripts)
         yield _Begun(tracker.reopen(run_id), path, loaded, config, info.experiment)
 
 
-def _resumed_config(run_id: str, stored: bytes | None, given: DebugBuildConfig | None) -> DebugBuildConfig:
+def _resumed_config(
+    run_id: str, stored: bytes | None, given: DebugBuildConfig | None, allow_scripts: bool
+) -> DebugBuildConfig:
     """The config to resume with: the given one, if nothing in it that decides a build or a verdict is new."""
     if stored is None:
         if given is None:
             raise errors.ConfigError(f"Campaign {run_id} was killed before it had logged its config. Give it again.")
         return given
-    begun = DebugBuildConfig.from_json(stored)
-    if given is not None and not given.same_builds(begun):
+    if given is None:
+        return remembered_config(run_id, stored, allow_scripts=allow_scripts)
+    if not given.same_builds(DebugBuildConfig.from_json(stored)):
         raise errors.ConfigError(
             f"The config is not that of campaign {run_id}: resuming may change until, max_iterations, parallel, devices, "
             "timeout_seconds, by and confidence, and nothing that decides a build or its verdict."
         )
-    return begun if given is None else given
+    return given
+
+
+def _check_scripts(config: DebugBuildConfig) -> None:
+    """Refuse scripts that may not be run here, before they are sent to where iterations are made."""
+    for source in (config.check.data, config.calibration_data):
+        check_source(source)
+    if config.command is not None:
+        check_command(config.command.command)
 
 
 def _log_beginning(
@@ -396,6 +510,7 @@ def _log_beginning(
 ) -> Campaign:
     """Log what the campaign is, unless an earlier process did, and compute the golden outputs."""
     run, model, config = begun.run, begun.model, begun.config
+    _check_scripts(config)
     campaign = Campaign(
         run_id=run.id,
         experiment=begun.experiment,
@@ -413,6 +528,10 @@ def _log_beginning(
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        feeds = config.check.open(TensorMetadata.of(model.info.inputs))
+        log_materials(
+            run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
+        )
         run.set_tags(builds.environment_tags(environment))
     if judge is not None or (config.command is not None and not config.command.wants("{golden}")):
         return campaign
@@ -445,11 +564,9 @@ def _golden_results(model: Model, config: DebugBuildConfig) -> RunResults:
 
 
 @contextlib.contextmanager
-def _locked_campaign(campaign_id: str) -> Iterator[None]:
-    """Keep this machine's other processes from working on a campaign."""
-    with held(f"campaign {campaign_id}") as mine:
+def _locked_campaign(campaign_id: str, tracker: Tracker) -> Iterator[None]:
+    """Keep other processes from working on a campaign: those of the store, or, of one behind a server, this machine's."""
+    with held(f"campaign {campaign_id}", tracker.lock_folder) as mine:
         if not mine:
-            raise errors.LogError(
-                f"Another process of this machine is working on campaign {campaign_id}. Wait for it, or stop it."
-            )
+            raise errors.LogError(f"Another process is working on campaign {campaign_id}. Wait for it, or stop it.")
         yield

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.ops.campaign.debug_build import diff_body, log_diff
+from trtops.ops.campaign.iteration import largest_error
+from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
+from trtops.tactics.by_size import SizeFindings, by_size, size_lines
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import By, TacticDiff
 from trtops.tactics.merge import merge
@@ -67,6 +70,7 @@ class DiffTacticsResult(OpResult):
         builds: How many builds were read.
         found: The diff by what was asked for first.
         also: Those by what was asked for beside.
+        sizes: What the size of errors says, where the memory knows the errors of enough builds.
         skipped: Files and runs that hold no tactics, with why.
     """
 
@@ -74,6 +78,7 @@ class DiffTacticsResult(OpResult):
     builds: int
     found: TacticDiff
     also: tuple[TacticDiff, ...] = ()
+    sizes: SizeFindings | None = None
     skipped: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -89,6 +94,8 @@ class DiffTacticsResult(OpResult):
     def body(self) -> Iterable[str]:
         """The diff's page, those by what was asked for beside in short, and what was passed over."""
         yield from diff_body(self.found)
+        if self.sizes is not None:
+            yield from ("", "## By the size of errors", "", *size_lines(self.sizes))
         for other in self.also:
             yield from ("", f"## By {other.by}: {other.conclusion}", "", other.summary)
         if self.skipped:
@@ -128,13 +135,21 @@ def diff_tactics(
     experiment, name = experiment or place, f"diff of {len(loaded.table)} builds"
     with op_run(tracker, experiment, name, kind="diff_tactics", tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
-        found = diff(loaded.table, confidence=config.confidence, by=config.by)
-        also = [diff(loaded.table, confidence=confidence, by=by) for by in beside]
+        infos = _infos_of(config, tracker)
+        blocks = {info.id: _block_of(info) for info in infos}
+        found = diff(loaded.table, confidence=config.confidence, by=config.by, blocks=blocks)
+        also = [diff(loaded.table, confidence=confidence, by=by, blocks=blocks) for by in beside]
+        known = {info.id: error for info in infos if (error := largest_error(info)) is not None}
+        sizes = by_size(loaded.table, known, found, tolerance=_tolerance_of(tracker, parent))
         run.log_bytes(loaded.table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
         log_diff(run, loaded.table, found)
+        if sizes is not None:
+            run.log_json(sizes, schema.Artifact.DIFF.replace("diff", "sizes"))
         for other in also:
             run.log_json(other, schema.Artifact.DIFF.replace("diff", f"diff_{other.by}"))
-    result = DiffTacticsResult(builds=len(loaded.table), found=found, also=tuple(also), skipped=loaded.skipped)
+    result = DiffTacticsResult(
+        builds=len(loaded.table), found=found, also=tuple(also), sizes=sizes, skipped=loaded.skipped
+    )
     return result.kept_in(run, experiment)
 
 
@@ -149,6 +164,31 @@ def _load_builds(config: DiffTacticsConfig, tracker: Tracker) -> tuple[str, str 
     infos = [tracker.info(run_id) for run_id in config.runs]
     parent = infos[0].id if len(infos) == 1 and _kind_of(infos[0]) == _CAMPAIGN else None
     return infos[0].experiment, parent, _load_runs(infos, tracker)
+
+
+def _infos_of(config: DiffTacticsConfig, tracker: Tracker) -> list[RunInfo]:
+    """What the memory knows of the builds; nothing of files."""
+    if config.experiment is not None:
+        infos = tracker.find(config.experiment, status="finished")
+    else:
+        infos = [tracker.info(run_id) for run_id in config.runs]
+        infos += [child for info in infos for child in tracker.find(info.experiment, parent=info.id)]
+    return [info for info in infos if _kind_of(info) in _BUILDS]
+
+
+def _block_of(info: RunInfo) -> str:
+    """Where and with what a build was made: host, kind of device, release."""
+    names = (schema.Tag.HOST, schema.Tag.DEVICE_SHA256, schema.Tag.BACKEND_VERSION)
+    return " ".join(info.tags.get(name, "")[:24] for name in names).strip()
+
+
+def _tolerance_of(tracker: Tracker, campaign: str | None) -> float | None:
+    """The absolute tolerance that a campaign's builds were judged by, if that is all that decided."""
+    if campaign is None:
+        return None
+    config = open_campaign(tracker, campaign).config
+    tolerances = config.check.tolerances
+    return tolerances.atol if tolerances is not None and config.command is None else None
 
 
 def _kind_of(info: RunInfo) -> str:

@@ -34,7 +34,7 @@ from trtops.record import Record, sha256
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict, incomplete
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.tracking.campaigns import with_varied
 
 EngineJudge: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
@@ -74,11 +74,13 @@ class Order(Record):
     Attributes:
         build: How to build.
         replay: The choices to make; None leaves them to the builder.
+        replayed_run: Id of the run whose timing cache a replay is written into.
         varied: What a campaign varied, as names and values.
     """
 
     build: BuildConfig
     replay: TacticRecord | None = None
+    replayed_run: str = ""
     varied: tuple[tuple[str, str], ...] = ()
 
 
@@ -164,11 +166,15 @@ def _build_engine(
     denied = deny_list(tracker, environment) if config.mind_deny_list and order.replay is None else Caches().denied
     int8 = order.build.precision == "int8"
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None
+    caches = Caches(calibration=ranges, denied=denied)
+    if order.replay is not None:
+        timing = builds.load_timing_cache(tracker.load(order.replayed_run)) if order.replayed_run else None
+        caches = Caches.replaying(order.replay, timing, calibration=ranges)
     job = BuildJob.prepare(
         model,
         order.build,
         environment,
-        caches=Caches(calibration=ranges, replay=order.replay, denied=denied),
+        caches=caches,
         check=config.check,
         calibration_data=config.calibration_data,
     )
@@ -210,7 +216,7 @@ def judge_in_child(
     engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str
 ) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it."""
-    tolerances = tolerances_for(build.precision, check.tolerances)
+    tolerances = tolerances_for(build.precision, check.tolerances, model)
     feeds = check.open(TensorMetadata.of(model.info.inputs))
     with engine_backend(engine.backend).runner(engine) as runner:
         judgement, outputs, expected = judge(runner, _load_golden(golden), feeds, check, tolerances)
@@ -225,7 +231,7 @@ def compare_in_child(
     engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
 ) -> tuple[Judgement, Judgement]:
     """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
-    tolerances = tolerances_for(build.precision, check.tolerances)
+    tolerances = tolerances_for(build.precision, check.tolerances, model)
     feeds = check.open(TensorMetadata.of(model.info.inputs))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
@@ -248,8 +254,12 @@ def errors_in_child(
     with engine_backend(engine.backend).runner(engine) as runner:
         for _ in range(runs):
             report = compare_outputs(collect(runner, feeds), _load_golden(golden), Tolerances())
-            statistics = (output.statistics for output in report.outputs)
-            found.append(max(getattr(s, statistic) for s in statistics if s is not None))
+            values = [getattr(output.statistics, statistic) for output in report.outputs if output.statistics]
+            if not values:
+                raise errors.InputError(
+                    f"The engine's outputs cannot be compared with the golden ones: {'; '.join(report.reasons)[:500]}"
+                )
+            found.append(max(values))
     return found
 
 
@@ -316,3 +326,9 @@ def check_engine(
         finally:
             if check.artifact is not None:
                 file.unlink(missing_ok=True)
+
+
+def largest_error(info: RunInfo) -> float | None:
+    """The largest absolute difference of a judged build, over its outputs."""
+    found = [value for name, value in info.metrics.items() if name[0] == "error" and name[-1] == "max_abs"]
+    return max(found, default=None)

@@ -16,6 +16,7 @@ from trtops.spec import BuildConfig, BuildSpec
 from trtops.tactics.bisection import Bools
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record
@@ -40,6 +41,20 @@ class Unit(Record):
     def describe(self) -> str:
         """The unit with what the bad build has."""
         return f"{self.name}={self.bad}" if self.kind == "setting" else f"{self.name}: {self.bad}"
+
+    def taken_by(self, table: CampaignTable) -> Bools:
+        """Which builds of a table have what the bad build has, of shape ``(builds,)``."""
+        nowhere: Bools = np.zeros(len(table), np.bool_)
+        if self.kind == "setting":
+            if self.name not in table.settings or self.bad not in table.values:
+                return nowhere
+            same: Bools = table.setting_codes[:, table.settings.index(self.name)] == table.values.index(self.bad)
+            return same
+        if self.name not in table.layers:
+            return nowhere
+        chosen = table.codes[:, table.layers.index(self.name)]
+        has: Bools = np.isin(chosen, [code for code, choice in enumerate(table.choices) if choice.tactic == self.bad])
+        return has
 
 
 @dataclass(frozen=True)
@@ -174,7 +189,7 @@ def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
     )
     config: BuildConfig = BuildSpec.from_json(start.read_bytes(schema.Artifact.SPEC)).config
     config = replace(config, options=replace(config.options, tactic_seed=None))
-    return Order(build=with_varied(config, varied), replay=replay, varied=varied)
+    return Order(build=with_varied(config, varied), replay=replay, replayed_run=start.info.id, varied=varied)
 
 
 def _tactics_of(run: StoredRun) -> TacticRecord:

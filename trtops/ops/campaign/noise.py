@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -14,10 +14,12 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import errors_in_child, golden_file
 from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.turning import Turning
 from trtops.ops.result import OnProgress, OpResult, op_run
 from trtops.record import Record
-from trtops.tactics.noise import NoiseSplit
-from trtops.tactics.noise import noise as split
+from trtops.tactics.diff import builds_with, diff
+from trtops.tactics.noise import NoiseSplit, noise_apart
+from trtops.tactics.sizes import between, error_groups
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Tracker, Verdict
 
@@ -34,6 +36,7 @@ class NoiseConfig(Record):
         statistic: Which error against the golden outputs, of the worst output: ``max_abs``, ``mean_abs`` or ``l2``.
         confidence: Of the test whether builds differ.
         devices: GPUs to run on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        allow_scripts: Run scripts and commands that the campaign's run names, which whoever may write to the store can change.
     """
 
     builds: int = 8
@@ -41,6 +44,7 @@ class NoiseConfig(Record):
     statistic: Statistic = "max_abs"
     confidence: float = 0.95
     devices: tuple[str, ...] = ()
+    allow_scripts: bool = False
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(Statistic):
@@ -83,8 +87,8 @@ class NoiseResult(OpResult):
             yield f"| `{run_id}` | {sum(row) / len(row):.4g} | {min(row):.4g} | {max(row):.4g} |"
         yield ""
         yield (
-            f"`{self.statistic}` of one more run of one more build is expected to stay below {self.noise.limit():.4g}, three "
-            f"standard deviations above the mean of {self.noise.mean:.4g}."
+            f"`{self.statistic}` of one more run of one more build is expected to stay below {self.noise.limit():.4g}: at most three "
+            f"standard deviations above the mean of {self.noise.mean:.4g}, and below what builds have that a choice makes bad."
         )
 
 
@@ -111,7 +115,7 @@ def noise(
         TrtopsError: If an engine cannot be run.
     """
     config = NoiseConfig() if config is None else config
-    campaign = open_campaign(tracker, campaign_run)
+    campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts)
     if campaign.golden_sha256 is None:
         raise errors.ConfigError(
             f"Campaign {campaign.run_id} kept no golden outputs: its builds were judged otherwise."
@@ -128,18 +132,34 @@ def noise(
                 rows.append(_measure_engine(campaign, run_id, config, tracker))
                 if progress is not None:
                     progress(len(rows), len(engines))
-            found = split(rows, confidence=config.confidence)
+            found = noise_apart(rows, _set_apart(rows, engines, campaign, tracker), confidence=config.confidence)
             result = NoiseResult(noise=found, engines=engines, errors=tuple(rows), statistic=config.statistic).kept_in(
                 run, campaign.experiment
             )
             run.log_json(result, schema.Artifact.NOISE)
-            shares = ("share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
+            shares = ("share_choice", "share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
             run.log_metrics({(schema.Metric.NOISE, share): getattr(found, share) for share in shares})
             run.log_metrics({(schema.Metric.NOISE, "limit"): found.limit()})
             run.set_tags({schema.Tag.NOTE: found.summary})
     finally:
         close_benches()
     return result
+
+
+def _set_apart(
+    rows: Sequence[Sequence[float]], engines: Sequence[str], campaign: Campaign, tracker: Tracker
+) -> list[bool]:
+    """Which engines differ because of a choice: those that have what was convicted, or else those of an upper group of errors."""
+    table = campaigns.load_table(tracker, campaign.run_id)
+    turning = Turning.read(tracker, tracker.info(campaign.run_id), campaign.config, ())
+    guilty = {name for name, has in zip(table.names, turning.explained(table)) if has}
+    for suspect in diff(table, confidence=campaign.config.confidence, by=campaign.config.by).convicted:
+        guilty.update(builds_with(table, suspect, by=campaign.config.by))
+    if guilty & set(engines):
+        return [engine in guilty for engine in engines]
+    worst = [max(row) for row in rows]
+    limit = between(error_groups(worst))
+    return [limit is not None and error > limit for error in worst]
 
 
 def _measure_engine(campaign: Campaign, run_id: str, config: NoiseConfig, tracker: Tracker) -> tuple[float, ...]:

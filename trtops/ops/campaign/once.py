@@ -22,11 +22,11 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Iterat
         if info.status == "running" and is_abandoned(info):
             info = tracker.close(info.id, _LOST)
         if info.status == "finished" and info.verdict is not None:
-            return _result(number, tracker.load(info.id))
+            return _stored_result(number, tracker.load(info.id))
     return iterate(campaign, number, tracker=tracker)
 
 
-def _result(number: int, run: StoredRun) -> IterationResult:
+def _stored_result(number: int, run: StoredRun) -> IterationResult:
     """What a whole iteration came to, from its run; its reasons are in the run's report."""
     info = run.info
     assert info.verdict is not None

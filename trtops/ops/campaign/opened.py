@@ -5,27 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtops import errors
+from trtops.allowed import ask_for
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.judging.feeds import scripts_of
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker
 
 
-def open_campaign(tracker: Tracker, run_id: str, *, model: str | Path | None = None) -> Campaign:
+def open_campaign(
+    tracker: Tracker, run_id: str, *, model: str | Path | None = None, allow_scripts: bool = False
+) -> Campaign:
     """A campaign from its parent run, finished or not.
 
     Args:
         tracker: The memory.
         run_id: The parent run, or what its id begins with.
         model: The ONNX file; where the campaign found it, or else the one it kept, unless given.
+        allow_scripts: Whether scripts and commands that the run names may be run.
 
     Raises:
-        ConfigError: If the run is no campaign, or its model cannot be found.
+        ConfigError: If the run is no campaign, its model cannot be found, or it names code that was not allowed.
+        IncompleteRunError: If it is finished, and its config is not what was logged.
         RunNotFoundError: If there is no such run.
     """
     run_id = tracker.whole_id(run_id)
     info = tracker.info(run_id)
-    data = tracker.peek(run_id, schema.Artifact.CAMPAIGN)
     campaigns.require_campaign(info)
+    data = campaigns.read_config(tracker, info)
     if data is None:
         raise errors.ConfigError(f"Run {run_id} has no {schema.Artifact.CAMPAIGN}: its campaign ended before it began.")
     return Campaign(
@@ -33,9 +39,23 @@ def open_campaign(tracker: Tracker, run_id: str, *, model: str | Path | None = N
         experiment=info.experiment,
         model=str(find_model(tracker, info, model)),
         model_sha256=info.tags.get(schema.Tag.MODEL_SHA256, ""),
-        config=DebugBuildConfig.from_json(data),
+        config=remembered_config(run_id, data, allow_scripts=allow_scripts),
         golden_sha256=info.tags.get(schema.Tag.GOLDEN_SHA256),
     )
+
+
+def remembered_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuildConfig:
+    """A campaign's config out of its run, which names no code that was not asked for.
+
+    Raises:
+        ConfigError: If it does (:func:`trtops.allowed.ask_for`).
+        FormatError: If it is no such config.
+    """
+    config = DebugBuildConfig.from_json(data)
+    scripts = scripts_of(config.check.data, config.calibration_data)
+    commands = [] if config.command is None else [config.command.command]
+    ask_for(run_id, scripts, commands, allowed=allow_scripts)
+    return config
 
 
 def find_model(tracker: Tracker, info: RunInfo, given: str | Path | None = None) -> Path:

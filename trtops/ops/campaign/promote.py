@@ -5,27 +5,36 @@ And the way back: :func:`resolve` says which engine is accepted for a model here
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
+from trtops.allowed import ask_for
 from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
+from trtops.ops.judging.feeds import scripts_of
 from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
 from trtops.tactics.record import TacticRecord
-from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict
-from trtops.tracking.registry import RegisteringTracker
+from trtops.tracking import builds, campaigns, schema
+from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
+from trtops.tracking.materials import log_materials
+from trtops.tracking.owner import is_abandoned
+from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
+from trtops.tracking.signatures import require_signed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,7 @@ class PromoteConfig(Record):
         name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: How long the build, and a first inference with it, may take.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
+        allow_scripts: Run a data script that the campaign's run names, which whoever may write to the store can change.
     """
 
     model: str | None = None
@@ -45,6 +55,7 @@ class PromoteConfig(Record):
     name: str | None = None
     timeout_seconds: float | None = 1800.0
     devices: tuple[str, ...] = ()
+    allow_scripts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +118,8 @@ class Resolution(Record):
         version: The registered version; None likewise.
         path: The engine among the run's artifacts; None likewise.
         why: Why there is none, and what to do; empty if there is one.
+        engine_sha256: Digest of the engine as it was found; None if there is none.
+        signed_by: The key that signed its run, where a signature was demanded.
     """
 
     name: str
@@ -115,6 +128,8 @@ class Resolution(Record):
     version: str | None = None
     path: str | None = None
     why: str = ""
+    engine_sha256: str | None = None
+    signed_by: str | None = None
 
     def engine(self, tracker: Tracker) -> Engine:
         """The accepted engine, checked against its run's manifest.
@@ -125,7 +140,10 @@ class Resolution(Record):
         """
         if self.run_id is None:
             raise errors.ConfigError(self.why)
-        return builds.load_engine(tracker.load(self.run_id))
+        engine = builds.load_engine(tracker.load(self.run_id))
+        if sha256(engine.plan) != self.engine_sha256:  # manifest and file may have been changed together since
+            raise incomplete(self.run_id, f"its engine is not the one of digest {self.engine_sha256} that was resolved")
+        return engine
 
 
 def promote(
@@ -136,6 +154,8 @@ def promote(
     tags: Mapping[str, str] | None = None,
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
+
+    A promotion of the same run on this kind of device that was killed before it was registered is registered now.
 
     Args:
         run_id: A good build's run, or a good iteration's, or what its id begins with.
@@ -165,6 +185,8 @@ def promote(
         raise errors.ConfigError(
             f"The model has digest {model.info.sha256[:12]}, and run {run_id} was built from {source.spec.model_sha256[:12]}."
         )
+    if (left := _promotion_left(stored.info, model, config, tracker)) is not None:
+        return _register_promotion(*left, tracker)
     name = f"promote {stored.info.name}"
     own = {**(tags or {}), schema.Tag.EVIDENCE: run_id}
     try:
@@ -184,14 +206,16 @@ def promotion_place(good_run: RunInfo, config: PromoteConfig) -> Place:
 def _build_and_register(
     stored: StoredRun, source: Build, model: Model, config: PromoteConfig, run: Run, tracker: RegisteringTracker
 ) -> PromoteResult:
-    check = config.check or _check_config_of(tracker, stored.info)
+    check = config.check or _check_config_of(tracker, stored.info, config.allow_scripts)
     options = replace(source.spec.config.options, tactic_seed=None)
     wanted = replace(source.spec.config, options=options)
     with bench(promotion_place(stored.info, config)) as backend:
-        caches = Caches(replay=source.tactics, calibration=source.calibration_cache)
+        caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
         build = backend.build(model, wanted, caches=caches)
         _check_followed(source.tactics, build.tactics)
         builds.log_spec(run, build.spec, build.engine.environment)
+        feeds = check.open(TensorMetadata.of(model.info.inputs))
+        log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files():
@@ -201,23 +225,76 @@ def _build_and_register(
         )
     log_judgement(run, judgement)
     _check_good(judgement, agreement, stored.info.id)
-    run.finish("good")
-    alias = alias_of(model.info.sha256, build.engine.environment)
-    registered_name = registered_model(config.name or model.name)  # as resolve() looks it up
-    path = builds.engine_path(tracker.load(run.id))
-    version = tracker.register(registered_name, run.id, path, alias=alias, tags=_version_tags(build, stored.info.id))
     result = PromoteResult(
         source_run=stored.info.id,
-        name=registered_name,
-        alias=alias,
-        version=version.version,
+        name=registered_model(config.name or model.name),  # as resolve() looks it up
+        alias=alias_of(model.info.sha256, build.engine.environment),
+        version="",
         engine_sha256=sha256(build.engine.plan),
         same_bytes=build.engine.plan == source.engine.plan,
         coverage=build.tactics.coverage,
         judgement=judgement,
         agreement=agreement,
     )
-    return result.kept_in(run, stored.info.experiment)
+    run.log_json(result, schema.Artifact.PROMOTION)
+    run.finish("good")
+    return _register_promotion(result.kept_in(run, stored.info.experiment), build, tracker)
+
+
+def _register_promotion(result: PromoteResult, build: Build, tracker: RegisteringTracker) -> PromoteResult:
+    """Make an engine that was verified the accepted one."""
+    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=result.source_run)
+    return replace(result, version=version.version)
+
+
+def _promotion_left(
+    source: RunInfo, model: Model, config: PromoteConfig, tracker: RegisteringTracker
+) -> tuple[PromoteResult, Build] | None:
+    """A promotion of a run that was verified as it is asked for now, and killed before it was registered."""
+    if config.check is not None:
+        return None
+    for info in tracker.find(source.experiment, tags={schema.Tag.KIND: "promote", schema.Tag.EVIDENCE: source.id}):
+        if info.status == "running" and is_abandoned(info):
+            info = tracker.close(info.id, "its process ended in the middle of the promotion")
+        if info.status != "finished" or info.verdict != "good":
+            continue
+        try:
+            stored = tracker.load(info.id)
+            if schema.Artifact.PROMOTION not in stored.manifest:
+                continue  # of an earlier release
+            result = PromoteResult.from_json(stored.read_bytes(schema.Artifact.PROMOTION))
+            build = builds.load_build(stored)
+        except (errors.IncompleteRunError, errors.FormatError) as exc:
+            log.warning("An earlier promotion is not completed: %s", exc)
+            continue
+        with bench(promotion_place(source, config)) as backend:
+            here = alias_of(model.info.sha256, backend.environment())
+        asked = (registered_model(config.name or model.name), here)
+        if (result.name, result.alias) == asked and tracker.registered(*asked) is None:
+            return replace(result, run_id=info.id, url=info.url, experiment=info.experiment), build
+    return None
+
+
+def register_accepted(
+    tracker: RegisteringTracker, run_id: str, build: Build, *, name: str, evidence: str, suffix: str = ""
+) -> tuple[RegisteredVersion, str]:
+    """Register the engine of a whole run as the accepted one, as :func:`resolve` looks it up.
+
+    Args:
+        tracker: The memory, and its registry.
+        run_id: The run that holds the engine.
+        build: What it holds.
+        name: What the registered model is called, in any spelling.
+        evidence: Id of the run that is the reason.
+        suffix: What follows the usual alias, of an engine that is accepted beside the one that has it.
+
+    Returns:
+        The version, and its alias.
+    """
+    alias = alias_of(build.spec.model_sha256, build.engine.environment) + suffix
+    path = builds.engine_path(tracker.load(run_id))
+    tags = _version_tags(build, evidence)
+    return tracker.register(registered_model(name), run_id, path, alias=alias, tags=tags), alias
 
 
 def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
@@ -245,17 +322,23 @@ def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None
 
 def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
     """A run, and the runs above it: a proof's build has the proof and its campaign above it."""
+    known = {info.id}
     yield info
-    while info.parent is not None:
+    while info.parent is not None and info.parent not in known:  # which a forged one would be
         info = tracker.info(info.parent)
+        known.add(info.id)
         yield info
 
 
-def _check_config_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+def _check_config_of(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> CheckConfig:
     """How a run's campaign judged its builds; the usual check for a build of its own."""
-    held = (tracker.peek(each.id, schema.Artifact.CAMPAIGN) for each in _run_and_ancestors(tracker, info))
-    data = next((data for data in held if data is not None), None)
-    return DebugBuildConfig().check if data is None else DebugBuildConfig.from_json(data).check
+    campaign = next((each for each in _run_and_ancestors(tracker, info) if each.kind == "debug_build"), None)
+    data = None if campaign is None else campaigns.read_config(tracker, campaign)
+    if campaign is None or data is None:
+        return DebugBuildConfig().check
+    check = DebugBuildConfig.from_json(data).check
+    ask_for(campaign.id, scripts_of(check.data), (), allowed=allow_scripts)
+    return check
 
 
 def _version_tags(build: Build, source_run: str) -> dict[str, str]:
@@ -286,6 +369,7 @@ def resolve(
     backend: str = "onnxruntime",
     environment: Environment | None = None,
     name: str | None = None,
+    keys: Sequence[str | Path] = (),
 ) -> Resolution:
     """The accepted engine of a model on this machine, or why there is none. Builds nothing.
 
@@ -295,6 +379,7 @@ def resolve(
         backend: The back end that is to run it.
         environment: The device and release to ask for; this machine's unless given.
         name: The registered model; the file's name without its ending unless given.
+        keys: Public keys, as PEM files: the engine's run must be signed with one of them, or there is no engine.
 
     Returns:
         Where the engine is; every file of it was checked against its run's manifest. Or the reason.
@@ -302,6 +387,7 @@ def resolve(
     Raises:
         InvalidModelError: If there is no such model.
         BackendUnavailableError: If the back end is not here, and no environment is given.
+        ConfigError: If a key cannot be read.
     """
     known = model if isinstance(model, Model) else Model.load(model)
     here = engine_backend(backend).environment() if environment is None else environment
@@ -314,8 +400,9 @@ def resolve(
         return replace(asked, why=_why_none(tracker, asked, known, here))
     try:
         stored = tracker.load(version.run_id)
+        signed_by = require_signed(stored, keys) if keys else None
         found = sha256(stored.read_bytes(version.path))
-    except (errors.IncompleteRunError, errors.RunNotFoundError) as exc:
+    except (errors.IncompleteRunError, errors.RunNotFoundError, errors.SignatureError) as exc:
         return replace(asked, why=f"Version {version.version} of {asked.name!r} cannot be used: {exc}")
     promised = {schema.Tag.ENGINE_SHA256: found, schema.Tag.MODEL_SHA256: known.info.sha256}
     for tag, value in promised.items():
@@ -326,7 +413,14 @@ def resolve(
                 why=f"Version {version.version} of {asked.name!r} is of another {what} than run {version.run_id} holds; it was "
                 "not registered by promoting. Promote a good run.",
             )
-    return replace(asked, run_id=version.run_id, version=version.version, path=version.path)
+    return replace(
+        asked,
+        run_id=version.run_id,
+        version=version.version,
+        path=version.path,
+        engine_sha256=found,
+        signed_by=signed_by,
+    )
 
 
 def _why_none(tracker: RegisteringTracker, asked: Resolution, model: Model, here: Environment) -> str:

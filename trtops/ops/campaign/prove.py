@@ -7,6 +7,7 @@ good one with the suspect put in and nothing else, and the bad one with the susp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -16,7 +17,7 @@ import numpy as np
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, make
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, largest_error, make
 from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.engines.deny import deny
@@ -26,6 +27,7 @@ from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect
 from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.sizes import welch
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import StoredRun, Tracker, Verdict
@@ -48,6 +50,7 @@ class ProveConfig(Record):
         force: Prove a suspect to which the diff gives next to no guilt, too.
         deny: Put the suspect on the deny-list if it is confirmed.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; the campaign's unless given.
+        allow_scripts: Run scripts and commands that the campaign's run names, which whoever may write to the store can change.
     """
 
     suspect: int | None = None
@@ -55,6 +58,7 @@ class ProveConfig(Record):
     force: bool = False
     deny: bool = True
     devices: tuple[str, ...] = ()
+    allow_scripts: bool = False
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -159,7 +163,8 @@ def prove(
         TrtopsError: Whatever keeps all builds from being made or judged.
     """
     config = ProveConfig() if config is None else config
-    campaign = replace(open_campaign(tracker, campaign_run).on(config.devices), tags=tuple((tags or {}).items()))
+    campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
+    campaign = replace(campaign, tags=tuple((tags or {}).items()))
     case = _Case.of(campaign, config, tracker)
     name = f"proof of {case.suspect.describe()}"
     try:
@@ -181,11 +186,13 @@ def prove(
                 trials=tuple(trials),
             ).kept_in(run, campaign.experiment)
             run.log_json(result, schema.Artifact.PROOF)
-            run.log_json(case.denied(run.id), schema.Artifact.DENIED)
+            entry = case.denied(run.id)
+            if entry is not None:
+                run.log_json(replace(entry, effect=_effect_text(trials, tracker)), schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome, schema.Tag.NOTE: summary})
     finally:
         close_benches()
-    if outcome == "confirmed" and config.deny:
+    if outcome == "confirmed" and config.deny and entry is not None:
         return replace(result, deny_run=deny(run.id, tracker=tracker, tags=tags).run_id)
     return result
 
@@ -200,10 +207,15 @@ def _swaps_in_turn(repeats: int) -> list[Swap]:
 
 @dataclass(frozen=True)
 class _Case:
-    """A suspect, and the two builds that are most alike but for it."""
+    """A suspect, and the two builds that are most alike but for it.
+
+    Attributes:
+        together: Whether the suspect is several, which fail only together.
+    """
 
     campaign: Campaign
     suspect: Suspect
+    together: bool
     good: StoredRun
     bad: StoredRun
     good_record: TacticRecord
@@ -212,7 +224,7 @@ class _Case:
     @classmethod
     def of(cls, campaign: Campaign, config: ProveConfig, tracker: Tracker) -> _Case:
         table = campaigns.load_table(tracker, campaign.run_id)
-        suspect = suspected(table, campaign, config.suspect)
+        suspect, together = suspected(table, campaign, config.suspect)
         if suspect.guilt < _WORTH_PROVING and not config.force:
             raise errors.ConfigError(
                 f"The diff does not suspect {suspect.describe()}: its probability of guilt is {suspect.guilt:.2%}. Name another "
@@ -230,7 +242,7 @@ class _Case:
         good_run, bad_run = pair
         records = [campaigns.load_record(run) for run in (good_run, bad_run)]
         assert records[0] is not None and records[1] is not None  # both were judged
-        return cls(campaign, suspect, good_run, bad_run, records[0], records[1])
+        return cls(campaign, suspect, together, good_run, bad_run, records[0], records[1])
 
     def trial(self, swap: Swap, proof_run: str, tracker: Tracker, judge: EngineJudge | None) -> Trial:
         """Make one build of the proof."""
@@ -304,23 +316,42 @@ class _Case:
         changed = (n for n in dict.fromkeys([*before, *got]) if n not in own and before.get(n) != got.get(n))
         return followed, tuple(changed)
 
-    def denied(self, proof_run: str) -> DeniedTactic:
-        """What goes on the deny-list if the suspicion is confirmed."""
+    def denied(self, proof_run: str) -> DeniedTactic | None:
+        """What goes on the deny-list if the suspicion is confirmed; None if there is nothing that is guilty by itself.
+
+        Of layers that fail only together neither is, and the deny-list takes each layer by itself; settings it takes together.
+        """
+        if self.together and not self.suspect.settings:
+            return None
+        choices = () if self.together else tuple(choice for choice in self._layers.values() if choice is not None)
         return DeniedTactic(
             backend_version=self.bad_record.backend_version,
             device_sha256=self.bad_record.device_sha256,
-            choices=tuple(choice for choice in self._layers.values() if choice is not None),
+            choices=choices,
             settings=self.suspect.settings,
             evidence=proof_run,
+            model_sha256=self.campaign.model_sha256,
+            tolerance=self.campaign.tolerance_text,
         )
+
+
+def _effect_text(trials: Iterable[Trial], tracker: Tracker) -> str:
+    """What the suspect does to the error, in words; empty if the errors of too few builds are known."""
+    groups: dict[bool, list[float]] = {True: [], False: []}
+    for trial in trials:
+        error = largest_error(tracker.info(trial.run_id))
+        if error:
+            groups[trial.swap in ("in", "bad as it was")].append(math.log(error))
+    effect = welch(groups[True], groups[False])
+    return effect.describe() if effect is not None else ""
 
 
 def _tactics_by_layer(choices: Iterable[TacticChoice]) -> dict[str, tuple[object, ...]]:
     return {c.layer: (c.tactic, c.implementation, c.tactic_id) for c in choices}
 
 
-def suspected(table: CampaignTable, campaign: Campaign, position: int | None) -> Suspect:
-    """What is to be proved: one suspect, or those that the explanation says fail only together, as one.
+def suspected(table: CampaignTable, campaign: Campaign, position: int | None) -> tuple[Suspect, bool]:
+    """What is to be proved: one suspect, or those that the explanation says fail only together, as one; and whether it is these.
 
     Raises:
         ConfigError: If there is no such suspect.
@@ -335,11 +366,12 @@ def suspected(table: CampaignTable, campaign: Campaign, position: int | None) ->
             f"There is no suspect {position or 0}: the diff has {len(found.suspects)}. {found.summary}"
         )
     first, *rest = (found.suspects[i] for i in clause)
-    return replace(
+    joined = replace(
         first,
         choices=first.choices + tuple(choice for s in rest for choice in s.choices),
         settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
     )
+    return joined, bool(rest)
 
 
 def most_alike(table: CampaignTable, good: list[str], bad: list[str]) -> tuple[str, str]:

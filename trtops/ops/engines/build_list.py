@@ -120,13 +120,13 @@ class BuildListResult(OpResult):
         """What failed and why, then a table of all builds that were not skipped."""
         for build in self.builds:
             if build.outcome in ("bad", "error"):
-                yield f"- **{_title(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
+                yield f"- **{_title_of(build)}**: {build.outcome}. {' '.join(build.reasons)} ({build.place})"
         made = [build for build in self.builds if build.outcome != "skipped"]
         if made:
             yield ""
             yield "| model | back end | precision | verdict | p50 | engine | time | run |"
             yield "|---|---|---|---|---|---|---|---|"
-            yield from (_row(build) for build in made)
+            yield from (_table_row(build) for build in made)
         why = Counter(reason for build in self.builds if build.outcome == "skipped" for reason in build.reasons)
         if why:
             yield ""
@@ -164,7 +164,7 @@ def build_list(
     config = BuildListConfig() if config is None else config
     listed = models if isinstance(models, ModelList) else read_model_list(models)
     asked = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
-    plans = [_plan(build, config, tracker) for build in asked]
+    plans = [_plan_build(build, config, tracker) for build in asked]
     result = BuildListResult(title=f"build list {Path(listed.path).name}", builds=())
     if all(isinstance(plan, BuildOutcome) and plan.outcome == "skipped" for plan in plans):
         return _with_builds(result, plans)
@@ -176,8 +176,8 @@ def build_list(
             if isinstance(plan, BuildOutcome):
                 continue
             if progress is not None:
-                progress(number, len(asked), _title(build))
-            plans[number] = _make(build, make, {**(tags or {}), **plan})
+                progress(number, len(asked), _title_of(build))
+            plans[number] = _make_build(build, make, {**(tags or {}), **plan})
         result = _with_builds(result, plans).kept_in(run, experiment)
         _log_summary(run, result)
         return result
@@ -187,20 +187,20 @@ Plan: TypeAlias = "BuildOutcome | dict[str, str]"
 """What became of a build without building, or the tags to build it with."""
 
 
-def _plan(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> Plan:
+def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> Plan:
     """Decide whether a build is made."""
     if build.missing:
-        return _outcome(build, "error", build.missing)
+        return _outcome_of(build, "error", build.missing)
     if not config.only_new:
         return {}
     if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
-        return _outcome(build, "skipped", "The file changed just now; it may still be being copied.")
+        return _outcome_of(build, "skipped", "The file changed just now; it may still be being copied.")
     try:
         key = _listed_key(build)
     except errors.BackendError as exc:
-        return _outcome(build, "error", str(exc))
+        return _outcome_of(build, "error", str(exc))
     why = _why_known(tracker, key, config.attempts)
-    return {schema.Tag.LISTED: key} if why is None else _outcome(build, "skipped", why)
+    return {schema.Tag.LISTED: key} if why is None else _outcome_of(build, "skipped", why)
 
 
 def _listed_key(build: ListedBuild) -> str:
@@ -226,17 +226,17 @@ def _why_known(tracker: Tracker, key: str, attempts: int) -> str | None:
     return f"It failed {failed} times." if failed >= attempts else None
 
 
-def _make(build: ListedBuild, make: Convert, tags: Mapping[str, str]) -> BuildOutcome:
+def _make_build(build: ListedBuild, make: Convert, tags: Mapping[str, str]) -> BuildOutcome:
     """Make one build. Whatever is wrong with it, and is not an interruption, is its outcome."""
     begun = time.monotonic()
     config = build.entry.config(build.precision, build.backend)
     try:
         result = make(build.model, config, build.entry.experiment or Path(build.model).stem, tags)
     except errors.TrtopsError as exc:
-        return _outcome(build, "error", str(exc), seconds=time.monotonic() - begun)
+        return _outcome_of(build, "error", str(exc), seconds=time.monotonic() - begun)
     except Exception as exc:  # a defect of ours, or of a library, which the builds after it need not suffer for
-        log.exception("%s failed", _title(build))
-        return _outcome(build, "error", f"{type(exc).__name__}: {exc}", seconds=time.monotonic() - begun)
+        log.exception("%s failed", _title_of(build))
+        return _outcome_of(build, "error", f"{type(exc).__name__}: {exc}", seconds=time.monotonic() - begun)
     latency = result.judgement.latency
     return BuildOutcome(
         model=build.model,
@@ -255,7 +255,7 @@ def _make(build: ListedBuild, make: Convert, tags: Mapping[str, str]) -> BuildOu
     )
 
 
-def _outcome(build: ListedBuild, outcome: Outcome, reason: str, *, seconds: float = 0.0) -> BuildOutcome:
+def _outcome_of(build: ListedBuild, outcome: Outcome, reason: str, *, seconds: float = 0.0) -> BuildOutcome:
     return BuildOutcome(
         model=build.model,
         precision=build.precision,
@@ -288,11 +288,11 @@ def _log_summary(run: Run, result: BuildListResult) -> None:
     run.finish(result.verdict)
 
 
-def _title(build: ListedBuild | BuildOutcome) -> str:
+def _title_of(build: ListedBuild | BuildOutcome) -> str:
     return f"{Path(build.model).name} {build.precision} {build.backend}"
 
 
-def _row(build: BuildOutcome) -> str:
+def _table_row(build: BuildOutcome) -> str:
     run = f"[{build.run_id[:8]}]({build.url})" if build.url.startswith("http") else build.run_id[:8]
     cells = (
         Path(build.model).name,

@@ -17,8 +17,9 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.compare import DEFAULT_RATIO, CacheDiff, diff
 from trtops.calibration.data import FeedDigest, batches, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.json import save_json
 from trtops.metadata import TensorMetadata
-from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.engines.convert import ROW_HEADER, ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.result import OnProgress, OpResult, op_run
@@ -32,6 +33,7 @@ from trtops.tracking.tables import log_table
 
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
 
+_JUDGED_FEEDS = 32
 _TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
 
@@ -51,7 +53,8 @@ class CalibrateConfig(Record):
         min_samples: Fewer are refused.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
         beside: Precisions to build and judge as well, to compare INT8 with.
-        check: How engines are judged; with data that was held out, if the result is to mean something.
+        check: How engines are judged; best with data that was held out. Without data of its own, on the calibration data:
+            of what random data goes through the network, ranges of real data say nothing.
         pictures: Tensors whose histograms are drawn, the most clipped first.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
@@ -127,10 +130,11 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        yield from ("", "| precision | verdict | largest error | accuracy | p50 | engine | run |", "|---|" + "---|" * 6)
+        yield from ("", f"| precision | {ROW_HEADER[1]} | verdict | largest error | accuracy | p50 | engine | run |")
+        yield "|---" * 8 + "|"
         for engine in self.engines:
             row = engine.row()
-            yield f"| {row[0]} | {row[1]} | {row[2]} | {row[4]} | {row[5]} | {row[6]} | `{row[8]}` |"
+            yield f"| {' | '.join((*row[:4], *row[5:8]))} | `{row[9]}` |"
 
 
 def calibrate(
@@ -177,14 +181,46 @@ def calibrate(
         loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
-        cache, histograms = collect_ranges(loaded, config, data=data, run=run, progress=progress)
+        remembered = None if data is None else _RememberedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
+        cache, histograms = collect_ranges(loaded, config, data=remembered, run=run, progress=progress)
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
-        engines = _build_engines(path, cache, config, tracker=tracker, experiment=experiment, tags=tags, parent=run.id)
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
+            judged = replace(config, check=_check_on_real_data(config, remembered, Path(folder)))
+            engines = _build_engines(
+                path, cache, judged, tracker=tracker, experiment=experiment, tags=tags, parent=run.id
+            )
         _log_engines(run, engines)
         result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}")
         run.finish(result.verdict)
         return result.kept_in(run, experiment)
+
+
+class _RememberedFeeds:
+    """Feeds that are in memory, of which the first are kept as they pass, to judge engines with."""
+
+    def __init__(self, feeds: Iterable[Feed]) -> None:
+        self._feeds = feeds
+        self.first: list[Feed] = []
+
+    def __iter__(self) -> Iterator[Feed]:
+        self.first = []
+        for feed in self._feeds:
+            if len(self.first) < _JUDGED_FEEDS:
+                self.first.append(feed)
+            yield feed
+
+
+def _check_on_real_data(config: CalibrateConfig, remembered: _RememberedFeeds | None, folder: Path) -> CheckConfig:
+    """The check, on the calibration data if it has none of its own."""
+    check = config.check
+    if check.data is not None or check.golden is not None:
+        return check
+    if remembered is None:
+        return replace(check, data=config.data)
+    file = folder / "feeds.json"
+    save_json([dict(feed) for feed in remembered.first], str(file), "the first feeds of the calibration")
+    return replace(check, data=str(file))
 
 
 def _calibrate_result(cache: CalibrationCache, engines: tuple[ConvertResult, ...], seconds: float) -> CalibrateResult:

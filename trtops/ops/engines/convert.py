@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
-from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
+from trtops.comparator.table import RECORDED
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.judging.judgement import CheckConfig, Judgement, describe, judge, log_judgement, tolerances_for
+from trtops.ops.engines.timing_caches import TimingCacheSource
+from trtops.ops.judging.computed import computed, weight_bytes
+from trtops.ops.judging.emulated import judge_emulated
+from trtops.ops.judging.judgement import (
+    CheckConfig,
+    Judgement,
+    describe,
+    judge,
+    log_judgement,
+    shown_value,
+    tolerances_for,
+)
 from trtops.ops.result import OpResult, op_run
 from trtops.ops.tables import size, table
 from trtops.record import Record, sha256
@@ -24,6 +37,7 @@ from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
+from trtops.tracking.materials import log_materials
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +50,9 @@ class ConvertConfig(Record):
         build: How the engine is built.
         check: How it is judged.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
-        timing_cache: A timing cache file to build with.
+        timing_cache: A timing cache to build with: a file; ``run:<id>``, the one that a run left; ``accepted``, that of the
+            model's newest accepted engine; or ``shared``, the one that builds of this device and release have in common,
+            which grows by what this build times. The last two only where there is one yet.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
         replay: A tactic record (``tactics/replay.json`` of a run) to be replayed.
         mind_deny_list: Leave out tactics that are on the deny-list of this device and release; a replay that has one is
@@ -44,7 +60,9 @@ class ConvertConfig(Record):
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
-        isolated: Build, and run the new engine for the first time, in a child process, whose crash is an error here.
+        isolated: Build, and run the new engine for the first time, in a child process. Where a setting of the builder takes
+            the child down, the build goes on without it, and later builds of the model do; any other crash is an error
+            here. Unless given, builds of ONNX Runtime below FP32 are isolated.
         timeout_seconds: How long the child may take over each; None waits for ever. Only for isolated builds.
     """
 
@@ -57,7 +75,7 @@ class ConvertConfig(Record):
     mind_deny_list: bool = True
     rebuild: bool = False
     keep_model: bool = True
-    isolated: bool = False
+    isolated: bool | None = None
     timeout_seconds: float | None = None
 
 
@@ -75,6 +93,7 @@ class ConvertResult(OpResult):
         engine_bytes: Its size.
         build_seconds: Wall time of the build; of the earlier one if reused.
         judgement: The comparison, latency and accuracy.
+        crashed: Settings that were left out, since the builder took its process down under them.
     """
 
     verdict: Verdict
@@ -86,21 +105,35 @@ class ConvertResult(OpResult):
     engine_bytes: int
     build_seconds: float
     judgement: Judgement
+    crashed: tuple[str, ...] = ()
 
     def body(self) -> Iterable[str]:
         """Why the engine is not good enough, where it comes from, and the numbers."""
         made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
         yield from (f"- {reason}" for reason in self.reasons)
-        yield from ("", f"{self.precision.upper()} engine, {size(self.engine_bytes)}, {made}.", "")
+        yield from ("", f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
+        if self.crashed:
+            named = ", ".join(f"`{name}`" for name in self.crashed)
+            yield from (f"The builder took its process down under {named}; the engine is built without.", "")
         yield from describe(self.judgement)
+
+    @property
+    def called(self) -> str:
+        """What the engine may be called: the precision that was asked for, or what it computes in instead."""
+        found = self.judgement.computed
+        return self.precision.upper() if found is None else found.name
 
     def row(self) -> tuple[str, ...]:
         """The engine in one line of a table that has :data:`ROW_HEADER`."""
         judgement = self.judgement
-        statistics = [output.statistics for output in judgement.report.outputs if output.statistics is not None]
-        agreements = [s.top1_agreement for s in statistics if s.top1_agreement is not None]
+        report = judgement.report
+        statistics = [output.statistics for output in report.outputs if output.statistics is not None]
+        top1 = (shown_value(report, output, _TOP1) for output in report.outputs)
+        agreements = [share for share in top1 if share is not None]
+        found = judgement.computed
         return (
-            self.precision.upper(),
+            self.called,
+            "-" if found is None or found.share is None else f"{found.share:.0%}",
             self.verdict,
             f"{max((s.max_abs for s in statistics), default=float('nan')):.3g}",
             f"{min(agreements):.2%}" if agreements else "-",
@@ -112,7 +145,19 @@ class ConvertResult(OpResult):
         )
 
 
-ROW_HEADER = ("build", "verdict", "largest error", "top-1 agreement", "accuracy", "p50", "engine", "build time", "run")
+_TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
+ROW_HEADER = (
+    "build",
+    "kernels in it",
+    "verdict",
+    "largest error",
+    "top-1 agreement",
+    "accuracy",
+    "p50",
+    "engine",
+    "build time",
+    "run",
+)
 
 
 def builds_table(results: Iterable[ConvertResult]) -> str:
@@ -128,6 +173,7 @@ def convert(
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
+    built: Callable[[Build], object] | None = None,
 ) -> ConvertResult:
     """Build an engine from an ONNX file, compare it with the model itself, and keep everything in a run.
 
@@ -141,6 +187,7 @@ def convert(
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of the run.
         parent: Id of a parent run.
+        built: Called with the build, made now or taken from the memory, before anything of it is judged or logged.
 
     Returns:
         The result. A bad engine is a result; only what prevents a verdict raises.
@@ -155,7 +202,7 @@ def convert(
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         loaded = Model.load(path)
         with _opened_backend(config) as backend:
-            result = _build_and_judge(backend, loaded, config, run, tracker)
+            result = _build_and_judge(backend, loaded, config, run, tracker, built)
         run.finish(result.verdict)
         return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
@@ -163,26 +210,37 @@ def convert(
 @contextlib.contextmanager
 def _opened_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
     """The back end, in a child process of its own if that is asked for."""
-    if not config.isolated:
+    isolated = config.isolated
+    if isolated is None:
+        isolated = may_crash(config.build)
+    if not isolated:
         yield engine_backend(config.build.backend)
         return
-    with Worker() as worker:
+    with warm_worker() as worker:
         yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
 
 
 def _build_and_judge(
-    backend: EngineBackend, model: Model, config: ConvertConfig, run: Run, tracker: Tracker
+    backend: EngineBackend,
+    model: Model,
+    config: ConvertConfig,
+    run: Run,
+    tracker: Tracker,
+    built: Callable[[Build], object] | None,
 ) -> ConvertResult:
     """Build or reuse, judge, and log all of it; the run is not ended."""
     run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
     feeds = config.check.open(TensorMetadata.of(model.info.inputs))
     job = _prepared_job(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
-    build, reused_from = _build_or_reuse(job, config, backend, tracker, run)
+    check = config.check
+    log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
+    build, reused_from, crashed = _build_or_reuse(job, config, backend, tracker, run, feeds)
+    if built is not None:
+        built(build)
     if reused_from is None:
-        if isinstance(backend, IsolatedBackend):
-            backend.first_inference(build.engine, next(iter(feeds)))
         builds.log_build(run, build, backend.engine_suffix)
+        TimingCacheSource(config.timing_cache, tracker, job.environment).share(build, backend, run.id)
         if config.keep_model:
             for file in model.files():
                 run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
@@ -190,12 +248,12 @@ def _build_and_judge(
         builds.log_reuse(run, build, reused_from)
     judgement, outputs, golden = _judge_build(model, build, backend, feeds, config)
     log_judgement(run, judgement)
-    verdict = judgement.report.verdict
-    if config.check.plots == "always" or (config.check.plots == "bad" and verdict == "bad"):
+    verdict = judgement.verdict
+    if check.plots == "always" or (check.plots == "bad" and verdict == "bad"):
         _log_plots(run, outputs, golden)
     return ConvertResult(
         verdict=verdict,
-        reasons=judgement.report.reasons,
+        reasons=judgement.reasons,
         reused_from=reused_from,
         precision=config.build.precision,
         spec_sha256=job.spec.digest,
@@ -203,11 +261,14 @@ def _build_and_judge(
         engine_bytes=len(build.engine.plan),
         build_seconds=build.seconds,
         judgement=judgement,
+        crashed=crashed,
     )
 
 
 def _prepared_job(model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> BuildJob:
-    environment, caches = backend.environment(), read_caches(config)
+    environment = backend.environment()
+    timing = TimingCacheSource(config.timing_cache, tracker, environment).read(model.info.sha256)
+    caches = replace(read_caches(config), timing=timing)
     if config.mind_deny_list:
         caches = replace(caches, denied=deny_list(tracker, environment))
     source = config.calibration_data
@@ -217,20 +278,34 @@ def _prepared_job(model: Model, config: ConvertConfig, backend: EngineBackend, t
 
 
 def _build_or_reuse(
-    job: BuildJob, config: ConvertConfig, backend: EngineBackend, tracker: Tracker, run: Run
-) -> tuple[Build, str | None]:
-    """The build, and the run it was taken from if it was not made now."""
+    job: BuildJob, config: ConvertConfig, backend: EngineBackend, tracker: Tracker, run: Run, feeds: Iterable[Feed]
+) -> tuple[Build, str | None, tuple[str, ...]]:
+    """The build, the run it was taken from if it was not made now, and the settings that crashed on the way."""
     if not config.rebuild:
-        stored = builds.find_build(tracker, builds.build_key(job.spec, job.environment))
-        if stored is not None:
-            log.info("Reusing the engine of run %s: same spec, same environment.", stored.info.id)
-            return builds.load_build(stored), stored.info.id
+        found = builds.find_build(tracker, builds.build_key(job.spec, job.environment))
+        if found is not None:
+            run_id, build = found
+            log.info("Reusing the engine of run %s: same spec, same environment.", run_id)
+            return build, run_id, ()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
-    return replace(job.build(backend), spec=job.spec), None
+    if not isinstance(backend, IsolatedBackend):
+        return replace(job.build(backend), spec=job.spec), None, ()
+    avoid = builds.crashed_settings(tracker, job.spec.model_sha256, job.environment)
+
+    def remember(settings: tuple[str, ...]) -> None:
+        nonlocal avoid
+        avoid = settings
+        run.set_tags({schema.Tag.CRASHED: json.dumps(settings)})  # at once, should this process not come to its end
+
+    build = backend.build_surviving(
+        job.model, job.spec.config, caches=replace(job.caches, avoid=avoid), calibration_data=job.calibration,
+        feed=next(iter(feeds)), crashed=remember,
+    )  # fmt: skip
+    return replace(build, spec=job.spec), None, avoid
 
 
 def read_caches(config: ConvertConfig) -> Caches:
-    """Read the cache files that a config names.
+    """Read the calibration cache and the tactic record that a config names.
 
     Raises:
         ConfigError: If one does not exist.
@@ -238,7 +313,6 @@ def read_caches(config: ConvertConfig) -> Caches:
     """
     replay = read_cache_file(config.replay, "replay")
     return Caches(
-        timing=read_cache_file(config.timing_cache, "timing_cache"),
         calibration=read_cache_file(config.calibration_cache, "calibration_cache"),
         replay=None if replay is None else TacticRecord.from_json(replay),
     )
@@ -248,12 +322,19 @@ def _judge_build(
     model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
 ) -> tuple[Judgement, RunResults, RunResults]:
     check = config.check
-    tolerances = tolerances_for(config.build.precision, check.tolerances)
+    tolerances = tolerances_for(config.build.precision, check.tolerances, model)
     with backend.runner(build.engine) as runner:
         if check.golden is not None:
-            return judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
-        with reference_runner(model) as reference:
-            return judge(runner, reference, feeds, check, tolerances)
+            judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
+        else:
+            with reference_runner(model) as reference:
+                judged = judge(runner, reference, feeds, check, tolerances)
+    judgement, outputs, golden = judged
+    found = computed(build, weight_bytes(model))
+    emulated, precision = None, config.build.precision
+    if precision in ("fp16", "bf16") and found.share is not None and found.share < 1:
+        emulated = judge_emulated(model, precision, feeds, golden, tolerances)
+    return replace(judgement, computed=found, emulated=emulated), outputs, golden
 
 
 def _log_plots(run: Run, outputs: RunResults, golden: RunResults) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +37,15 @@ class DenyResult(OpResult):
     @property
     def headline(self) -> str:
         """The tactic, or the settings."""
-        return self.entry.choices[0].tactic if self.entry.choices else str(self.entry.settings)
+        settings = ", ".join(f"{name}={value}" for name, value in self.entry.settings)
+        return self.entry.choices[0].tactic if self.entry.choices else settings or "an entry that cannot be read"
 
     def body(self) -> Iterable[str]:
         """The layers and settings of the entry, and the reason of a pardon."""
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
+        if self.entry.seen_in:
+            yield from ("", f"Convicted in {self.entry.seen_in}.")
         if self.why:
             yield from ("", f"Pardoned: {self.why}")
 
@@ -65,6 +71,10 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
             if outcome
             else f"Run {proof_run} is no proof."
         )
+    if schema.Artifact.DENIED not in stored.manifest:
+        raise errors.ConfigError(
+            f"Run {proof_run} convicted layers that fail only together: neither is guilty by itself."
+        )
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
     own = {
         schema.Tag.EVIDENCE: proof_run,
@@ -79,25 +89,35 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
 
 
 def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
-    """Take an entry off the deny-list; it stays in the memory, with the reason.
+    """Take an entry off the deny-list; it stays in the memory, with the reason. One that is damaged can be pardoned too.
 
     Raises:
         ConfigError: If the run is no entry of the deny-list.
     """
     deny_run = tracker.whole_id(deny_run)
-    stored = tracker.load(deny_run)
-    if stored.info.kind != "deny" or schema.Tag.PARDONED in stored.info.tags:
+    info = tracker.info(deny_run)
+    if info.kind != "deny" or schema.Tag.PARDONED in info.tags:
         raise errors.ConfigError(f"Run {deny_run} is no entry of the deny-list.")
-    entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
-    own = {name: stored.info.tags[name] for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
+    own = {name: info.tags.get(name, "") for name in (schema.Tag.BACKEND_VERSION, schema.Tag.DEVICE_SHA256)}
+    try:
+        entry = _read_entry(tracker, deny_run)
+    except errors.TrackingUnavailableError:
+        raise
+    except errors.TrtopsError as exc:
+        log.warning("What is pardoned cannot be told: %s", exc)
+        version, device = own.values()
+        entry = DeniedTactic(backend_version=version, device_sha256=device)
     tags = own | {schema.Tag.PARDONED: deny_run, schema.Tag.NOTE: why}
-    with op_run(tracker, stored.info.experiment, "pardon", kind="deny", tags=tags) as run:
+    with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-    return DenyResult(title="pardon", entry=entry, why=why).kept_in(run, stored.info.experiment)
+    return DenyResult(title="pardon", entry=entry, why=why).kept_in(run, info.experiment)
 
 
 def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
-    """What builds in an environment must not choose: the memory's convictions that nobody pardoned."""
+    """What builds in an environment must not choose: the memory's convictions that nobody pardoned.
+
+    An entry that is damaged is left out with a warning, which names the run.
+    """
     place = {
         schema.Tag.KIND: "deny",
         schema.Tag.BACKEND_VERSION: environment.backend_version,
@@ -106,8 +126,22 @@ def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
     found = tracker.find(tags=place, status="finished")
     pardoned = {info.tags.get(schema.Tag.PARDONED) for info in found}
     runs = [info.id for info in reversed(found) if info.id not in pardoned and schema.Tag.PARDONED not in info.tags]
-    entries = (_parse_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED)) for run_id in runs)
+    entries = []
+    for run_id in runs:
+        try:
+            entries.append(_read_entry(tracker, run_id))
+        except errors.TrackingUnavailableError:
+            raise
+        except errors.TrtopsError as exc:
+            log.warning(
+                "An entry of the deny-list does not count: %s Prove it again, or: trtops runs pardon %s", exc, run_id
+            )
     return DenyList(entries=tuple(dict.fromkeys(entries)))
+
+
+def _read_entry(tracker: Tracker, run_id: str) -> DeniedTactic:
+    """The entry of a run, checked against its manifest."""
+    return _parse_entry(tracker.load(run_id).read_bytes(schema.Artifact.DENIED))
 
 
 @functools.lru_cache(maxsize=256)

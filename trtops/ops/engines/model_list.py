@@ -306,7 +306,7 @@ def _found_files(entry: ListedModel) -> list[tuple[str, str]]:
         for key, path in entry.files().items()
         if not Path(path).exists()
     ]
-    plain = Path(_unescaped(entry.model))
+    plain = Path(_unescaped_pattern(entry.model))
     files = [str(plain)] if plain.is_file() else sorted(glob.glob(entry.model, recursive=True))
     files = [file for file in files if Path(file).is_file()]
     if files:
@@ -330,7 +330,7 @@ def _script_of(path: str) -> str:
     return script if script.endswith(".py") else path
 
 
-def _unescaped(pattern: str) -> str:
+def _unescaped_pattern(pattern: str) -> str:
     """A pattern with what :func:`glob.escape` did to it undone."""
     for letter in "*?[":
         pattern = pattern.replace(f"[{letter}]", letter)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from trtops import errors
+from trtops.allowed import check_command
 from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
@@ -166,8 +167,9 @@ def run_group(arguments: list[str], output: IO[bytes], timeout_seconds: float | 
         The exit code, negative for a signal; None if the time ran out.
 
     Raises:
-        ConfigError: If there is no such program, or it may not be run.
+        ConfigError: If there is no such program, or it may not be run, by the system or by :mod:`trtops.allowed`.
     """
+    check_command(arguments)
     try:
         process = subprocess.Popen(
             arguments,

@@ -98,7 +98,8 @@ def compare(
 
 
 def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
-    tolerances = tolerances_for("fp32", check.tolerances)
+    models = [Model.load(side) for side in (golden, actual) if _is_model(side)]
+    tolerances = tolerances_for("fp32", check.tolerances, models[0] if models else None)
     with ExitStack() as stack:
         sides = [open_side(side, tracker) for side in (actual, golden)]
         # Saved results are data; only runners need to be activated and let go.
@@ -112,6 +113,12 @@ def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker)
             return Judgement(report=compare_outputs(under_test, right, tolerances))
         feeds = check.open(under_test.get_input_metadata())
         return judge(under_test, right, feeds, check, tolerances)[0]
+
+
+def _is_model(side: str) -> bool:
+    """Whether a side is an ONNX file."""
+    path = Path(side)
+    return path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
 
 
 def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
+from trtops.allowed import check_file
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
 from trtops.calibration.data import FeedDigest
-from trtops.comparator.data_loader import DataLoader
+from trtops.comparator.data_loader import DataLoader, cast_feed
+from trtops.comparator.streams import has_index
 from trtops.json import load_json
+from trtops.json.numpy_files import load_numpy
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
 
@@ -79,7 +81,7 @@ def open_feeds(
     """Open a data source of any kind.
 
     Args:
-        source: None for random data; a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
+        source: None for random data (numbers of another type than the input's are cast, with a warning, whatever the source); a path to saved inputs (``.json``), to one feed (``.npz`` with an array per
             input, ``.npy`` for a model with one input), to a folder of such files, or to a script (``loader.py`` or
             ``loader.py:function``, by default ``load_data``); or an iterable of feeds. A
             :class:`~trtops.comparator.DataLoader` is given the inputs first.
@@ -96,13 +98,23 @@ def open_feeds(
             f"random data (seed {seed})", lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed)
         )
     if isinstance(source, (str, Path)):
-        return _from_path(str(source), inputs)
+        return _cast_to(_from_path(str(source), inputs), inputs)
     if hasattr(source, "input_metadata"):
         return _generated_feeds(source, inputs)
     if isinstance(source, Iterator):
         kept = list(source)  # a bare iterator can be read only once
-        return Feeds("the given iterator", lambda: kept)
-    return Feeds(f"the given {type(source).__name__}", lambda: source)
+        return _cast_to(Feeds("the given iterator", lambda: kept), inputs)
+    return _cast_to(Feeds(f"the given {type(source).__name__}", lambda: source), inputs)
+
+
+def _cast_to(feeds: Feeds, inputs: TensorMetadata) -> Feeds:
+    """The same feeds, with numbers of another type than the model's inputs cast."""
+
+    def cast() -> Iterator[Feed]:
+        for feed in feeds._open():
+            yield cast_feed(feed, inputs) if isinstance(feed, Mapping) else feed
+
+    return Feeds(feeds.source, cast)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +170,34 @@ def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
     return fixed
 
 
-def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
+def check_source(source: str | None) -> None:
+    """Refuse a script that may not be run, before anything is done that would need it.
+
+    Raises:
+        ConfigError: If it may not be (:mod:`trtops.allowed`).
+    """
+    for script in scripts_of(source):
+        check_file(script)
+
+
+def scripts_of(*sources: str | None) -> list[str]:
+    """The scripts among data sources."""
+    paths = (_path_and_function(source)[0] for source in sources if source is not None)
+    return [str(path) for path in paths if path.suffix == ".py"]
+
+
+def _path_and_function(text: str) -> tuple[Path, str]:
     script, _, function = text.rpartition(":")
-    path = Path(script if script.endswith(".py") else text)
+    return (Path(script), function) if script.endswith(".py") else (Path(text), "load_data")
+
+
+def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
+    path, function = _path_and_function(text)
     if not path.exists():
         raise errors.ConfigError(f"Data source {text!r} does not exist. Give a path to {_KINDS}.")
     if path.suffix == ".py":
-        return Feeds(text, lambda: _call_script(path, function if script else "load_data"))
+        check_file(path)
+        return Feeds(text, lambda: _call_script(path, function))
     if path.is_dir():
         return Feeds(text, lambda: _from_folder(path, inputs))
     if path.suffix not in DATA_SUFFIXES:
@@ -193,23 +226,14 @@ def _from_folder(folder: Path, inputs: TensorMetadata) -> Iterator[Feed]:
 
 
 def _read_file(path: Path, inputs: TensorMetadata) -> Iterable[Feed]:
-    if path.suffix == ".json":
+    if path.suffix == ".json" or has_index(path):
         loaded: Any = load_json(str(path))
         return [loaded] if isinstance(loaded, Mapping) else loaded
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:
-        raise errors.FormatError(
-            f"{path} cannot be read as {path.suffix}: {exc}. Pickled arrays are refused."
-        ) from None
+    loaded = load_numpy(path)
     if isinstance(loaded, np.ndarray):
         if len(inputs) != 1:
             raise errors.InputError(
                 f"{path} holds one array, and the model has {len(inputs)} inputs; use .npz with their names."
             )
         return [{next(iter(inputs)): loaded}]
-    try:
-        with loaded:
-            return [{name: loaded[name] for name in loaded.files}]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:  # a member that is cut short, or a pickle
-        raise errors.FormatError(f"{path} holds something that cannot be read: {exc}.") from None
+    return [loaded]

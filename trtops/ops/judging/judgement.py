@@ -5,6 +5,7 @@ The part that converting and comparing share.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
+from trtops.comparator.report import ComparisonReport, OutputComparison, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import RECORDED, Metric
+from trtops.json.numpy_files import load_numpy
 from trtops.ops.judging.feeds import DataConfig
+from trtops.ops.judging.realised import Computed, Emulated
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -26,6 +29,8 @@ from trtops.tracking.base import MetricName, Run, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from trtops.backend.onnx.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,31 +97,98 @@ class Judgement(Record):
         report: The comparison with the golden outputs: numbers first, verdict derived from them.
         latency: Of the runner under test, unless none was measured.
         accuracy: Against labels, if there are any.
+        computed: What the engine's kernels compute in, where an engine was built for this.
+        emulated: The model in 16 bit as a GPU rounds it, where that was asked for and the engine does not compute in it.
     """
 
     report: ComparisonReport
     latency: Latency | None = None
     accuracy: Accuracy | None = None
+    computed: Computed | None = None
+    emulated: Emulated | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """``good`` if the outputs are, and if so in the precision that was asked for."""
+        return "bad" if self.reasons or not self.report else "good"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is bad, in words, one sentence each."""
+        found = self.report.reasons
+        if self.emulated is not None and self.emulated.verdict == "bad":
+            found += self.emulated.reasons
+        elif self.computed is not None and not self.computed.lowered and self.emulated is None:
+            found += (f"No {self.computed.asked.upper()} engine: {self.computed.sentence()}",)
+        return found
 
 
 def default_tolerances(precision: Precision) -> Tolerances:
     """What a sound engine of a precision is expected to meet, where nobody gave tolerances.
 
-    FP32 is held to Polygraphy's default. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
-    roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something;
-    they are judged by direction (cosine similarity) and, for scores, by the class chosen.
+    All is relative to the output's own scale, so that it means the same of logits in the hundreds and of a softmax over
+    1,000 classes. FP32 is held to 1e-5 of it. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
+    roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something; they are
+    judged by the output as a whole: its direction and its length. In every precision the output must vary as the golden
+    one does (a constant or shuffled one never passes), and of integers and booleans nearly all must be equal.
     """
     if precision == "fp32":
-        return Tolerances(atol=1e-5, rtol=1e-5)
-    if precision in ("fp16", "bf16"):
+        bound, agreement, correlation = 1e-5, 0.999, 0.99
+    elif precision in ("fp16", "bf16"):
         bound = 20 * 2.0 ** (-11 if precision == "fp16" else -8)
-        return Tolerances(atol=bound, rtol=bound)
-    return Tolerances(atol=math.inf, rtol=math.inf, min_cosine=0.99, min_top1_agreement=0.98)
+        agreement, correlation = 0.95, 0.9
+    else:
+        return Tolerances(
+            atol=math.inf,
+            rtol=math.inf,
+            min_cosine=0.99,
+            max_nrmse=0.2,
+            min_correlation=0.9,
+            min_agreement=0.9,
+            clamped_equal=True,
+        )
+    return Tolerances(
+        atol=_FLOOR,
+        rtol=bound,
+        atol_of_scale=bound,
+        max_nrmse=bound,
+        min_correlation=correlation,
+        min_agreement=agreement,
+        clamped_equal=True,
+    )
 
 
-def tolerances_for(precision: Precision, given: Tolerances | None) -> Tolerances:
-    """The tolerances that somebody gave, or else the :func:`default_tolerances` of a precision."""
-    return default_tolerances(precision) if given is None else given
+_FLOOR = 1e-9  # what an output of zeros may be off by
+_MIN_TOP1 = {"int8": 0.95, "fp8": 0.95}
+
+
+def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
+    """The tolerances that somebody gave, or else what is expected of a precision (:func:`default_tolerances`).
+
+    Args:
+        precision: What was asked for.
+        given: What somebody gave. What they do not say of outputs that hold scores, the axis of the classes, is put in.
+        model: The model. Which of its outputs hold scores is seen in it; one that is quantized already is not held to
+            FP32, since rounding tips a value over to the next step.
+    """
+    if model is None:
+        return default_tolerances(precision) if given is None else given
+    from trtops.backend.onnx.quantize import is_quantized
+    from trtops.backend.onnx.scores import class_axes
+
+    structure = model.structure()
+    if given is None and is_quantized(structure):
+        precision = "int8"
+    own = default_tolerances(precision) if given is None else given
+    top1 = _MIN_TOP1.get(precision) if given is None else None
+    asked: dict[str, Any] = {} if top1 is None else {"min_top1_agreement": top1}
+    of_scores = {name: OutputTolerances(class_axis=axis, **asked) for name, axis in class_axes(structure).items()}
+    for name, tolerances in own.per_output.items():
+        axis = (
+            tolerances.class_axis if tolerances.class_axis is not None else of_scores.get(name, tolerances).class_axis
+        )
+        of_scores[name] = dataclasses.replace(tolerances, class_axis=axis)
+    return dataclasses.replace(own, per_output=of_scores)
 
 
 def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
@@ -156,7 +228,7 @@ def judge(
     report = compare_outputs(actual_results, golden_results, tolerances)
     accuracy = None
     if config.labels is not None:
-        accuracy = _measure_accuracy(actual_results, golden_results, read_labels(Path(config.labels)))
+        accuracy = measure_accuracy(actual_results, golden_results, read_labels(Path(config.labels)), tolerances)
     judgement = Judgement(report=report, latency=measure_latency(runner, feeds, config), accuracy=accuracy)
     return judgement, actual_results, golden_results
 
@@ -193,10 +265,7 @@ def read_labels(path: Path) -> NDArray[Any]:
     """
     if not path.is_file():
         raise errors.ConfigError(f"Labels {str(path)!r} do not exist; expected an .npy file of class indices.")
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as exc:
-        raise errors.FormatError(f"{path} cannot be read as .npy: {exc}.") from None
+    labels = load_numpy(path)
     if not isinstance(labels, np.ndarray) or not np.issubdtype(labels.dtype, np.integer):
         raise errors.FormatError(
             f"{path}: expected one array of integers, found {getattr(labels, 'dtype', 'several arrays')}."
@@ -204,27 +273,46 @@ def read_labels(path: Path) -> NDArray[Any]:
     return labels.reshape(-1)
 
 
-def _measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any]) -> Accuracy:
+def measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any], tolerances: Tolerances) -> Accuracy:
+    """Accuracy of outputs, and of the golden ones, on labelled data.
+
+    Raises:
+        ComparisonError: If there are more or fewer labels than samples, or no output holds scores.
+    """
     shares = []
     for results in (actual, golden):
-        classes = _best_classes(results)
-        if classes.shape != labels.shape:
-            raise errors.ComparisonError(
-                f"There are {labels.size} labels and {classes.size} samples in the data; expected as many of each."
-            )
+        classes = _best_classes(results, labels.size, tolerances)
         shares.append(float(np.mean(classes == labels)))
     return Accuracy(actual=shares[0], golden=shares[1], samples=labels.size)
 
 
-def _best_classes(results: RunResults) -> NDArray[Any]:
-    """The best class of every sample, from the first output that looks like scores: floating, with a last axis > 1."""
+def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> NDArray[Any]:
+    """The best class of every sample, from the first output that holds scores.
+
+    That is one whose axis of classes is known; else the first that is floating and has as many rows as there are labels,
+    along its last axis or its second.
+    """
     [iterations] = list(results.values())[:1]
-    for name, array in iterations[0].items():
-        if array.ndim >= 2 and array.shape[-1] > 1 and np.issubdtype(array.dtype, np.floating):
-            return np.concatenate([np.argmax(outputs[name], axis=-1).reshape(-1) for outputs in iterations])
+    floating = {
+        name: [np.asarray(outputs[name]) for outputs in iterations]
+        for name, array in iterations[0].items()
+        if np.ndim(array) >= 2 and np.issubdtype(np.asarray(array).dtype, np.floating)
+    }
+    known = [(name, axis) for name in floating if (axis := tolerances.of(name).class_axis) is not None]
+    likely = [(name, axis) for name in floating for axis in (-1, 1) if floating[name][0].shape[axis] > 1]
+    for name, axis in (*known, *likely):
+        found = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
+        if found.size == samples:
+            return found
+    if not known and not likely:
+        raise errors.ComparisonError(
+            f"Labels were given, and no output holds scores: {', '.join(iterations[0])}. "
+            "Expected a floating-point output of shape (..., classes)."
+        )
+    name, axis = (known or likely)[0]
+    sizes = sum(array.size // array.shape[axis] for array in floating[name])
     raise errors.ComparisonError(
-        f"Labels were given, and no output holds scores: {', '.join(iterations[0])}. "
-        "Expected a floating-point output of shape (..., classes)."
+        f"There are {samples} labels and {sizes} samples in the data; expected as many of each."
     )
 
 
@@ -248,18 +336,33 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
     return magnitudes | schema.log10_twins(magnitudes) | others
 
 
+def shown_value(report: ComparisonReport, output: OutputComparison, metric: Metric) -> float | None:
+    """A metric of an output, if it means anything: what is asked of scores does so where there are classes, or a limit."""
+    if output.statistics is None:
+        return None
+    limited = getattr(report.tolerances.of(output.name), str(metric.tolerance), None) is not None
+    if metric.by_class and output.statistics.class_axis is None and not limited:
+        return None
+    value: float | None = getattr(output.statistics, metric.name)
+    return value
+
+
 def describe(judgement: Judgement) -> list[str]:
     """A judgement in lines of Markdown: a table of the outputs, latency, accuracy."""
     shown = [metric for metric in RECORDED if metric.column]
     lines = [f"| output | verdict | {' | '.join(metric.column for metric in shown)} |", "|---" * (len(shown) + 2) + "|"]
     for output in judgement.report.outputs:
-        numbers = (getattr(output.statistics, metric.name, None) for metric in shown)
+        numbers = (shown_value(judgement.report, output, metric) for metric in shown)
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
     if judgement.latency is not None:
         measured = judgement.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
         lines += ["", f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}."]
+    if judgement.computed is not None:
+        lines += ["", judgement.computed.sentence()]
+    if judgement.emulated is not None:
+        lines += ["", judgement.emulated.sentence()]
     if judgement.accuracy is not None:
         a = judgement.accuracy
         lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
@@ -274,8 +377,8 @@ def log_judgement(
     Args:
         run: The run.
         judgement: What was measured.
-        verdict: The run's verdict; the report's unless given.
-        reasons: Why, one sentence each; the report's reasons unless given.
+        verdict: The run's verdict; the judgement's unless given.
+        reasons: Why, one sentence each; the judgement's reasons unless given.
     """
     metrics = error_metrics(judgement.report)
     if judgement.latency is not None:
@@ -285,8 +388,12 @@ def log_judgement(
     if judgement.accuracy is not None:
         metrics[schema.Metric.ACCURACY, "top1"] = judgement.accuracy.actual
         metrics[schema.Metric.ACCURACY, "golden_top1"] = judgement.accuracy.golden
+    if judgement.computed is not None and judgement.computed.share is not None:
+        metrics[schema.Metric.KERNELS_LOWERED] = judgement.computed.share
+    if judgement.emulated is not None:
+        metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(judgement.emulated.overflows))
     run.log_metrics(metrics)
     run.log_json(judgement, schema.Artifact.ACCURACY)
-    why = judgement.report.reasons if reasons is None else reasons
-    lines = [f"**{verdict or judgement.report.verdict}**", "", *(f"- {reason}" for reason in why), ""]
+    why = judgement.reasons if reasons is None else reasons
+    lines = [f"**{verdict or judgement.verdict}**", "", *(f"- {reason}" for reason in why), ""]
     run.set_tags({schema.Tag.NOTE: "\n".join([*lines, *describe(judgement)])[: schema.MAX_TAG]})

@@ -19,6 +19,7 @@ from trtops.backend.base import BaseRunner
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Arrays, SubModel
+from trtops.backend.worker import built_safely
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.record import Record, digest
 from trtops.spec import BuildConfig
@@ -128,7 +129,7 @@ class EngineRunner:
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """A runner whose engine is built when it is activated."""
         backend = engine_backend(self.config.backend)
-        return backend.runner(lambda: backend.build(Model.from_proto(model), self.config).engine, self.config.backend)
+        return backend.runner(lambda: built_safely(Model.from_proto(model), self.config).engine, self.config.backend)
 
 
 def describe(check: Check) -> str:

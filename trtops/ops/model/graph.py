@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.backend.onnx import summary
-from trtops.backend.onnx.model import read_proto
+from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.summary import ModelSummary
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from trtops.backend.onnx import external, stand_ins, walk
 from trtops.backend.onnx import lint as linting
 from trtops.backend.onnx.bare import Bare, load_external_data, read_bare
 from trtops.backend.onnx.lint import LintEntry, LintReport
-from trtops.backend.onnx.model import Model, read_proto, tensor_spec
+from trtops.backend.onnx.model import Model, tensor_spec
+from trtops.backend.onnx.parsing import read_proto
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.opening import Source, Subject, inputs_with_shapes
 from trtops.ops.result import OpResult
@@ -61,7 +62,12 @@ class LintResult(LintReport, OpResult):
         if not self.entries:
             return counts
         rows = (
-            (entry.level, entry.source, ", ".join(entry.nodes[:3]) or "(model)", " ".join(entry.message.split()))
+            (
+                entry.level,
+                entry.source,
+                (", ".join(entry.nodes[:3]) or "(model)") + (f" ({entry.op})" if entry.op else ""),
+                " ".join(entry.message.split()),
+            )
             for entry in self.entries
         )
         return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
@@ -86,7 +92,7 @@ def lint(model: Source, config: LintConfig | None = None, *, feed: Feed | None =
     try:
         bare = _bare_model(model)
     except errors.ModelError as exc:
-        entry = LintEntry(level="exception", source="onnx", message=str(exc))
+        entry = LintEntry(level="exception", source="onnx_loader", message=str(exc))
         report = LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     else:
         path = model if isinstance(model, (str, Path)) else None

@@ -44,10 +44,15 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
     elif model is None:
         raise errors.ConfigError("The onnx-gs template changes a model; give one.")
     else:
-        text = ONNX_GS.format(model=str(model))
+        text = ONNX_GS.format(model=str(model), changed=str(updated_path(model)))
     if output is not None:
         _write_script(Path(output), text)
     return text
+
+
+def updated_path(model: str | Path) -> Path:
+    """Where a script saves the model that it changed: ``model_updated.onnx`` beside ``model.onnx``."""
+    return Path(model).with_stem(f"{Path(model).stem}_updated")
 
 
 def _write_script(path: Path, text: str) -> None:
@@ -65,7 +70,8 @@ def _model_inputs(model: str | Path | None) -> TensorMetadata:
         return TensorMetadata().add("x", "float32", ("batch", 3, 224, 224))
     # Scripts that are not about a model are written faster than what reads one is imported.
     from trtops.backend.onnx import walk
-    from trtops.backend.onnx.model import read_proto, tensor_spec
+    from trtops.backend.onnx.model import tensor_spec
+    from trtops.backend.onnx.parsing import read_proto
 
     proto = read_proto(model)
     constants = walk.initializer_names(proto.graph)
@@ -162,7 +168,7 @@ for node in graph.nodes:
     print(node.op, node.name)
 
 graph.cleanup().toposort()
-save_onnx(gs.export_onnx(graph), "changed.onnx")
+save_onnx(gs.export_onnx(graph), {changed!r})
 '''
 
 DATA_LOADER = '''"""Makes input data; give it as "script.py" or "script.py:load_data" where data is asked for."""

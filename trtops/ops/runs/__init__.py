@@ -1,1 +1,1 @@
-"""Runs: what the store remembers, listed, compared, judged again and audited."""
+"""Runs: what the store remembers, listed, compared and judged again."""

@@ -1,4 +1,4 @@
-"""Runs: what the memory holds, found, put side by side, judged again, and checked.
+"""Runs: what the memory holds, found, put side by side, and judged again.
 
 Runs are given by their ids or what those begin with.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.judging.judgement import Judgement
 from trtops.record import Record
@@ -159,43 +158,3 @@ def judge_again(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker
             )
         )
     return judged
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audited(Record):
-    """A run, checked.
-
-    Attributes:
-        id: The run.
-        name: Its name.
-        whole: Whether it has its manifest, and every file matches it.
-        files: How many files were read and matched.
-        why: What is wrong.
-    """
-
-    id: str
-    name: str
-    whole: bool
-    files: int = 0
-    why: str = ""
-
-
-def audit(run_ids: Iterable[str], tracker: Tracker) -> list[Audited]:
-    """Read every file of runs, and hold it against the manifest.
-
-    Raises:
-        RunNotFoundError: If a run is not there.
-    """
-    return [_audit_run(tracker.info(tracker.whole_id(run_id)), tracker) for run_id in run_ids]
-
-
-def _audit_run(info: RunInfo, tracker: Tracker) -> Audited:
-    files = 0
-    try:
-        stored = tracker.load(info.id)
-        for entry in stored.manifest.artifacts:
-            stored.local_path(entry.path)
-            files += 1
-    except errors.IncompleteRunError as exc:
-        return Audited(id=info.id, name=info.name, whole=False, files=files, why=str(exc))
-    return Audited(id=info.id, name=info.name, whole=True, files=files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from trtops import errors
 from trtops.masking import masked
 from trtops.tracking.location import Store, resolve, wait_seconds
 from trtops.tracking.mlflow.credentials import use_credentials_file
-from trtops.tracking.mlflow.embedded import ensure_store
+from trtops.tracking.mlflow.embedded import ensure_store, is_writable, read_only, readable_database
 from trtops.tracking.mlflow.installed import library, translated
 from trtops.tracking.writer import Scratch
 
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 """Seconds between attempts; each pause is twice the one before."""
 
-_PROBE_SECONDS = 2.0
+_PROBE_SECONDS = 5.0
 _BATCH_ITEMS = 100
 _BATCH_BYTES = 600_000
 """MLflow's server takes 100 params or tags and 1 MB of JSON at a time."""
@@ -47,6 +48,7 @@ class Connection:
         store: The embedded store; None for a server.
         location: The address that MLflow knows it by.
         shown: The same without a password, for messages.
+        writable: Whether anything can be written; if not, what is read is as it was when the connection was made.
         client: MLflow's client; call it through :meth:`call`.
         downloads: A folder for what is fetched from a server.
 
@@ -57,10 +59,12 @@ class Connection:
     def __init__(self, location: str | Path | Store | None = None) -> None:
         where = location if isinstance(location, Store) else resolve(location)
         self.store = ensure_store(where) if isinstance(where, Store) else None
+        self.writable = self.store is None or is_writable(self.store)
         self.location = self.store.uri if self.store else str(where)
         self.shown = masked(self.location)
         use_credentials_file()
-        self.client: MlflowClient = library().MlflowClient(tracking_uri=self.location, registry_uri=self.location)
+        address = self.location if self.store is None else f"sqlite:///{readable_database(self.store)}"
+        self.client: MlflowClient = library().MlflowClient(tracking_uri=address, registry_uri=address)
         self._pid = os.getpid()
         self._away = threading.Event()
         self.downloads = Scratch()
@@ -76,6 +80,7 @@ class Connection:
             TrackingError: Another one, for whatever else MLflow raises.
         """
         import requests
+        from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
         from mlflow.exceptions import MlflowException
 
         self._drop_inherited_connections()
@@ -88,11 +93,18 @@ class Connection:
                 error = translated(exc, self.shown)
                 if not error.transient:
                     self._raise_if_read_only(error)
-                    raise error from exc
+                    raise error from None  # MLflow's own message has the address whole, and so the password
                 left = begin + wait_seconds() - time.monotonic()
                 if self._away.is_set() or left <= 0:
                     self._away.set()
-                    raise error from exc
+                    raise error from None
+            except errors.TrtopsError:
+                raise
+            except (ParseError, ValueError, LookupError, TypeError, AttributeError) as exc:
+                raise errors.StoreError(
+                    f"{self.shown} answered something that MLflow cannot read ({type(exc).__name__}: {masked(str(exc)):.300}). "
+                    "Is it an MLflow server?"
+                ) from exc
             else:
                 self._away.clear()
                 return answer
@@ -117,11 +129,24 @@ class Connection:
         ):
             return
         try:
-            socket.create_connection(
-                (host, address.port or (443 if address.scheme == "https" else 80)), timeout=_PROBE_SECONDS
-            ).close()
-        except OSError as exc:
+            if address.scheme == "https":
+                socket.create_connection((host, address.port or 443), timeout=_PROBE_SECONDS).close()
+                return
+            asked = http.client.HTTPConnection(host, address.port, timeout=_PROBE_SECONDS)
+            asked.request("GET", f"{address.path}/health")
+            asked.getresponse().close()  # whatever it answers: somebody is there
+            asked.close()
+        except (OSError, http.client.HTTPException) as exc:
             raise errors.TrackingUnavailableError(f"{self.shown} is still away: {exc}.") from None
+
+    def require_writable(self) -> None:
+        """Refuse to write where that cannot be.
+
+        Raises:
+            NoRoomError: If the store is read-only for this user.
+        """
+        if self.store is not None and not self.writable:
+            raise errors.NoRoomError(read_only(self.store))
 
     def log_batch(
         self,
@@ -145,6 +170,11 @@ class Connection:
     def end(self, run_id: str, status: str, at: float | None = None) -> None:
         """Set how a run ended, in MLflow's terms, and when, in seconds since the epoch; now unless given."""
         self.call(self.client.set_terminated, run_id, status, None if at is None else round(1000 * at))
+
+    def remove_artifact(self, run_id: str, path: str) -> None:
+        """Remove an artifact of a run from a server, whose client has no public call for it."""
+        repository: Any = self.client._tracking_client._get_artifact_repo(run_id)
+        repository.delete_artifacts(path)
 
     def give_reserve(self) -> None:
         """Free the reserved space on a full disk, where the store is on this machine."""

@@ -8,9 +8,14 @@ and a folder that was moved is noticed. Everything here is plain ``sqlite3``; ma
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shlex
+import shutil
 import sqlite3
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +23,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.files import locked
+from trtops.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import create_database, known_revisions, release, server_command, upgrade_database
 
@@ -50,8 +56,45 @@ def ensure_store(location: str | Path | Store | None = None) -> Store:
         _create_store(store)
     check_version(store)
     check_place(store)
-    store.keep_reserve()
+    if is_writable(store):
+        store.keep_reserve()
     return store
+
+
+def is_writable(store: Store) -> bool:
+    """Whether this user can write to a store: it may be another's, or on a disk that is mounted for reading."""
+    return os.access(store.root, os.W_OK) and os.access(store.database, os.W_OK)
+
+
+def readable_database(store: Store) -> Path:
+    """The database to read: the store's own, or a copy where that cannot be written, since SQLite must write to read it."""
+    if is_writable(store) or not store.database.exists():
+        return store.database
+    beside = (store.database, store.database.with_name(f"{store.database.name}-wal"))
+    state = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in beside if path.exists())
+    with _copying:
+        return _copy_of(state)
+
+
+_copying = threading.Lock()
+
+
+@functools.lru_cache(maxsize=4)
+def _copy_of(files: tuple[tuple[Path, int, int], ...]) -> Path:
+    """A copy of a database that lasts as long as this process; its log has what is not in it yet."""
+    folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("readonly")))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for file, _, _ in files:
+        shutil.copyfile(file, folder / file.name)
+    return folder / files[0][0].name
+
+
+def read_only(store: Store) -> str:
+    """What is said of a store that this user cannot write to."""
+    return (
+        f"Store {store.root} cannot be written: it is read-only here. A folder that several people write to needs to be "
+        "writable for all of them, with what lies in it; better, serve it: trtops store ui"
+    )
 
 
 def _resolve_embedded(location: str | Path | None) -> Store:
@@ -86,11 +129,14 @@ def open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Conn
     """The store's SQLite file, opened without MLflow; never created."""
     mode = "rw" if write else "ro"
     try:
-        with closing(sqlite3.connect(f"{store.database.as_uri()}?mode={mode}", uri=True, timeout=20)) as database:
+        place = store.database if write else readable_database(store)
+        with closing(sqlite3.connect(f"{place.as_uri()}?mode={mode}", uri=True, timeout=20)) as database:
             yield database
+    except OSError as exc:
+        raise errors.StoreError(f"{store.database} cannot be read: {exc.strerror}.") from exc
     except sqlite3.Error as exc:
-        if store.database.exists() and not os.access(store.root, os.W_OK):
-            raise errors.NoRoomError(f"Store {store.root} cannot be written: it is read-only.") from exc
+        if write and store.database.exists() and not is_writable(store):
+            raise errors.NoRoomError(read_only(store)) from exc
         raise errors.StoreError(f"{store.database} cannot be used as an MLflow database: {exc}.") from exc
 
 
@@ -237,5 +283,6 @@ def serve(location: str | Path | None = None, *, port: int = 5000) -> None:
         f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning shows {store.root}; Ctrl+C ends it.",
         flush=True,
     )
-    os.chdir(store.root)  # the server imports modules from its working folder
+    # The server imports modules from its working folder, so it has an empty one; `trtops store reap` removes it.
+    os.chdir(tempfile.mkdtemp(prefix=temporary_prefix("server")))
     os.execve(command[0], command, environment)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops import errors
-from trtops.tracking import schema
+from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus
 from trtops.tracking.mlflow.artifacts import Files
 from trtops.tracking.mlflow.connection import Connection
@@ -16,6 +18,8 @@ from trtops.tracking.writer import RunReader, RunWriter
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
+
+log = logging.getLogger(__name__)
 
 
 class MlflowRun(RunWriter):
@@ -26,15 +30,52 @@ class MlflowRun(RunWriter):
         self._connection = connection
         self._files = files
         self._started = int(entity.info.start_time)
+        self._over = False
+        self._taken_by: owner.Owner | None = None
+        self._beating = threading.Lock()
         tags = entity.data.tags
         self._metrics: dict[str, tuple[float, int]] = {
             m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
         }
 
+    def beat(self) -> bool:
+        """Say that this process is at the run; False once it has ended, or is another process's."""
+        with self._beating:
+            try:
+                return not self._over and self._is_ours_still()
+            except Exception as exc:  # whatever a store that is away raises; the next beat may get through
+                log.debug("Run %s: no heartbeat (%s).", self.id, exc)
+                return True
+
+    def _is_ours_still(self) -> bool:
+        client = self._connection.client
+        found = client.get_run(self.id)
+        own = owner.Owner.from_json(found.data.tags.get(schema.Tag.OWNER, ""))
+        if own != owner.current():
+            self._taken_by = own
+            return False
+        if found.info.status != "RUNNING":  # somebody took this process for dead
+            client.update_run(self.id, status="RUNNING")
+            if schema.Tag.ERROR in found.data.tags:
+                client.delete_tag(self.id, schema.Tag.ERROR)
+        client.set_tag(self.id, schema.Tag.HEARTBEAT, owner.tags_of_owner()[schema.Tag.HEARTBEAT])
+        return True
+
+    def _must_be_ours(self) -> None:
+        if (other := self._taken_by) is not None:
+            raise errors.LogError(
+                f"Run {self.id} was taken over by process {other.pid} on {other.host}, since nothing was heard of this one. "
+                "What this process does for it no longer counts."
+            )
+
     def _folders(self) -> list[Path]:
         return [self._files.folder]
 
+    def _sync(self, paths: Iterable[str]) -> None:
+        self._files.sync(paths)
+
     def _put_params(self, params: Mapping[str, str]) -> None:
+        self._must_be_ours()
         stored: dict[str, str] = {}
         tags: dict[str, str] = {}
         for name, value in params.items():
@@ -44,9 +85,11 @@ class MlflowRun(RunWriter):
         self._connection.log_batch(self.id, params=stored, tags=tags)
 
     def _put_tags(self, tags: Mapping[str, str]) -> None:
+        self._must_be_ours()
         self._connection.log_batch(self.id, tags=stored_tags(tags))
 
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
+        self._must_be_ours()
         changed: dict[str, tuple[float, int]] = {}
         tags: dict[str, str] = {}
         for name, value in metrics.items():
@@ -64,10 +107,14 @@ class MlflowRun(RunWriter):
         self._metrics.update(changed)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
+        self._must_be_ours()
         return self._files.put(source, path)
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
-        self._connection.end(self.id, status.upper(), at)
+        self._must_be_ours()
+        with self._beating:  # a beat would have a run that has ended go on
+            self._connection.end(self.id, status.upper(), at)
+            self._over = True
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
         try:
@@ -83,6 +130,10 @@ class MlflowStoredRun(RunReader):
     def __init__(self, info: RunInfo, manifest: Manifest, files: Files) -> None:
         super().__init__(info, manifest)
         self._files = files
+
+    def unlisted(self, path: str) -> bytes | None:
+        """A file beside the manifest that it does not name."""
+        return self._files.peek(path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         return self._files.get(entry)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
-from trtops.masking import masked_values
+from trtops.masking import masked, masked_values
 from trtops.tracking import owner, schema
-from trtops.tracking.base import MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.base import Manifest, MetricName, RunInfo, RunStatus, StoredRun
+from trtops.tracking.heartbeat import keep_beating
 from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.location import Store
-from trtops.tracking.mlflow.artifacts import Files, files_of
+from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
 from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
-from trtops.tracking.schema import Kind, Tag
-from trtops.tracking.writer import check_names, check_reopening, read_manifest, starting_tags
+from trtops.tracking.schema import Artifact, Kind, Tag
+from trtops.tracking.writer import check_reopening, checked_names, read_manifest, starting_tags, without_dropped
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -55,6 +57,7 @@ class MlflowTracker:
         self._client = self._connection.client
         self._call = self._connection.call
         self.store = self._connection.store
+        self.lock_folder = self.store.locks if self.store else None
         self.shown = self._connection.shown
         self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
@@ -75,7 +78,7 @@ class MlflowTracker:
         parent: str | None = None,
     ) -> MlflowRun:
         """Begin a run."""
-        check_names(experiment, name)
+        experiment, name = checked_names(experiment, name)
         return self.create(experiment, name, tags={**self.context, **starting_tags(kind, tags)}, parent=parent)
 
     def create(
@@ -89,6 +92,7 @@ class MlflowTracker:
         known: bool = False,
     ) -> MlflowRun:
         """Make a run with exactly these tags."""
+        self._connection.require_writable()
         stored = stored_tags(tags) | ({} if parent is None else {_PARENT: parent})
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         looked_for = known
@@ -103,10 +107,13 @@ class MlflowTracker:
 
         entity = self._call(make)
         try:
-            return MlflowRun(self._connection, entity, self._files(entity))
+            run = MlflowRun(self._connection, entity, self._files(entity))
         except errors.StoreError:  # its artifacts would be on the disk of a server
             self._connection.end(entity.info.run_id, "FAILED")
             raise
+        if not known:  # else it is not this process's
+            keep_beating(run)
+        return run
 
     def whole_id(self, run: str) -> str:
         """The id of a run as people give it."""
@@ -133,7 +140,7 @@ class MlflowTracker:
         limit: int | None = None,
     ) -> list[RunInfo]:
         """Runs that have all these tags, newest first."""
-        ids = self._all_experiments() if experiment is None else self._known_experiment(experiment)
+        ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         if parent is not None and is_local(parent) and (known := self._called(parent)) is not None:
             parent = known.info.run_id
         wanted = (tags or {}).items()
@@ -148,6 +155,7 @@ class MlflowTracker:
 
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose own process can no longer do it."""
+        self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
         if _STATUS[entity.info.status] == "running":
@@ -161,16 +169,19 @@ class MlflowTracker:
 
     def reopen(self, run_id: str) -> MlflowRun:
         """Resume a run that was interrupted."""
+        self._connection.require_writable()
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.manifest() is not None)
-        self._connection.log_batch(info.id, tags=stored_tags({Tag.OWNER: owner.current().to_json(indent=None)}))
+        self._connection.log_batch(info.id, tags=stored_tags(owner.tags_of_owner()))
         run = self._rewrite(entity)
         run.take_over(files.entries(), info.metrics)
+        keep_beating(run)
         return run
 
     def rewrite(self, run_id: str) -> MlflowRun:
         """Write to a run whatever its state."""
+        self._connection.require_writable()
         return self._rewrite(self._entity(run_id))
 
     def _rewrite(self, entity: MlflowRunEntity) -> MlflowRun:
@@ -181,6 +192,15 @@ class MlflowTracker:
         files.sweep()
         return MlflowRun(self._connection, entity, files)
 
+    def drop(self, run_id: str, paths: Collection[str], why: str) -> Manifest:
+        """Remove artifacts of a whole run, and say so in its manifest."""
+        files = self._files(self._entity(run_id))
+        manifest = without_dropped(read_manifest(run_id, files.manifest()), paths, why)
+        files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
+        for each in manifest.dropped:
+            files.remove(each.artifact.path)
+        return manifest
+
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be whole."""
         return self._files(self._entity(run_id)).peek(path)
@@ -189,6 +209,7 @@ class MlflowTracker:
         self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
     ) -> RegisteredVersion:
         """Add a version and let an alias point to it."""
+        self._connection.require_writable()
         check_registration(self, name, run_id, path, alias)
         if self._registered_model(name) is None:
             try:
@@ -211,6 +232,19 @@ class MlflowTracker:
         """A registered model's aliases, as names to version numbers."""
         model = self._registered_model(name)
         return {} if model is None else {alias: str(version) for alias, version in model.aliases.items()}
+
+    def accepted(self) -> list[tuple[str, RegisteredVersion]]:
+        """Every alias of every registered model with the version that it points to."""
+        found, token = [], None
+        while True:
+            page = self._call(self._client.search_registered_models, max_results=_PAGE, page_token=token)
+            for model in page:
+                for alias, number in sorted(self.aliases(model.name).items()):
+                    with contextlib.suppress(errors.StoreError, errors.RunNotFoundError):
+                        found.append((alias, self._version(model.name, number)))
+            token = page.token
+            if not token:
+                return found
 
     def _registered_model(self, name: str) -> Any:
         try:
@@ -278,7 +312,7 @@ class MlflowTracker:
             page = self._call(self._client.search_experiments, max_results=_PAGE, page_token=token)
             self._experiments.update({experiment.name: experiment.experiment_id for experiment in page})
             ids += [experiment.experiment_id for experiment in page]
-            token = page.token
+            token = self._next_page(page.token, token)
             if not token:
                 return ids
 
@@ -304,9 +338,15 @@ class MlflowTracker:
                 page_token=token,
             )
             yield from map(self._info, page)
-            token = page.token
+            token = self._next_page(page.token, token)
             if not token:
                 return
+
+    def _next_page(self, token: str | None, before: str | None) -> str | None:
+        """The token of the next page; a store that gives the same again would never come to an end."""
+        if token and token == before:
+            raise errors.StoreError(f"{self.shown} sends the same page again and again. Do not trust this store.")
+        return token
 
     def _beginning_with(self, digits: str, limit: int) -> list[RunInfo]:
         experiments = self._all_experiments()
@@ -318,6 +358,7 @@ class MlflowTracker:
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
         info, stored = entity.info, entity.data.tags
+        check_id(info.run_id, self.shown)
         long = schema.long_texts(stored)
         end_time = info.end_time
         return RunInfo(

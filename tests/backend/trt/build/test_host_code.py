@@ -1,4 +1,4 @@
-"""Code for this machine inside a plan is run only where somebody allowed it."""
+"""Code for this machine, inside a plan or in a plugin library, is run only where somebody allowed it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtops import errors
-from trtops.backend.trt import engine_from_bytes, engine_from_path
+from trtops.backend.trt import engine_from_bytes, engine_from_path, load_plugins
 
 pytestmark = pytest.mark.usefixtures("rtx")
 
@@ -50,3 +50,14 @@ def test_a_runtime_that_allows_it_keeps_its_word() -> None:
         engine_from_bytes(b"plan", runtime)
 
     assert runtime.engine_host_code_allowed
+
+
+def test_a_plugin_library_outside_of_the_allowed_folders_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", str(tmp_path / "allowed"))
+
+    with pytest.raises(errors.ConfigError, match=r"plugin library .*libplugin\.so may not be run"):
+        load_plugins([tmp_path / "libplugin.so"])
+    with pytest.raises(errors.BackendUnavailableError, match="cannot be loaded"):
+        load_plugins([tmp_path / "allowed" / "libplugin.so"])

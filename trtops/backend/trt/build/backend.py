@@ -149,6 +149,7 @@ class _Building:
         self.environment = device.environment()
         self.timing = None if caches.timing is None else timing_cache.TimingCache.from_bytes(caches.timing)
         self.timings_read: int | None = None
+        self.ops = {} if self.timing is None else {op.key: op for op in self.timing.ops}
         self.recorded = selector.TacticReplayData()
         self.denied = caches.denied.here(self.environment)
         self.restriction = selector.restriction(self.denied, self.options.tactic_seed)
@@ -166,7 +167,13 @@ class _Building:
             builder_config = loader(builder, network)
             if loader.load_timing_cache:
                 self.timings_read = timing_cache.held(builder_config)
-            plan, seconds = self._build_plan(builder, network, builder_config, algorithm_selector)
+            started = time.perf_counter()
+            try:
+                plan = self._build_plan(builder, network, builder_config, algorithm_selector)
+            finally:
+                if self.calibrator is not None:
+                    self.calibrator.free()
+            seconds = time.perf_counter() - started
             cache = self._collect_cache(builder_config, seconds)
             layers = self._layers(plan)
             record = self._record(builder_config, layers, watched=algorithm_selector is not None)
@@ -183,23 +190,24 @@ class _Building:
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
 
-    def _build_plan(
-        self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any
-    ) -> tuple[bytes, float]:
-        """The plan, and the seconds that TensorRT took for it."""
-        replay = self.caches.replay if self._edits else None
-        if replay is not None:
-            editable.prepare_replay(builder_config, replay)
-        started = time.perf_counter()
-        try:
-            plan = bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
-        finally:
-            if self.calibrator is not None:
-                self.calibrator.free()
-        seconds = time.perf_counter() - started
-        if replay is not None:
-            editable.check_replay(builder_config, replay)
-        return plan, seconds
+    def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
+        def build_once() -> bytes:
+            return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
+
+        if not self._edits:
+            return build_once()
+        editing = editable.Editing(
+            config=builder_config,
+            build_once=build_once,
+            record_of=lambda plan: self._record(builder_config, self._layers(plan), watched=False),
+            ops=self.ops,
+        )
+        if self.caches.replay is not None:
+            plan = editing.replay(self.caches.replay)
+        else:
+            plan = editing.build(self.options.tactic_seed, self.denied)
+        self.restriction.notes.extend(editing.notes)
+        return plan
 
     # --- before -------------------------------------------------------------------------------------------------
 
@@ -219,10 +227,9 @@ class _Building:
             self.timing.check(self.environment)
         if self.caches.replay is not None:
             self._check_replay(self.caches.replay)
-        if self.options.tactic_seed is not None and (self._edits or self.caches.replay is not None):
+        if self.options.tactic_seed is not None and self.caches.replay is not None:
             raise errors.UnsupportedFeatureError(
-                f"{self.line.name}: tactic_seed needs a release with algorithm selectors, and no replay. Leave it out; "
-                "TensorRT's own timing varies as well."
+                "tactic_seed and a replay exclude each other: the one draws tactics, the other says which. Leave one out."
             )
 
     def _check_replay(self, replay: TacticRecord) -> None:
@@ -351,7 +358,7 @@ class _Building:
         if self.caches.replay is not None and not self._edits:
             return None  # the replay was built without one
         before = None if self.timings_read == 0 else self.timing
-        return timing_cache.collect(builder_config, self.environment, before, seconds)
+        return timing_cache.collect(builder_config, self.environment, before, seconds, tuple(self.ops.values()))
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
@@ -368,22 +375,21 @@ class _Building:
         version, sha = self.line.version, self.environment.device_sha256
         if self._edits:
             entries = self.line.timing_entries(builder_config)
-            return editable.to_record(entries, backend_version=version, device_sha256=sha, layers=layers)
+            return editable.to_record(
+                entries, backend_version=version, device_sha256=sha, layers=layers, ops=self.ops.values()
+            )
         if watched:
             return selector.to_record(self.recorded, backend_version=version, device_sha256=sha, layers=layers)
         choices = tuple(selector.unreplayable(layer) for layer in layers)
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
     def _check_denied(self, record: TacticRecord) -> None:
-        """Refuse a build with a denied tactic, on releases where no algorithm selector can keep TensorRT from choosing it.
-
-        There the editable timing cache tells which tactic was chosen, but not which other ones could be.
-        """
+        """Refuse a build with a denied tactic for which the log named no other, or that came back after each replacement."""
         why = self.denied.why(record.choices) if self._edits else None
         if why is not None:
             raise errors.EngineBuildError(
-                f"{self.line.name} chose a tactic on the deny-list: {why}. This release cannot be told what to choose "
-                "instead: build from the tactic record of a good run, or again."
+                f"{self.line.name} chose a tactic on the deny-list: {why}. No tactic that is not denied is known for this "
+                "layer: build from the tactic record of a good run, or without a timing cache, which times all of them again."
             )
 
     def _engine(self, plan: bytes) -> Engine:

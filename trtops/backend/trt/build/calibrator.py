@@ -43,7 +43,9 @@ class TrtopsCalibrator(Protocol):
     """What an object made by :func:`Calibrator` has besides TensorRT's own members.
 
     Attributes:
-        is_trtops_calibrator: True.
+        is_trtops_calibrator: True; so is ``is_polygraphy_calibrator``, for scripts that ask.
+        data_loader: The feeds.
+        batch_size: As given, or 1.
         num_batches: Batches handed to TensorRT since the last :meth:`reset`.
         error: What went wrong during calibration; it cannot be raised through C++.
     """
@@ -105,14 +107,17 @@ def Calibrator(
         """Answers TensorRT's questions during calibration. Called from C++: exceptions are kept, not raised."""
 
         is_trtops_calibrator = True
+        is_polygraphy_calibrator = True
+        make_func = staticmethod(Calibrator)
 
         def __init__(self) -> None:
             # Not super(): the bindings need the call on the class itself, and crash without it when TensorRT calls back.
             base.__init__(self)
             _Batches.__init__(self, data_loader, cache)
+            self.batch_size = batch_size or 1
 
         def get_batch_size(self) -> int:
-            return batch_size or 1
+            return self.batch_size
 
         def get_batch(self, names: list[str], *_: Any) -> list[int] | None:
             return self.next_batch(names)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
+from trtops.allowed import check_file
 from trtops.backend.runner import ValueOrCallable
 from trtops.backend.trt import library
 from trtops.backend.trt.lines import Feature
-from trtops.files import open_atomically
+from trtops.files import open_atomically, write_open_file
 from trtops.func import make_iterable, value_of
 
 if TYPE_CHECKING:
@@ -47,9 +48,11 @@ class LoadPlugins:
 
         Raises:
             BackendUnavailableError: If a library cannot be loaded.
+            ConfigError: If it may not be (:mod:`trtops.allowed`).
         """
         trt = library.load()
         for path in self.plugins or ():
+            check_file(path, "plugin library")
             try:
                 ctypes.CDLL(os.fspath(path))
             except OSError as exc:
@@ -106,6 +109,11 @@ class EngineBytesFromNetwork:
     network: ValueOrCallable[NetworkParts]
     config: Any = None
     save_timing_cache: str | os.PathLike[str] | None = None
+
+    @property
+    def timing_cache_path(self) -> str | os.PathLike[str] | None:
+        """Where the timing cache is saved, by Polygraphy's name for it."""
+        return self.save_timing_cache
 
     def __call__(self) -> Any:
         """Build.
@@ -369,21 +377,24 @@ class SaveEngine:
 
     Attributes:
         engine: The engine, or a callable that makes one.
-        path: The file.
+        path: The file, or an open one.
     """
 
     engine: ValueOrCallable[Any]
-    path: str | os.PathLike[str]
+    path: str | os.PathLike[str] | IO[Any]
 
     def __call__(self) -> Any:
         """Make the engine, write it, and return it."""
         engine = value_of(self.engine)
+        if not isinstance(self.path, (str, os.PathLike)):
+            write_open_file(self.path, buffer_from_engine(engine))
+            return engine
         with open_atomically(Path(self.path)) as file:
             file.write(buffer_from_engine(engine))
         return engine
 
 
-def save_engine(engine: ValueOrCallable[Any], path: str | os.PathLike[str]) -> Any:
+def save_engine(engine: ValueOrCallable[Any], path: str | os.PathLike[str] | IO[Any]) -> Any:
     """Do at once what :class:`SaveEngine` does when called."""
     return SaveEngine(engine, path)()
 

@@ -198,7 +198,7 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
         data = value_of(self.model_bytes)
         wanted = self._model_precision(library.line())
         if wanted:
-            from trtops.backend.onnx.model import parse_proto
+            from trtops.backend.onnx.parsing import parse_proto
 
             data = precision.write_into_model(parse_proto(bytes(data)), wanted).SerializeToString()
         data = readable(data)
@@ -233,7 +233,7 @@ def readable(model_bytes: bytes) -> bytes:
         InvalidModelError: If it has to be changed for that, and is no ONNX model.
     """
     from trtops.backend.onnx import constants
-    from trtops.backend.onnx.model import parse_proto
+    from trtops.backend.onnx.parsing import parse_proto
 
     if library.line().reads_bare_constants or not constants.may_be_bare(model_bytes):
         return model_bytes

@@ -1,19 +1,27 @@
-"""Recording and replaying tactics through the editable timing cache, on TensorRT 10.8 and later.
+"""Recording, replaying and replacing tactics through the editable timing cache, on TensorRT 10.8 and later.
 
-In editable mode every layer has an entry of its own in the timing cache: a key, and the hash of the tactic that was
-chosen. A replay writes the recorded hashes back, forbids the builder to time anything else, and checks afterwards that they
-are still there. Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as
-not replayable.
+In editable mode every op has an entry of its own in the timing cache: a key, and the hash of the tactic that was chosen. The
+builder's log names the op of a key and the other tactics that were timed for it (:mod:`.autotuning`); the engine inspector
+names the kernel of each layer. A layer is tied to a key only where both agree. A build that finds all keys in its cache times
+nothing: so a tactic is replayed by writing the recorded hashes, and replaced by writing another and building again, as
+NVIDIA's sample ``sampleEditableTimingCache`` does. What the builder made of the cache is checked afterwards, key by key.
+Hashes are compared, not the cache's bytes. Layers inside fused regions have no entry; they are recorded as not replayable.
 """
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
-from trtops.backend.trt.choices import selector
+from trtops.backend.trt.choices import autotuning, selector
+from trtops.backend.trt.choices.autotuning import Candidate, TimedOp
 from trtops.spec import Layer
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
 
 _ENTRY = "entry "
@@ -21,25 +29,98 @@ _MILLISECONDS = 1e-3
 """Time given for a replayed entry. Any will do: there is no other candidate to compare it with."""
 
 
+_MOST_REPLACEMENTS = 8
+"""Builds after the first in which denied tactics are replaced: a replacement may move others, so one need not be enough."""
+
+
+@dataclass
+class Editing:
+    """Builds in which tactics are chosen by editing the timing cache before and between them; only the first one times them.
+
+    Attributes:
+        config: The builder config, in editable mode and with a timing cache; every build is made with it.
+        build_once: Builds, and returns the plan.
+        record_of: What a plan chose (:func:`to_record`).
+        ops: The ops that are known of the cache's keys; those that a build times are added.
+        notes: What was not offered or replaced, a sentence each; filled by the builds.
+    """
+
+    config: Any
+    build_once: Callable[[], bytes]
+    record_of: Callable[[bytes], TacticRecord]
+    ops: dict[str, TimedOp]
+    notes: list[str] = field(default_factory=list)
+
+    def replay(self, record: TacticRecord) -> bytes:
+        """Build with a record's tactics, and check that they were taken.
+
+        Raises:
+            TacticMismatchError: If the cache lacks some of its keys, or the build chose otherwise.
+        """
+        prepare_replay(self.config, record)
+        plan = self._build()
+        check_replay(self.config, record)
+        return plan
+
+    def build(self, seed: int | None, denied: DenyList) -> bytes:
+        """Build with the fastest tactics, or with tactics drawn by a seed; what is denied is replaced by the next fastest.
+
+        Args:
+            seed: See :func:`write_drawn`; None lets the builder choose.
+            denied: What must not be chosen, all of this device and release.
+        """
+        plan = self._build()
+        if seed is not None:
+            write_drawn(self.config, self.ops.values(), seed)
+            plan = self._build()
+        for _ in range(_MOST_REPLACEMENTS if denied.entries else 0):
+            replaced = replace_denied(self.config, self.record_of(plan), self.ops, denied)
+            if not replaced:
+                break
+            self.notes.extend(replaced)
+            plan = self._build()
+        return plan
+
+    def _build(self) -> bytes:
+        # Of this thread only: another thread's build would be mixed in line by line.
+        with library.collect_log(verbose=True, here=True) as log:
+            plan = self.build_once()
+        self.ops.update({op.key: op for op in autotuning.read_log(message for _, message in log.lines)})
+        return plan
+
+
 def prepare_replay(config: Any, record: TacticRecord) -> None:
-    """Write a record's entries into the timing cache of a builder config, and forbid the builder to time anything.
+    """Make a builder config's timing cache hold a record's entries and no others, and forbid the builder to time anything.
+
+    Others are removed lest an op that the record does not know finds its tactic there.
 
     Args:
-        config: A builder config in editable mode, with a timing cache that has the recorded keys.
+        config: A builder config in editable mode, with the timing cache of the recorded build: TensorRT updates entries, and
+            adds none.
         record: A record made by :func:`to_record`.
 
     Raises:
         FormatError: If the record was not made through the editable timing cache.
         TacticMismatchError: If the cache lacks some of its keys.
     """
-    entries = entries_of(record)
+    wanted = entries_of(record)
     line = library.line()
-    unknown = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in entries.items()})
+    unknown = line.update_timing_entries(config, {key: (value, _MILLISECONDS) for key, value in wanted.items()})
     if unknown:
         names = _layers_by_key(record)
         selector.raise_mismatch(
-            {names.get(k, k): "no entry of this key in the timing cache" for k in unknown}, len(entries)
+            {
+                names.get(
+                    key, key
+                ): "no entry of this key in the timing cache; build with the cache of the recorded build"
+                for key in unknown
+            },
+            len(wanted),
         )
+    others = line.timing_entries(config).keys() - wanted.keys()
+    line.update_timing_entries(
+        config, {key: (0, math.nan) for key in others}
+    )  # a time that is no number removes an entry
     line.disable_compilation_cache(config)
     line.fail_on_timing_cache_miss(config)
 
@@ -47,8 +128,10 @@ def prepare_replay(config: Any, record: TacticRecord) -> None:
 def check_replay(config: Any, record: TacticRecord) -> None:
     """After a build, compare the builder config's timing cache with the record that was replayed.
 
+    Added entries count too: the flag that makes a miss fail does not stop every miss.
+
     Raises:
-        TacticMismatchError: If some entry holds another tactic.
+        TacticMismatchError: If an entry holds another tactic, is gone, or was added.
     """
     found = library.line().timing_entries(config)
     names = _layers_by_key(record)
@@ -58,12 +141,68 @@ def check_replay(config: Any, record: TacticRecord) -> None:
         for key, value in wanted.items()
         if key not in found or found[key][0] != value
     }
-    if differing:
-        selector.raise_mismatch(differing, len(wanted))
+    added = {
+        key: f"timed anew ({found[key][0]:#x}): the record has no such entry" for key in found.keys() - wanted.keys()
+    }
+    if differing or added:
+        selector.raise_mismatch({**differing, **added}, len(wanted))
+
+
+def replace_denied(config: Any, record: TacticRecord, ops: Mapping[str, TimedOp], denied: DenyList) -> list[str]:
+    """After a build, write the fastest tactic that is not denied in place of each denied one; building again follows it.
+
+    Args:
+        config: The builder config that was built with, in editable mode.
+        record: What the build chose.
+        ops: The ops that were timed, by this build or by those that made its cache, by key.
+        denied: What must not be chosen, all of this device and release.
+
+    Returns:
+        What was replaced, a sentence for each layer; none if nothing denied was chosen, or nothing else is known for it.
+    """
+    refused = {choice.identity for entry in denied.entries for choice in entry.choices}
+    written: dict[str, tuple[int, float]] = {}
+    notes = []
+    for choice in record.choices:
+        op = ops.get(choice.key or "")
+        if op is None or choice.identity not in refused:
+            continue
+        left = [c for c in op.candidates if _tactic_choice(choice.layer, choice.op, op, c).identity not in refused]
+        if not left:
+            continue
+        best = min(left, key=lambda candidate: candidate.milliseconds)
+        written[op.key] = (best.tactic_hash, best.milliseconds)
+        notes.append(
+            f"{choice.layer}: {choice.tactic} is on the deny-list; {best.kernel} ({best.tactic_hash:#x}) was taken, "
+            f"{best.milliseconds:g} ms"
+        )
+    library.line().update_timing_entries(config, written)
+    return notes
+
+
+def write_drawn(config: Any, ops: Iterable[TimedOp], seed: int) -> None:
+    """After a build, give each op the fastest of half of its tactics, drawn with a seed; building again follows it.
+
+    That is what TensorRT makes of the half that an algorithm selector offers it (:class:`.selector.Restriction`).
+    """
+    held = library.line().timing_entries(config)
+    written = {}
+    for op in ops:
+        if op.key in held and op.candidates:
+            draw = random.Random(f"{seed} {op.op} {len(op.candidates)}")
+            drawn = draw.sample(op.candidates, (len(op.candidates) + 1) // 2)
+            best = min(drawn, key=lambda candidate: candidate.milliseconds)
+            written[op.key] = (best.tactic_hash, best.milliseconds)
+    library.line().update_timing_entries(config, written)
 
 
 def to_record(
-    entries: dict[str, tuple[int, float]], *, backend_version: str, device_sha256: str, layers: tuple[Layer, ...]
+    entries: Mapping[str, tuple[int, float]],
+    *,
+    backend_version: str,
+    device_sha256: str,
+    layers: tuple[Layer, ...],
+    ops: Iterable[TimedOp] = (),
 ) -> TacticRecord:
     """The record of a build: the engine's layers, each with its entry in the cache, and the other entries as settings.
 
@@ -71,24 +210,22 @@ def to_record(
         entries: Tactic hash and milliseconds by key, after the build.
         backend_version: TensorRT's release.
         device_sha256: The kind of device.
-        layers: The engine's layers, whose tactics end in the tactic's number where the inspector has it.
+        layers: The engine's layers.
+        ops: The ops that were timed, by this build or by those that made its cache.
     """
-    # Keys do not name layers; the tactic's hash joins the two. Layers with the same tactic get its keys in order, which may swap
-    # keys among them: a replay writes the same hash for all of these.
-    keys_by_hash: dict[int, list[str]] = {}
-    for key, (tactic_hash, _) in entries.items():
-        keys_by_hash.setdefault(tactic_hash, []).append(key)
+    free = {op.key: op for op in ops if op.key in entries}
     choices = []
     for found in layers:
-        tactic_id = _hash_of(found)
-        keys = [] if tactic_id is None else keys_by_hash.get(tactic_id, [])
-        if not keys:
+        op = _op_of(found, free.values(), entries)
+        if op is None:
             choices.append(selector.unreplayable(found))
             continue
-        choices.append(
-            TacticChoice(layer=found.name, op=found.op, tactic=found.tactic, tactic_id=tactic_id, key=keys.pop(0))
-        )
-    rest = sorted((f"{_ENTRY}{key}", hex(tactic_hash)) for tactic_hash, keys in keys_by_hash.items() for key in keys)
+        del free[op.key]
+        tactic_hash = entries[op.key][0]
+        chosen = Candidate(tactic_hash=tactic_hash, kernel=op.kernel_of(tactic_hash), milliseconds=0.0)
+        choices.append(_tactic_choice(found.name, found.op, op, chosen))
+    tied = {choice.key for choice in choices}
+    rest = sorted((f"{_ENTRY}{key}", hex(value)) for key, (value, _) in entries.items() if key not in tied)
     return TacticRecord(
         mechanism="editable_timing_cache",
         backend_version=backend_version,
@@ -114,14 +251,41 @@ def entries_of(record: TacticRecord) -> dict[str, int]:
     return {**{key: value for key, value in entries.items() if value is not None}, **others}
 
 
+def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) -> TacticChoice:
+    tactic = f"{chosen.kernel} #{chosen.tactic_hash:#018x}"
+    return TacticChoice(layer=layer, op=layer_type, tactic=tactic, tactic_id=chosen.tactic_hash, key=op.key)
+
+
+def _op_of(layer: Layer, ops: Iterable[TimedOp], entries: Mapping[str, tuple[int, float]]) -> TimedOp | None:
+    """The op that a layer was built from: its kernel is the layer's, and its name or ONNX nodes are; None if it is not clear.
+
+    TensorRT names a layer after its op and adds to the name ("matMul1_myl0_0"). Of several such ops ("conv" and "conv_1" for
+    "conv_1_myl0_3") the one with the longest name is meant.
+    """
+    kernel, number = _kernel_and_number(layer)
+    chosen = ((op, entries[op.key][0]) for op in ops)
+    agreeing = [op for op, found in chosen if found == number or (kernel and op.kernel_of(found) == kernel)]
+    named = [op for op in agreeing if _is_named_after(layer.name, op.op)]
+    if named:
+        return max(named, key=lambda op: len(op.op))
+    of_same_node = [op for op in agreeing if set(op.onnx_nodes) & set(layer.onnx_nodes)]
+    return of_same_node[0] if len(of_same_node) == 1 else None
+
+
+def _kernel_and_number(layer: Layer) -> tuple[str, int | None]:
+    """The two parts of a layer's tactic, as :meth:`LayerDescription.to_layer` writes it."""
+    kernel, found, text = layer.tactic.rpartition(" #")
+    if not found:
+        return layer.tactic, None
+    try:
+        return kernel, int(text, 16)
+    except ValueError:
+        return layer.tactic, None
+
+
+def _is_named_after(layer: str, op: str) -> bool:
+    return layer == op or (layer.startswith(op) and not layer[len(op)].isalnum())
+
+
 def _layers_by_key(record: TacticRecord) -> dict[str, str]:
     return {choice.key: choice.layer for choice in record.choices if choice.key is not None}
-
-
-def _hash_of(layer: Layer) -> int | None:
-    """The tactic's number at the end of a layer's tactic (:meth:`LayerDescription.to_layer`); None if there is none."""
-    _, found, value = layer.tactic.rpartition(" #")
-    try:
-        return int(value, 16) if found else None
-    except ValueError:
-        return None

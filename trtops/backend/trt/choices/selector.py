@@ -101,32 +101,32 @@ class TacticReplayData(dict[str, Algorithm]):
         self[name] = algorithm
         return self
 
-    def save(self, target: str | os.PathLike[str] | IO[Any]) -> None:
+    def save(self, dest: str | os.PathLike[str] | IO[Any]) -> None:
         """Write a replay file in Polygraphy's format, to a path or an open file."""
         text = self.to_json()
-        if isinstance(target, (str, os.PathLike)):
-            with open_atomically(Path(target)) as file:
+        if isinstance(dest, (str, os.PathLike)):
+            with open_atomically(Path(dest)) as file:
                 file.write(text.encode())
             return
         try:
-            target.write(text)
+            dest.write(text)
         except TypeError:  # a file opened for bytes
-            target.write(text.encode())
+            dest.write(text.encode())
 
     @classmethod
-    def load(cls, source: str | os.PathLike[str] | IO[Any]) -> TacticReplayData:
+    def load(cls, src: str | os.PathLike[str] | IO[Any]) -> TacticReplayData:
         """Read a replay file, from a path or an open file.
 
         Raises:
             FormatError: If it is no replay file, or damaged.
         """
-        if isinstance(source, (str, os.PathLike)):
+        if isinstance(src, (str, os.PathLike)):
             try:
-                text: str | bytes = Path(source).read_bytes()
+                text: str | bytes = Path(src).read_bytes()
             except OSError as exc:
-                raise errors.FormatError(f"{source} cannot be read: {exc.strerror}. Expected a tactic replay.") from exc
+                raise errors.FormatError(f"{src} cannot be read: {exc.strerror}. Expected a tactic replay.") from exc
         else:
-            text = source.read()
+            text = src.read()
         return cls.from_json(text)
 
     def to_json(self) -> str:
@@ -135,14 +135,14 @@ class TacticReplayData(dict[str, Algorithm]):
         return json.dumps({"replay": replay, _MARK: "TacticReplayData"}, indent=4)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> TacticReplayData:
+    def from_json(cls, src: str | bytes) -> TacticReplayData:
         """Read the text of a replay file.
 
         Raises:
             FormatError: If it is no replay file, or damaged.
         """
         try:
-            content = json.loads(text)
+            content = json.loads(src)
             replay = _marked_object(content, "TacticReplayData")["replay"]
             return cls((str(name), _decode_algorithm(value)) for name, value in replay.items())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:

@@ -1,7 +1,7 @@
 """Timing caches: one per device and TensorRT release, merged only with their like, and safe from concurrent writers.
 
 A cache file of trtops begins with a line of JSON that says which device and release it is for, how many entries it
-holds and what they cost; TensorRT's own bytes follow. Files with TensorRT's bytes alone (from trtexec, or saved for other
+holds, what they cost, and of editable caches which ops and tactics its keys stand for; TensorRT's own bytes follow. Files with TensorRT's bytes alone (from trtexec, or saved for other
 tools) are read as well; whether those fit is for TensorRT to say.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,7 @@ from typing import IO, Any
 from trtops import errors
 from trtops.backend.base import TimingCacheUse
 from trtops.backend.trt import library
+from trtops.backend.trt.choices import autotuning
 from trtops.files import locked, open_atomically
 from trtops.spec import Environment
 
@@ -43,16 +45,20 @@ class TimingCache:
         key: The device and release it is for (:attr:`trtops.spec.Environment.device_key`); None if not known.
         entries: Timings in it; None if not known.
         seconds: Build time spent on timing those entries, as far as trtops saw it.
+        ops: Of an editable cache, the ops that trtops saw being timed, with all their tactics.
     """
 
     data: bytes = field(repr=False)
     key: str | None = None
     entries: int | None = None
     seconds: float = 0.0
+    ops: tuple[autotuning.TimedOp, ...] = field(default=(), repr=False)
 
     def to_bytes(self) -> bytes:
         """The content of a cache file."""
-        header = {"key": self.key, "entries": self.entries, "seconds": round(self.seconds, 3)}
+        header: dict[str, Any] = {"key": self.key, "entries": self.entries, "seconds": round(self.seconds, 3)}
+        if self.ops:
+            header["ops"] = [op.to_dict() for op in self.ops]
         return _MAGIC + json.dumps(header).encode() + b"\n" + self.data
 
     @classmethod
@@ -67,8 +73,11 @@ class TimingCache:
         line, found, rest = data[len(_MAGIC) :].partition(b"\n")
         try:
             header = json.loads(line)
-            return cls(data=rest, key=header["key"], entries=header["entries"], seconds=float(header["seconds"]))
-        except (ValueError, KeyError, TypeError) as exc:
+            ops = tuple(autotuning.TimedOp.from_dict(op) for op in header.get("ops", ()))
+            return cls(
+                data=rest, key=header["key"], entries=header["entries"], seconds=float(header["seconds"]), ops=ops
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, errors.FormatError) as exc:
             raise errors.TimingCacheError(
                 f"A timing cache's first line is damaged ({exc}, {'cut short' if not found else 'no valid header'}). "
                 "Delete the file; the next build makes a new one."
@@ -182,7 +191,11 @@ def _entry_count_text(entries: int | None, cache: TimingCache) -> str:
 
 
 def collect(
-    config: Any, environment: Environment | None, before: TimingCache | None, seconds: float
+    config: Any,
+    environment: Environment | None,
+    before: TimingCache | None,
+    seconds: float,
+    ops: tuple[autotuning.TimedOp, ...] = (),
 ) -> TimingCache | None:
     """The timing cache after a build, with what the build added.
 
@@ -191,6 +204,7 @@ def collect(
         environment: Where; None leaves the key out.
         before: The cache that the build began with; None if TensorRT read nothing of it.
         seconds: Wall time of the build.
+        ops: The ops that are known of the cache's keys.
     """
     data, entries = _serialize_and_count(config)
     if data is None:
@@ -200,6 +214,7 @@ def collect(
         key=None if environment is None else environment.device_key,
         entries=entries,
         seconds=seconds + (before.seconds if before is not None else 0.0),
+        ops=ops,
     )
 
 
@@ -272,7 +287,24 @@ def merge(config: Any, cache: TimingCache, other: TimingCache) -> TimingCache:
             f"{library.line().name} did not read back what its compiler (Myelin) had left in the timing cache to merge "
             f"with; the two have {'an unknown number of' if entries is None else entries} entries now."
         )
-    return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds))
+    ops = autotuning.merged(other.ops, cache.ops)
+    return replace(cache, data=data, entries=entries, seconds=max(cache.seconds, other.seconds), ops=ops)
+
+
+def merge_all(caches: Sequence[bytes]) -> bytes:
+    """The content of a cache file with the entries of several; see :func:`merge`.
+
+    Raises:
+        BackendUnavailableError: If there is no usable GPU.
+        TimingCacheError: If one is damaged, or they are of different devices or releases.
+    """
+    builder = library.make_builder()
+    config = builder.create_builder_config()
+    whole = TimingCache.from_bytes(caches[0])
+    apply(config, whole)
+    for data in caches[1:]:
+        whole = merge(config, whole, TimingCache.from_bytes(data))
+    return whole.to_bytes()
 
 
 def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> TimingCache:
@@ -297,7 +329,9 @@ def _keep_larger(cache: TimingCache, other: TimingCache, created: Any) -> Timing
         f"{'unknown number of' if count is None else count} entries only those are kept that it has too. To lose none, give "
         "each model a file of its own."
     )
-    return replace(cache, data=other.data, entries=readable, seconds=other.seconds) if earlier_stays else cache
+    if not earlier_stays:
+        return cache
+    return replace(cache, data=other.data, entries=readable, seconds=other.seconds, ops=other.ops)
 
 
 def save(config: Any, cache: TimingCache, path: str | os.PathLike[str], *, raw: bool) -> TimingCache:

@@ -49,13 +49,14 @@ def call(function: str, *args: Any) -> Any:
     """
     result = getattr(cudart(), function)(*args)
     if result[0] != 0:
-        raise _cuda_error(function, result[0])
+        raise cuda_error(function, result[0])
     if len(result) == 1:
         return None
     return result[1] if len(result) == 2 else result[1:]
 
 
-def _cuda_error(function: str, status: Any) -> errors.InferenceError:
+def cuda_error(function: str, status: Any) -> errors.InferenceError:
+    """The error that a status of CUDA's stands for, with its name and text."""
     cuda = cudart()
     name = cuda.cudaGetErrorName(status)[1]
     text = cuda.cudaGetErrorString(status)[1]
@@ -118,7 +119,7 @@ class Event:
         """Set the event to the point after everything that the stream was given so far."""
         status = self._record(self._handle, stream.ptr)[0]
         if status != 0:
-            raise _cuda_error("cudaEventRecord", status)
+            raise cuda_error("cudaEventRecord", status)
 
     def seconds_since(self, earlier: Event) -> float:
         """Seconds from an earlier event to this one, both reached by the device; resolution about 0.5 microseconds."""

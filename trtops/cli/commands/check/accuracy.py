@@ -12,9 +12,10 @@ from typing import Any
 from trtops import comparator
 from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_json, tell
 from trtops.cli.script import Call, Maker
 from trtops.comparator.table import METRICS
+from trtops.logger import G_LOGGER
 
 _NO_ARRAYS = (
     "the file has the numbers of a comparison, and not the outputs; compare those by `trtops run --load-outputs A B` "
@@ -117,7 +118,13 @@ def execute(plan: Plan) -> int:
                 ]
             )
         )
-        say("PASSED" if results else "FAILED")
+        from trtops.comparator.comparator import tell_summary  # brings numpy, which help does not need
+
+        tell_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
+        if results:
+            tell("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
+        else:
+            tell("FAILED | Accuracy results did not pass the requested thresholds.", G_LOGGER.ERROR)
     return 0 if results else 1
 
 

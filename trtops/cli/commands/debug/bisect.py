@@ -37,6 +37,7 @@ GROUPS = (
             ),
         ),
     ),
+    groups.REMEMBERED,
     groups.STORE,
     groups.JSON,
 )
@@ -66,7 +67,13 @@ def plan(args: Asked) -> Plan:
     """What the options stand for."""
     names = ("max_builds", "max_minutes", "confidence", "seed")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return Plan(args.run, args.bad, ops.BisectConfig(**given), args.store, bool(args.json))
+    return Plan(
+        args.run,
+        args.bad,
+        ops.BisectConfig(**given, allow_scripts=bool(args.allow_scripts)),
+        args.store,
+        bool(args.json),
+    )
 
 
 def execute(plan: Plan) -> int:

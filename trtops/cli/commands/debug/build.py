@@ -30,7 +30,11 @@ CAMPAIGN = Group(
         ),
         Flag(names=("--parallel",), convert=int, shown="N", help="builds under way at a time"),
         Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long one build may take"),
+        Flag(names=("--max-builds",), convert=int, shown="N", help="builds and mixtures at most (default: 200)"),
+        Flag(names=("--max-minutes",), convert=float, shown="M", help="begin no build after so many minutes"),
+        Flag(names=("--no-bisect",), takes="switch", help="wait for chance to decide; mix no good and bad build"),
         Flag(names=("--resume",), shown="RUN", help="a campaign to resume"),
+        *groups.REMEMBERED.flags,
     ),
 )
 GROUPS = (
@@ -59,6 +63,7 @@ class Plan:
         experiment: Where it is remembered.
         store: Where the memory is.
         resume: The campaign to resume.
+        allow_scripts: Whether what it names may be run.
     """
 
     build: Call | None = None
@@ -68,6 +73,7 @@ class Plan:
     experiment: str | None = None
     store: str | None = None
     resume: str | None = None
+    allow_scripts: bool = False
 
 
 def plan(args: Asked) -> Plan:
@@ -91,13 +97,14 @@ def plan(args: Asked) -> Plan:
             check,
             debug_repeat.repeat_config(args.but(load_debug_replay=None, save_debug_replay=None), artifact),
             makes=True,
+            exit_on_bad=bool(args.exit_on_bad),
         ),
     )
 
 
 def _campaign_plan(args: Asked) -> Plan:
     if args.resume and args.model_file is None:
-        return Plan(resume=args.resume, store=args.store)
+        return Plan(resume=args.resume, store=args.store, allow_scripts=bool(args.allow_scripts))
     if loading.wants_onnx_changes(args) or loading.model_type(args) != "onnx":
         raise UsageError(
             "a campaign builds an ONNX file as it is; change it first by `trtops surgeon` or `trtops convert`"
@@ -107,7 +114,14 @@ def _campaign_plan(args: Asked) -> Plan:
             raise UsageError(
                 f"--{name.replace('_', '-')}: a campaign keeps everything in its runs; see them by `trtops runs`"
             )
-    given = {"until": args.until, "parallel": args.parallel, "timeout_seconds": args.build_timeout}
+    given = {
+        "until": args.until,
+        "parallel": args.parallel,
+        "timeout_seconds": args.build_timeout,
+        "max_iterations": args.max_builds,
+        "max_minutes": args.max_minutes,
+        "bisect": False if args.no_bisect else None,
+    }
     config = ops.DebugBuildConfig(
         build=configs.build_config(args, args.backend or "tensorrt"),
         check=configs.check_config(args, plots="never", latency_runs=10, warm_up=2),
@@ -117,7 +131,12 @@ def _campaign_plan(args: Asked) -> Plan:
         **{name: value for name, value in given.items() if value is not None},
     )
     return Plan(
-        model=args.model_file, campaign=config, experiment=args.experiment, store=args.store, resume=args.resume
+        model=args.model_file,
+        campaign=config,
+        experiment=args.experiment,
+        store=args.store,
+        resume=args.resume,
+        allow_scripts=bool(args.allow_scripts),
     )
 
 
@@ -133,6 +152,7 @@ def execute(plan: Plan) -> int:
         resume=plan.resume,
         experiment=plan.experiment,
         progress=_say_progress,
+        allow_scripts=plan.allow_scripts,
     )
     say_page(result.page())
     return 0 if result.verdict == "good" else 1
@@ -141,6 +161,8 @@ def execute(plan: Plan) -> int:
 def _say_progress(progress: Progress) -> None:
     if progress.last is not None:
         say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
+    elif progress.mixtures:
+        say(f"mixture {progress.mixtures} of a good and a bad build")
 
 
 def _repeat_builds(plan: Plan) -> int:

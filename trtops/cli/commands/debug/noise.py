@@ -30,6 +30,7 @@ GROUPS = (
             Flag(names=("--confidence",), convert=float, help="of the test whether builds differ"),
         ),
     ),
+    groups.REMEMBERED,
     groups.STORE,
     groups.JSON,
 )
@@ -56,7 +57,8 @@ class Plan:
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
     given = {name: getattr(args, name) for name in ("builds", "runs", "statistic", "confidence")}
-    config = ops.NoiseConfig(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    config = ops.NoiseConfig(**given, allow_scripts=bool(args.allow_scripts))
     return Plan(args.run, config, args.store, bool(args.json))
 
 

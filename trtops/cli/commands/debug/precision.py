@@ -16,6 +16,7 @@ from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading, surgery
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.iterations import Iterations
 from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker, call
 
@@ -76,6 +77,7 @@ class Plan:
         picture: Where to draw accuracy against latency.
         experiment: Where to remember it.
         store: Where the memory is.
+        exit_on_bad: Whether a bad verdict is exit code 1.
     """
 
     model: str | Call
@@ -91,6 +93,7 @@ class Plan:
     picture: str | None
     experiment: str | None
     store: str | None
+    exit_on_bad: bool = False
 
 
 def plan(args: Asked) -> Plan:
@@ -129,6 +132,7 @@ def plan(args: Asked) -> Plan:
         picture=args.picture,
         experiment=args.experiment,
         store=args.store if args.experiment else None,
+        exit_on_bad=bool(args.exit_on_bad or args.experiment or check is None),
     )
 
 
@@ -177,7 +181,7 @@ def execute(plan: Plan) -> int:
     """Search, and print."""
     if plan.engines:
         ops.require_layer_precisions()  # before anything is run
-    make = Maker()
+    make, iterations = Maker(), Iterations()
     model = make(plan.model)
     if plan.golden is not None and not _gives_golden_outputs(plan, plan.golden):
         return 1
@@ -190,14 +194,15 @@ def execute(plan: Plan) -> int:
             tracker=configs.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
-            progress=_say_step,
+            progress=lambda step: _say_step(step, iterations),
         )
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
     if plan.picture is not None:
         save_bytes(result.picture(), plan.picture)
+    iterations.tell_all()
     say(result.text())
-    return 0 if result.verdict == "good" else 1
+    return 1 if plan.exit_on_bad and result.verdict != "good" else 0
 
 
 def _judging_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -234,10 +239,11 @@ def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
     save_bytes(result.to_json().encode(), str(plan.layers))
 
 
-def _say_step(step: PrecisionStep) -> None:
+def _say_step(step: PrecisionStep, iterations: Iterations) -> None:
     group = f" ({step.group})" if step.group else ""
     measured = f", {step.excess:.3g} of what is allowed" if 0 < step.excess < float("inf") else ""
     say(f"{step.kept} nodes in FP32{group}: {'good' if step.good else 'bad'}{measured}")
+    iterations.ended(step.good)
 
 
 def _say_output(step: RepeatStep) -> None:

@@ -36,6 +36,7 @@ GROUPS = (
             Flag(names=("--no-deny",), takes="switch", help="leave the deny-list as it is"),
         ),
     ),
+    groups.REMEMBERED,
     groups.STORE,
     groups.JSON,
 )
@@ -65,6 +66,7 @@ def plan(args: Asked) -> Plan:
     config = ops.ProveConfig(
         deny=not args.no_deny,
         force=bool(args.force),
+        allow_scripts=bool(args.allow_scripts),
         **{name: value for name, value in given.items() if value is not None},
     )
     return Plan(args.run, config, args.store, bool(args.json))

@@ -1,27 +1,34 @@
 """Find the smallest part of an ONNX model that still fails.
 
-It fails if a check command fails or, without --check, if an engine's outputs differ from the model's own. What flows into each part is what really flows there. Exits with 1 if the model fails.
+It fails if a check command fails. Without --check a person at the terminal is asked about each part; with --trt or --onnxrt,
+or off a terminal, a part fails if an engine's outputs differ from the model's own. What flows into each part is what really flows there. Exits with 0 once the part is found; with 1 if the model fails and
+--exit-on-bad or --experiment asks for the verdict.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.cli import configs, groups, loading, surgery, values
+from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
+from trtops.cli.iterations import Iterations
 from trtops.cli.logs import say
 from trtops.cli.script import Call, Maker
 from trtops.errors import ComparisonError
 from trtops.spec import BuildConfig
 
 if TYPE_CHECKING:
+    from trtops.backend.onnx.submodel import SubModel
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.judging.submodel import CheckOutcome
     from trtops.ops.search.reduce.config import ReduceConfig
     from trtops.ops.search.reduce.journal import Step
 
@@ -90,6 +97,8 @@ class Plan:
         keep: Where to leave the file that checks read.
         experiment: Where to remember it.
         store: Where the memory is.
+        exit_on_bad: Whether a bad verdict is exit code 1.
+        asks: Whether a person judges.
     """
 
     model: str | Call
@@ -106,6 +115,8 @@ class Plan:
     keep: str | None = None
     experiment: str | None = None
     store: str | None = None
+    exit_on_bad: bool = False
+    asks: bool = False
 
 
 def plan(args: Asked) -> Plan:
@@ -143,13 +154,15 @@ def plan(args: Asked) -> Plan:
         keep=(args.iter_artifact or ARTIFACT) if args.no_remove_intermediate else None,
         experiment=args.experiment,
         store=args.store if args.experiment else None,
+        exit_on_bad=bool(args.exit_on_bad or args.experiment),
+        asks=check is None and args.backend is None and sys.stdin.isatty(),
     )
 
 
 def execute(plan: Plan) -> int:
     """Reduce, and print."""
-    make = Maker()
-    check = plan.check or ops.engine_check(plan.build or BuildConfig(), plan.tolerances)
+    make, iterations = Maker(), Iterations()
+    check = plan.check or (_ask_about if plan.asks else ops.engine_check(plan.build or BuildConfig(), plan.tolerances))
     _write_iteration(plan, 0)
     try:
         result = ops.reduce(
@@ -160,23 +173,37 @@ def execute(plan: Plan) -> int:
             tracker=configs.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
-            progress=lambda step: _finish_check(plan, step),
+            progress=lambda step: _finish_check(plan, step, iterations),
         )
     finally:
         if plan.info is not None:
             Path(plan.info).unlink(missing_ok=True)
     if result.whole == "error":
         raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
+    iterations.tell_all()
     say(result.text())
     if plan.keep is not None and result.culprits:
         shutil.copy(str(result.culprits[0].path), plan.keep)
-    return 0 if result.verdict == "good" else 1
+    return 1 if plan.exit_on_bad and result.verdict != "good" else 0
 
 
-def _finish_check(plan: Plan, step: Step) -> None:
+def _ask_about(part: SubModel) -> CheckOutcome:
+    """Write a part to the file that checks read, and let the person at the terminal judge it."""
+    from trtops.ops.judging.submodel import CheckOutcome  # brings numpy and onnx, which help does not need
+
+    part.save(Path(ARTIFACT))
+    try:
+        passed = debug_repeat.ask(f"Did '{ARTIFACT}'")
+    finally:
+        Path(ARTIFACT).unlink(missing_ok=True)
+    return CheckOutcome(verdict="pass" if passed else "fail")
+
+
+def _finish_check(plan: Plan, step: Step, iterations: Iterations) -> None:
     """Say how a check went, and sort what it left."""
     detail = f": {step.detail.rstrip()}" if step.detail and plan.show else ""
     say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
+    iterations.ended(step.verdict == "pass")
     ops.sort_artifacts(plan.artifacts, plan.folder, good=step.verdict == "pass", label=f"N{step.number}")
     _write_iteration(plan, step.number)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, UsageError
+from trtops.cli.iterations import Iterations
 from trtops.cli.logs import say
 
 if TYPE_CHECKING:
@@ -29,16 +30,18 @@ class Plan:
         check: The command; None asks at the terminal.
         config: The op's config.
         makes: Whether something is made in each iteration, which may fail by itself.
+        exit_on_bad: Whether a bad verdict is exit code 1.
     """
 
     check: CommandCheck | None
     config: RepeatConfig
     makes: bool = False
+    exit_on_bad: bool = False
 
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    return Plan(check_of(args, "-"), repeat_config(args, args.iter_artifact))
+    return Plan(check_of(args, "-"), repeat_config(args, args.iter_artifact), exit_on_bad=bool(args.exit_on_bad))
 
 
 def check_of(args: Asked, artifact: str) -> CommandCheck | None:
@@ -74,25 +77,29 @@ def execute(plan: Plan) -> int:
 
 def carry_out(plan: Plan, make: Any) -> int:
     """Repeat with something made in each iteration, and print."""
-    asked = ask if plan.check is None and sys.stdin.isatty() else None
+    asked = (lambda number: ask("Did this iteration")) if plan.check is None and sys.stdin.isatty() else None
     if plan.check is None and asked is None and plan.makes:
         say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")
         asked = lambda number: True  # noqa: E731
+    iterations = Iterations()
+
+    def say_step(step: RepeatStep) -> None:
+        if step.output:
+            say(step.output.rstrip())
+        say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
+        iterations.ended(step.verdict == "good")
+
     result = ops.repeat(make, plan.check, plan.config, ask=asked, progress=say_step)
+    iterations.tell_all()
     say(result.text())
-    return 0 if result.verdict == "good" else 1
+    return 1 if plan.exit_on_bad and result.verdict != "good" else 0
 
 
-def ask(number: int) -> bool:
-    """Let the person at the terminal judge."""
+def ask(question: str) -> bool:
+    """Let the person at the terminal judge; ``Did this`` asks whether it passed or failed."""
+    prompt = f">>> {question} [p]ass or [f]ail? "
     while True:
-        answer = input(f"Iteration {number}: did it pass? [p]ass/[f]ail ").strip().lower()
+        answer = input(prompt).strip().lower()
         if answer[:1] in ("p", "f"):
             return answer[0] == "p"
-
-
-def say_step(step: RepeatStep) -> None:
-    """Say how an iteration went."""
-    if step.output:
-        say(step.output.rstrip())
-    say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
+        prompt = ">>> Please choose either: 'p' or 'f': "

@@ -153,12 +153,15 @@ def execute(plan: Plan) -> int:
             say(ops.tensors_text(described, ops.read_tensors(plan.tensors)))
         return 0
     model = loaded(plan.source or plan.path)
-    if plan.unbounded:
-        names = ops.unbounded_tensors(model)
-        found = f"{len(names)} tensors of unbounded size: {', '.join(names)}" if names else ""
-        say(found or "No tensor has an unbounded size.")
+    found = ops.inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes)  # type: ignore[arg-type]
+    if not plan.unbounded:
+        asking.show(found, plan.json)
         return 0
-    asking.show(ops.inspect_model(model, show=plan.show, infer_shapes=plan.infer_shapes), plan.json)  # type: ignore[arg-type]
+    names = list(ops.unbounded_tensors(model))
+    if plan.json:
+        say_json({"model": found.to_json(), "unbounded": names})
+    else:
+        say(f"{found.text().rstrip()}\nFound tensors with unbounded DDS: {names}")
     return 0
 
 

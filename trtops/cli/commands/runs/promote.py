@@ -23,6 +23,7 @@ GROUPS = (
             Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long the build may take"),
         ),
     ),
+    groups.REMEMBERED,
     groups.STORE,
     groups.JSON,
 )
@@ -49,7 +50,8 @@ class Plan:
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
     given = {"model": args.model, "name": args.name, "timeout_seconds": args.build_timeout}
-    config = ops.PromoteConfig(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    config = ops.PromoteConfig(**given, allow_scripts=bool(args.allow_scripts))
     return Plan(args.run, config, args.store, bool(args.json))
 
 

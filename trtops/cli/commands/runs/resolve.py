@@ -19,6 +19,7 @@ GROUPS = (
                 names=("--name",),
                 help="the registered model (default: the model file's name, which experiments have unless named)",
             ),
+            Flag(names=("--key",), takes="many", shown="FILE", help="public keys that the engine must be signed with"),
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the engine"),
         ),
     ),
@@ -37,6 +38,7 @@ class Plan:
         model: The model.
         backend: Who is to run it.
         name: The registered model.
+        keys: Public keys that it must be signed with.
         output: Where to write the engine.
         store: Where the memory is.
         json: Whether to print JSON.
@@ -45,6 +47,7 @@ class Plan:
     model: str
     backend: str
     name: str | None
+    keys: tuple[str, ...]
     output: str | None
     store: str | None
     json: bool
@@ -52,15 +55,23 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    return Plan(args.model_file, args.backend or "onnxruntime", args.name, args.output, args.store, bool(args.json))
+    return Plan(
+        args.model_file,
+        args.backend or "onnxruntime",
+        args.name,
+        tuple(args.key or ()),
+        args.output,
+        args.store,
+        bool(args.json),
+    )
 
 
 def execute(plan: Plan) -> int:
     """Find it, and print."""
     tracker = configs.opened(plan.store)
-    found = ops.resolve(plan.model, tracker=tracker, backend=plan.backend, name=plan.name)
+    found = ops.resolve(plan.model, tracker=tracker, backend=plan.backend, name=plan.name, keys=plan.keys)
     if found.run_id and found.path and plan.output:
-        save_bytes(tracker.load(found.run_id).read_bytes(found.path), plan.output)
+        save_bytes(found.engine(tracker).plan, plan.output)
     if plan.json:
         say_json(found.to_dict())
     else:

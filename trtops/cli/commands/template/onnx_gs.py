@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trtops.cli import groups, loading, templates
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.script import Source
+from trtops.cli.script import Source, quoted
+from trtops.ops.model.template import updated_path
 
 _SHAPES = "the script gets the model as it is; change shapes by `trtops surgeon sanitize --override-input-shapes`"
 GROUPS = (
@@ -30,8 +31,9 @@ def _script_text(args: Asked) -> str:
     source.add(f"    graph = gs_from_onnx({model})")
     source.add("    # Change the graph here.")
     source.add("    graph.cleanup().toposort()")
-    source.add('    save_onnx(export_onnx(graph), "changed.onnx")')
-    return source.text("Changes an ONNX model, and saves it as changed.onnx.")
+    changed = updated_path(args.model_file)
+    source.add(f"    save_onnx(export_onnx(graph), {quoted(str(changed))})")
+    return source.text(f"Changes an ONNX model, and saves it as {changed}.")
 
 
 execute = templates.execute

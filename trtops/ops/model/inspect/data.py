@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops import errors
+from trtops.comparator.accuracy import AccuracyResults
+from trtops.comparator.data_loader import StreamingDataLoader
 from trtops.comparator.results import RunResults
+from trtops.comparator.told import statistics_text
 from trtops.json import load_json
+from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.record import Record, to_jsonable
+from trtops.record import JSONValue, Record, to_jsonable
+
+_LINE_WIDTH = 75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,69 +75,157 @@ def inspect_data(
     """Look into saved inputs or outputs.
 
     Args:
-        path: A ``.json`` file of trtops or Polygraphy, an ``.npz`` or an ``.npy``.
+        path: A ``.json`` file of trtops or Polygraphy, a folder of such files with one iteration each, an ``.npz`` or an
+            ``.npy``.
         show_values: Whether to print values.
         histogram: Whether to print how values are spread.
         all_iterations: Whether to show every iteration, or the first.
-        items: How many values to print at the ends of each axis.
-        line_width: Longest line of values; -1 sets no limit, None leaves it to numpy.
+        items: How many values to print at the ends of each axis; -1 prints all.
+        line_width: Longest line of values, 75 unless given; -1 sets no limit.
 
     Raises:
         FormatError: If it cannot be read, or holds no arrays.
         ConfigError: If there is no such file.
     """
-    arrays = list(_saved_arrays(Path(path), all_iterations))
-    summaries = [summarize(where, name, array) for where, name, array in arrays]
+    held = _load_saved(Path(path))
+    if isinstance(held, AccuracyResults):
+        return Inspection(
+            "data", lambda: _judgement_values(held), lambda: "\n".join(_accuracy_lines(held, all_iterations))
+        )
+    shown = [
+        (runner, number, name, np.asarray(array))
+        for runner, iterations in held.runs
+        for number, iteration in enumerate(iterations if all_iterations else iterations[:1])
+        for name, array in iteration.items()
+    ]
+    counts = {runner: len(iterations) for runner, iterations in held.runs}
 
-    def text() -> str:
-        lines: list[str] = []
-        before = None
-        for (where, _, array), described in zip(arrays, summaries):
-            if where != before:
-                lines.append(f"---- {where} ----")
-                before = where
-            lines += _summary_lines(described)
-            if histogram and described.mean is not None:
-                lines += _histogram_lines(np.asarray(array, np.float64))
-            if show_values:
-                lines += _value_lines(np.asarray(array), items, line_width)
-        return "\n".join(lines)
+    def summaries() -> list[JSONValue]:
+        return [
+            to_jsonable(summarize(f"{runner}, iteration {number} of {counts[runner]}", name, array))
+            for runner, number, name, array in shown
+        ]
 
-    return Inspection("data", lambda: [to_jsonable(summary) for summary in summaries], text)
+    options = _Shown(show_values, histogram, all_iterations, items, line_width)
+    return Inspection("data", summaries, lambda: "\n".join(_text_lines(held, options)))
 
 
-def _saved_arrays(path: Path, all_iterations: bool) -> Iterator[tuple[str, str, Any]]:
-    """Each array with where it comes from and its name."""
+@dataclass(frozen=True)
+class _Saved:
+    """What a file or folder holds: iterations by runner, or one nameless runner's if they are inputs."""
+
+    runs: list[tuple[str, Sequence[Mapping[str, Any]]]]
+    are_results: bool
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is shown of it."""
+
+    values: bool
+    histogram: bool
+    all_iterations: bool
+    items: int
+    line_width: int | None
+
+
+def _judgement_values(results: AccuracyResults) -> JSONValue:
+    """Every number of a saved comparison, with its verdict."""
+    return [
+        {
+            "runners": list(pair),
+            "iteration": number,
+            "output": name,
+            "passed": bool(match),
+            "numbers": {} if isinstance(match, bool) else to_jsonable(match.metric_values()),
+        }
+        for result in results
+        for pair in result
+        for number, matches in enumerate(result[pair])
+        for name, match in matches.items()
+    ]
+
+
+def _accuracy_lines(results: AccuracyResults, all_iterations: bool) -> Iterator[str]:
+    """A saved comparison, laid out as Polygraphy does."""
+    yield f"==== Accuracy Results ({len(results)} comparison(s)) ===="
+    for result in results:
+        yield from ("", f"---- Aggregation: {result.aggregation} ----")
+        for pair in result:
+            matched, _, total = result.stats(pair)
+            yield from ("", f"{pair[0]} vs. {pair[1]} | {matched}/{total} iteration(s) matched")
+            for number, matches in enumerate(result[pair] if all_iterations else result[pair][:1]):
+                yield from ("", f"    -- Iteration: {number}")
+                for name, match in matches.items():
+                    numbers = {} if isinstance(match, bool) else match.metric_values()
+                    known = ", ".join(f"{n}={value:.5g}" for n, value in numbers.items() if value is not None)
+                    verdict = "PASSED" if match else "FAILED"
+                    yield f"        {name} | {verdict}{f' | {known}' if known else ''}"
+
+
+def _load_saved(path: Path) -> _Saved | AccuracyResults:
     if not path.exists():
-        raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved inputs or outputs.")
+        raise errors.ConfigError(f"{str(path)!r} does not exist; expected saved inputs, outputs or comparisons.")
+    if path.is_dir():
+        return _saved_folder(path)
     if path.suffix in (".npy", ".npz"):
-        for name, array in _numpy_arrays(path).items():
-            yield path.name, name, array
+        return _Saved([(path.name, [_numpy_arrays(path)])], False)
+    loaded = load_json(str(path))
+    if isinstance(loaded, RunResults):
+        return _Saved(list(loaded.items()), True)
+    if isinstance(loaded, AccuracyResults):
+        return loaded
+    feeds = [loaded] if isinstance(loaded, Mapping) else loaded
+    if isinstance(feeds, list) and all(isinstance(feed, Mapping) for feed in feeds):
+        return _Saved([("inputs", feeds)], False)
+    raise errors.FormatError(f"{path} holds a {type(loaded).__name__}; expected saved inputs or outputs.")
+
+
+def _saved_folder(path: Path) -> _Saved:
+    """A folder with a file for each iteration, of results or of inputs."""
+    first = next(iter(sorted(path.glob("*.json"))), None)
+    if first is None:
+        raise errors.FormatError(f"{path}: no .json files of iterations in it.")
+    if isinstance(load_json(str(first)), RunResults):
+        return _Saved(list(RunResults.load(path).items()), True)
+    return _Saved([("inputs", list(StreamingDataLoader(path)))], False)
+
+
+def _text_lines(held: _Saved, shown: _Shown) -> Iterator[str]:
+    """The whole, laid out as Polygraphy does."""
+    if not held.are_results:
+        [(_, iterations)] = held.runs
+        yield f"==== Data ({len(iterations)} iterations) ===="
+        yield from _iteration_lines(iterations, shown)
         return
-    for runner, iterations in _saved_runs(path):
-        for number, iteration in enumerate(iterations if all_iterations else iterations[:1]):
-            for name, array in iteration.items():
-                yield f"{runner}, iteration {number} of {len(iterations)}", name, np.asarray(array)
+    yield from (f"==== Run Results ({len(held.runs)} runners) ====", "")
+    width = max((len(name) for name, _ in held.runs), default=0)
+    for name, iterations in held.runs:
+        yield f"---- {name:<{width}} ({len(iterations)} iterations) ----"
+        yield from (*_iteration_lines(iterations, shown), "")
+
+
+def _iteration_lines(iterations: Sequence[Mapping[str, Any]], shown: _Shown) -> Iterator[str]:
+    several = len(iterations) > 1 and shown.all_iterations
+    margin = "    " if several else ""
+    for number, iteration in enumerate(iterations if shown.all_iterations else iterations[:1]):
+        yield from ("", f"-- Iteration: {number}") if several else ()
+        for name, value in iteration.items():
+            array = np.asarray(value)
+            yield ""
+            yield f"{margin}{name} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
+            found = summarize("", name, array)
+            if found.nan or found.inf:
+                yield f"{margin}    {_finite_text(found)}"
+            if shown.histogram and found.mean is not None:
+                yield from (f"{margin}    {line}" for line in _histogram_lines(array.astype(np.float64)))
+            if shown.values:
+                yield from (f"{margin}    {line}" for line in _value_lines(array, shown.items, shown.line_width))
 
 
 def _numpy_arrays(path: Path) -> dict[str, Any]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        return {path.stem: loaded} if isinstance(loaded, np.ndarray) else {n: loaded[n] for n in loaded.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as exc:
-        raise errors.FormatError(f"{path} cannot be read: {exc}.") from None
-
-
-def _saved_runs(path: Path) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """The iterations of each runner; inputs count as those of a runner ``inputs``."""
-    loaded = load_json(str(path))
-    if isinstance(loaded, RunResults):
-        return list(loaded.items())
-    if isinstance(loaded, Mapping):
-        return [("inputs", [loaded])]
-    if isinstance(loaded, list) and all(isinstance(feed, Mapping) for feed in loaded):
-        return [("inputs", loaded)]
-    raise errors.FormatError(f"{path} holds a {type(loaded).__name__}; expected saved inputs or outputs.")
+    loaded = load_numpy(path)
+    return {path.stem: loaded} if isinstance(loaded, np.ndarray) else loaded
 
 
 def summarize(where: str, name: str, array: Any) -> ArraySummary:
@@ -179,26 +272,35 @@ def _finite_statistics(numbers: Any) -> dict[str, Any]:
     }
 
 
-def _summary_lines(summary: ArraySummary) -> list[str]:
-    lines = [f"    {summary.name} [dtype={summary.dtype}, shape={summary.shape}]"]
-    if summary.mean is not None:
-        levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), summary.percentiles))
-        lines += [
-            f"        mean={summary.mean:.5g}, std={summary.std:.5g}, median={summary.median:.5g}, "
-            f"min={summary.minimum:.5g} at {summary.minimum_at}, max={summary.maximum:.5g} at {summary.maximum_at}",
-            f"        magnitude={summary.magnitude:.5g}, {levels}, NaN={summary.nan}, inf={summary.inf}",
-        ]
-    return lines
+def _finite_text(summary: ArraySummary) -> str:
+    """What of an array is not finite, and statistics of the rest."""
+    text = f"NaN={summary.nan}, inf={summary.inf}"
+    if summary.mean is None:
+        return text
+    levels = ", ".join(f"p{level}={value:.5g}" for level, value in zip((90, 95, 99), summary.percentiles))
+    return (
+        f"{text} | Others: mean={summary.mean:.5g}, std-dev={summary.std:.5g}, median={summary.median:.5g}, "
+        f"min={summary.minimum:.5g} at {summary.minimum_at}, max={summary.maximum:.5g} at {summary.maximum_at}, "
+        f"avg-magnitude={summary.magnitude:.5g}, {levels}"
+    )
 
 
 def _histogram_lines(numbers: npt.NDArray[np.float64]) -> Iterator[str]:
     counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10)
     most = max(int(counts.max()), 1)
-    for count, low, high in zip(counts, edges, edges[1:]):
-        yield f"        ({low:<9.3g}, {high:<9.3g}) | {count:>9} | {'#' * round(40 * count / most)}"
+    texts = [f"{edge:.3g}" for edge in edges]
+    low, high = max(map(len, texts)), max(map(len, texts[1:]))
+    yield "---- Histogram ----"
+    yield f"{'Bin Range':{low + high + 5}}|  Num Elems | Visualization"
+    for count, begin, end in zip(counts, texts, texts[1:]):
+        yield f"({begin:<{low}}, {end:<{high}}) | {count:10} | {'#' * int(40 * float(count) / float(most))}"
 
 
 def _value_lines(array: npt.NDArray[Any], items: int, line_width: int | None) -> list[str]:
-    width = sys.maxsize if line_width is not None and line_width < 1 else line_width
-    text = np.array2string(array, threshold=items * 10, edgeitems=items, max_line_width=width)
-    return [f"        {line}" for line in text.splitlines()]
+    width = _LINE_WIDTH if line_width is None else line_width
+    with np.printoptions(edgeitems=_or_all(items), linewidth=_or_all(width)):
+        return str(array).splitlines()
+
+
+def _or_all(number: int) -> int:
+    return sys.maxsize if number < 1 else number

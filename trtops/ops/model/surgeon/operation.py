@@ -12,7 +12,8 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import external, walk
-from trtops.backend.onnx.model import Model, read_proto
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.save import save_model
 from trtops.ops.model.opening import Source
 from trtops.ops.model.saving import SaveConfig

@@ -64,7 +64,8 @@ def precision(
 
     Raises:
         ModelError: If the model cannot be used.
-        ConfigError: If an excluded name fits nothing, or the output is the model's own file.
+        ConfigError: If an excluded name fits nothing, the output is the model's own file, or ``judge`` passes whatever it
+            is given.
         InputError: If the data does not fit the model.
         BackendError: If the model does not run in FP32.
     """
@@ -118,6 +119,7 @@ def _search_nodes(trial: Trial, config: PrecisionConfig) -> tuple[Names, Outcome
     everything = frozenset(trial.names)
     try:
         if trial.try_set((), "nothing").good:
+            trial.require_control()
             return frozenset(), "good", True
         if not everything or not trial.try_set(everything, "everything").good:
             return everything, "bad", False

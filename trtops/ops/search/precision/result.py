@@ -130,7 +130,7 @@ class PrecisionResult(OpResult):
         elif self.outcome == "mixed":
             lines.append(f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {', '.join(self.exclude)}")
         else:
-            failure = "the check fails" if self.judged else "the tolerances are not met"
+            failure = "the check fails: it is broken, or asks for more" if self.judged else "the tolerances are not met"
             lines.append(f"Even with every node in FP32 {failure}.")
         if not self.judged:
             rows = (

@@ -20,9 +20,10 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import lower_precision, without_functions
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.judgement import CheckConfig, measure_latency, tolerances_for
+from trtops.ops.judging.judgement import CheckConfig, Latency, measure_latency, tolerances_for
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, Names, emulated_runner
 from trtops.ops.search.precision.config import PrecisionConfig
@@ -88,7 +89,7 @@ class Trial:
         return cls(
             original=original,
             config=config,
-            tolerances=tolerances_for(config.to, config.tolerances),
+            tolerances=tolerances_for(config.to, config.tolerances, model),
             feeds=given,
             golden=[dict(outputs) for outputs in reference_outputs(original, given)] if given else [],
             ops={node_name(node): node.op_type for node in walk.nodes(original) if node_name(node) in lowered},
@@ -154,6 +155,23 @@ class Trial:
             return None
         return compare_outputs(outputs, self.golden, self.tolerances)
 
+    def require_control(self) -> None:
+        """Ask what judges, having passed everything so far, about the model with outputs of 0.
+
+        Raises:
+            ConfigError: If it passes that as well.
+        """
+        if self.judge is None:
+            return
+        spoiled = Candidate(
+            original=_with_outputs_of_zero(self.original), keep=frozenset(self.names), config=self.config
+        )
+        if self.judge(spoiled):
+            raise errors.ConfigError(
+                "The check is broken: it passes the model in lower precision, and the model with all its outputs set to 0 as "
+                "well. Let it compare what comes out, and end with another exit code than 0 if that is wrong."
+            )
+
     def best(self) -> Names:
         """The smallest set that met the tolerances so far, or else all."""
         good = [names for names, step in self.known.items() if step.good]
@@ -164,18 +182,44 @@ class Trial:
         if not self.config.latency_runs or self.judge is not None:
             return None
         candidate = self.candidate(keep)
-        if self.make is emulated_runner:
-            made = onnxruntime_runner(candidate.rewritten.model)
-        else:
-            made = self.make(candidate)
+        check = CheckConfig(warm_up=3, latency_runs=self.config.latency_runs)
         try:
-            with made as runner:
-                check = CheckConfig(warm_up=3, latency_runs=self.config.latency_runs)
-                measured = measure_latency(runner, self.feeds, check)
+            if self.make is emulated_runner:
+                with warm_worker() as worker:  # ONNX Runtime dies of some models in 16 bit
+                    measured = worker.run(_latency_of_model, candidate.rewritten.model, self.feeds, check)
+            else:
+                with self.make(candidate) as runner:
+                    measured = measure_latency(runner, self.feeds, check)
         except errors.BackendError as exc:
             log.warning("Latency with %d nodes kept was not measured: %s", len(keep), exc)
             return None
         return None if measured is None else measured.p50_ms
+
+
+def _latency_of_model(model: onnx.ModelProto, feeds: list[Feed], check: CheckConfig) -> Latency | None:
+    with onnxruntime_runner(model) as runner:
+        return measure_latency(runner, feeds, check)
+
+
+def _with_outputs_of_zero(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each floating-point output of FP32 multiplied by 0."""
+    spoiled = onnx.ModelProto()
+    spoiled.CopyFrom(model)
+    graph = spoiled.graph
+    outputs = {o.name for o in graph.output if o.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    for node in graph.node:
+        node.name = node_name(node)  # which may be its output's
+        for i, name in enumerate(node.output):
+            if name in outputs:
+                node.output[i] = f"{name}/right"
+        for i, name in enumerate(node.input):
+            if name in outputs:
+                node.input[i] = f"{name}/right"
+    made = {name.removesuffix("/right") for node in graph.node for name in node.output}
+    graph.initializer.append(onnx.helper.make_tensor("control/zero", onnx.TensorProto.FLOAT, [], [0.0]))
+    for name in sorted(outputs & made):
+        graph.node.append(onnx.helper.make_node("Mul", [f"{name}/right", "control/zero"], [name], f"{name}/control"))
+    return spoiled
 
 
 def _worst_excess(report: ComparisonReport, tolerances: Tolerances) -> float:
@@ -185,10 +229,13 @@ def _worst_excess(report: ComparisonReport, tolerances: Tolerances) -> float:
         if output.statistics is None or output.statistics.nan_errors:
             return math.inf
         own = tolerances.of(output.name)
-        if math.isinf(own.atol) or math.isinf(own.rtol):
+        atol = own.largest_abs(output.statistics)
+        if math.isinf(atol) or math.isinf(own.rtol):
             # Every element is within an infinite tolerance; what is left to rank candidates by is the direction.
             worst = max(worst, 1.0 - (output.statistics.cosine or 0.0))
             continue
         for d, r in output.statistics.frontier:
-            worst = max(worst, min(d / own.atol if own.atol else math.inf, r / own.rtol if own.rtol else math.inf))
+            worst = max(worst, min(d / atol if atol else math.inf, r / own.rtol if own.rtol else math.inf))
+        if own.max_nrmse and output.statistics.nrmse is not None:
+            worst = max(worst, output.statistics.nrmse / own.max_nrmse)
     return worst

@@ -39,7 +39,8 @@ class ReduceConfig(DataConfig):
             ``output``, as ``<name>_journal.jsonl``, until the reduction ends: name that file here to resume.
         after_crash: What a sub-model counts as whose check did not end because the process died: ask again, or take it
             for failing or passing.
-        load_replay: A debug replay of Polygraphy: the smallest sub-model that failed there is tried first.
+        load_replay: A debug replay, of trtops or Polygraphy. If it answers every question, nothing is checked; else the
+            smallest sub-model that failed there is tried first.
         save_replay: Where to write such a file: with it Polygraphy retraces this result without checking anything.
     """
 

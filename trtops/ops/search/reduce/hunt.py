@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel, Values
@@ -20,7 +20,7 @@ from trtops.ops.judging.submodel import Check, CheckOutcome
 from trtops.ops.search import algorithms
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Journal, Step, from_ranges
-from trtops.ops.search.reduce.retrace import answers_of_replay
+from trtops.ops.search.reduce.retrace import answers_of_replay, culprits_of_replay
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Hunt:
         self._progress = progress
         self._evaluate = evaluate
         self._stage = "whole"
+        self._recalled: list[Parts] | None = None
         self.unfinished: Parts | None = None
         self._lock = threading.Lock()
         self._asked: dict[Parts, threading.Event] = {}
@@ -82,8 +83,24 @@ class Hunt:
         next(iter(self.ask([self.everything])))
         return self.answers[self.everything]
 
+    def recall(self) -> bool:
+        """Take the result from the replay, if it answers every question; True if so. Then nothing is checked."""
+        if self._config.load_replay is None or self._config.find != "first":
+            return False
+        found = culprits_of_replay(Path(self._config.load_replay), self.cutter, self._config.mode)
+        if found is None or not all(index in self._part_of for nodes in found for index in nodes):
+            return False
+        self._recalled = [self._parts(nodes) for nodes in found]
+        for parts in (self.everything, *self._recalled):
+            verdict: Literal["fail", "pass"] = "fail" if found else "pass"
+            self.answers[parts] = CheckOutcome(verdict=verdict, detail="from the replay")
+        return True
+
     def culprits(self) -> Iterator[Parts]:
         """Smallest failing sets of parts, given that the whole model fails."""
+        if self._recalled is not None:
+            yield from self._recalled
+            return
         found: list[Parts] = []
         try:
             for culprit in self._each():

@@ -35,6 +35,7 @@ from trtops.ops.judging.submodel import Check, describe
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import op_run
 from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.reduce.control import require_control
 from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
 from trtops.ops.search.reduce.journal import Journal, Step
 from trtops.ops.search.reduce.result import Culprit, CulpritNode, ReduceResult
@@ -82,7 +83,8 @@ def reduce(
         ModelError: If the model cannot be used, or a sub-model is too large.
         InputError: If the data does not fit the model.
         BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
-        ConfigError: If the journal belongs to another reduction, or an output path is the model's own.
+        ConfigError: If the journal belongs to another reduction, an output path is the model's own, or the check fails on
+            whatever it is asked about, a model without a fault included.
         Exception: Whatever the check raises for the whole model; for a part of it, that counts as another failure.
     """
     config = ReduceConfig() if config is None else config
@@ -124,8 +126,10 @@ def _find_culprits(
         if evaluate is None and config.width > 1:
             evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map
         hunt = Hunt(cutter, values, check, config, journal, progress, evaluate or map)
-        whole = hunt.check_whole()
+        whole = hunt.answers[hunt.everything] if hunt.recall() else hunt.check_whole()
         found = list(hunt.culprits()) if whole.verdict == "fail" else []
+        if found and not any(answer.verdict == "pass" for answer in hunt.answers.values()):
+            require_control(check, given)
         culprits = tuple(_save_culprit(hunt, parts, n, config) for n, parts in enumerate(found, start=1))
         min_good = _save_min_good(hunt, found, config)
         if config.save_replay is not None:

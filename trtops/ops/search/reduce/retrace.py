@@ -42,12 +42,54 @@ def answers_of_replay(path: Path, cutter: Cutter, mode: Mode) -> list[tuple[Node
     return [(nodes, passed) for _, _, nodes, passed in retrace(cutter, mode, answer) if nodes]
 
 
+def culprits_of_replay(path: Path, cutter: Cutter, mode: Mode) -> list[Nodes] | None:
+    """What a replay leads to, if it answers every question: the culprits that were found, none if the model passes.
+
+    Args:
+        path: The replay, made for this model: here, where the culprits are in it, or by Polygraphy, where they follow from
+            the answers.
+        cutter: The model.
+        mode: The mode that it was made in.
+
+    Returns:
+        The culprits; None if a question has no answer.
+
+    Raises:
+        FormatError: If the file is something else.
+        ConfigError: If there is no such file.
+    """
+    replay = load_replay(path)
+    unanswered = []
+
+    def answer(key: str, nodes: Nodes) -> bool | None:
+        if key not in replay:
+            unanswered.append(key)
+            return None
+        return bool(replay[key].success)
+
+    asked = list(retrace(cutter, mode, answer))
+    if unanswered or not asked:
+        return None
+    for context in replay.values():
+        found = context.state.get(_CULPRITS)
+        if isinstance(found, list) and all(isinstance(each, list) and set(each) <= set(cutter.order) for each in found):
+            return [frozenset(each) for each in found]
+    failing = [nodes for _, _, nodes, passed in asked if nodes and not passed]
+    return [min(failing, key=len)] if failing else []
+
+
+_CULPRITS = "trtops_culprits"
+"""In the state of a replay's last answer: the nodes of what was found here."""
+
+
 def save_retraced(path: Path, cutter: Cutter, culprits: Sequence[Nodes], mode: Mode) -> None:
     """Write the replay that leads Polygraphy to what was found here; every answer follows from the culprits."""
     replay = {
         key: IterationContext({"num_nodes": len(nodes)}, {"iteration": index}, passed)
         for key, index, nodes, passed in retrace(cutter, mode, lambda _, nodes: not any(c <= nodes for c in culprits))
     }
+    if replay:
+        list(replay.values())[-1].state[_CULPRITS] = [sorted(each) for each in culprits]
     save_replay(replay, path)
 
 

@@ -73,7 +73,9 @@ def triage(
         given = [dict(feed) for feed in config.open(TensorMetadata.of(opened.info.inputs), feeds)]
         built = Built(actual) if isinstance(actual, BuildConfig) else None
         make: MakeRunner = built or actual  # type: ignore[assignment]
-        tolerances = tolerances_for(_tested_precision(actual), config.tolerances)
+        tolerances = tolerances_for(_tested_precision(actual), config.tolerances, opened)
+        if tolerances.clamped_equal is None:
+            tolerances = replace(tolerances, clamped_equal=True)
         found = _compare_sides(Sides(opened.proto(), make, golden, given, tolerances), config, built, started)
         result = replace(found, title=f"triage {subject}").kept_in(run, experiment)
         if run is not NO_RUN:
@@ -143,6 +145,8 @@ def _tensor_error(
     error, nonfinite, reference_nans = math.inf, 0, 0
     if statistics is not None:
         error = _relative_error(statistics.l2, size.norm)
+        if statistics.clamped and statistics.nrmse is not None:
+            error = statistics.nrmse  # the norm of a mask filled with the smallest FP32 hides every other value
         reference_nans = statistics.reference_nan_count
         nonfinite = max(statistics.nan_count - statistics.reference_nan_count, 0)
         nonfinite += max(statistics.inf_count - statistics.reference_inf_count, 0)

@@ -129,7 +129,10 @@ class TriageResult(OpResult):
             entry = next((t for t in self.tensors if t.name == self.first), None)
             where = f", made by {entry.op} {entry.node!r}" if entry else ""
             layer = f" in layer {entry.layer!r}" if entry and entry.layer else ""
-            yield f"First tensor that differs: {self.first!r}{where}{layer}."
+            if self.verdict == "good":
+                yield f"The model's outputs agree. The first tensor inside that differs is {self.first!r}{where}{layer}."
+            else:
+                yield f"First tensor that differs: {self.first!r}{where}{layer}."
         if self.origin is not None and self.origin != self.first:
             yield f"The error grows most at {self.origin!r}, made by {self.tensor(self.origin).op}."
         if self.first_nonfinite is not None:

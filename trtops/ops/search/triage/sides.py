@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.worker import built_safely
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, Precision
@@ -85,7 +86,7 @@ class Built:
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """Build an engine, and make a runner of it."""
         backend = engine_backend(self.config.backend)
-        build: Build = backend.build(Model.from_proto(model), self.config)
+        build: Build = built_safely(Model.from_proto(model), self.config)
         for layer in () if self.layers else build.layers:
             text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
             for name in (*layer.onnx_nodes, *layer.outputs):
@@ -115,7 +116,8 @@ class Sides:
         self.tolerances = tolerances
         self.cutter = Cutter(model)
         self.outputs = [value.name for value in model.graph.output]
-        self.declared = _declared_values(model, feeds[0])
+        self.declared = _declared_values(model, feeds)
+        self.largest = _values_of_largest_feed(model, feeds) or self.declared
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
         self.right: list[dict[str, Any]] | None = None
         self.passes = 0
@@ -172,7 +174,7 @@ class Sides:
             return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]
 
     def _bytes(self, name: str) -> int:
-        value = self.declared.get(name)
+        value = self.largest.get(name)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return _UNKNOWN_BYTES
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
@@ -182,13 +184,37 @@ class Sides:
         return external.expected_bytes(tensor) or _UNKNOWN_BYTES
 
 
-def _declared_values(model: onnx.ModelProto, feed: Feed) -> dict[str, onnx.ValueInfoProto]:
-    """Types and shapes of a model's tensors for a feed, as far as they can be inferred."""
+def _declared_values(model: onnx.ModelProto, feeds: Sequence[Feed]) -> dict[str, onnx.ValueInfoProto]:
+    """Types of a model's tensors, and the parts of their shapes that hold for every feed, as far as they can be inferred.
+
+    A back end takes an output's declared shape for granted, and folds what is computed from it into constants.
+    """
+    common = {}
+    for name in feeds[0]:
+        sizes = [np.shape(feed[name]) for feed in feeds if name in feed]
+        if len({len(shape) for shape in sizes}) == 1:
+            common[name] = [dims[0] if len(set(dims)) == 1 else None for dims in zip(*sizes)]
+    return _inferred_values(model, common)
+
+
+def _values_of_largest_feed(model: onnx.ModelProto, feeds: Sequence[Feed]) -> dict[str, onnx.ValueInfoProto] | None:
+    """The same for the largest of feeds of different shapes, to tell what memory they take; None if all have one shape."""
+    shapes_of = [{name: np.shape(array) for name, array in feed.items()} for feed in feeds]
+    if all(shapes == shapes_of[0] for shapes in shapes_of):
+        return None
+    largest = max(shapes_of, key=lambda shapes: sum(map(math.prod, shapes.values())))
+    return _inferred_values(model, largest)
+
+
+def _inferred_values(
+    model: onnx.ModelProto, inputs: Mapping[str, Sequence[int | None]]
+) -> dict[str, onnx.ValueInfoProto]:
+    """What is inferred of a model's tensors where its inputs have these shapes; None leaves a dimension open."""
     bare = copy_model(model, put_small(4096))
     for value in bare.graph.input:
-        if value.name in feed and value.type.WhichOneof("value") == "tensor_type":
+        if value.name in inputs and value.type.WhichOneof("value") == "tensor_type":
             element = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, element, np.asarray(feed[value.name]).shape))
+            value.CopyFrom(helper.make_tensor_value_info(value.name, element, inputs[value.name]))
     shapes.infer_shapes(bare)
     return shapes.values(bare.graph)
 

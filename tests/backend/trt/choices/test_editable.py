@@ -1,0 +1,261 @@
+"""Tactics through the editable timing cache; against a builder that behaves as the header and NVIDIA's sample say."""
+
+import pytest
+
+from tests.backend.trt.choices.editable_builder import Builder, Config, Op, TimingCache, Value, module, tactic_hash
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.choices import autotuning, editable
+from trtops.backend.trt.choices.timing_cache import TimingCache as CacheFile
+from trtops.backend.trt.lines import release_line
+from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tactics.record import TacticRecord
+
+GEMMS = (("sm80_gemm_32x32x64", 0.0112640), ("sm80_gemm_64x32x64_stage4", 0.0118784), ("sm80_gemm_stage5", 0.0123904))
+OPS = (Op("matMul1", GEMMS), Op("matMul2", GEMMS), Op("matMul10", GEMMS))
+WHERE = {"backend_version": "10.8.0", "device_sha256": "d" * 64}
+
+
+@pytest.fixture(params=["10.8.0", "10.16.1", "11.4.0"], autouse=True)
+def release(request, monkeypatch):
+    from tests.backend.trt import api
+
+    found = next(name for name in api.RELEASES if name.startswith(request.param))
+    line = release_line(module(found))
+    monkeypatch.setattr(library, "line", lambda: line)
+    return line
+
+
+@pytest.fixture
+def builder(release):
+    return Builder(*OPS, error_on_miss=release.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS)
+
+
+def editing(builder, config, ops=()):
+    known = {op.key: op for op in ops}
+
+    def build_once():
+        plan = builder.build(config)
+        if plan is None:
+            raise errors.EngineBuildError("a miss")
+        return plan
+
+    def record_of(plan):
+        entries = library.line().timing_entries(config)
+        return editable.to_record(entries, layers=builder.layers(plan), ops=known.values(), **WHERE)
+
+    return editable.Editing(config=config, build_once=build_once, record_of=record_of, ops=known)
+
+
+def first_build(builder):
+    config = Config()
+    made = editing(builder, config)
+    plan = made.build(None, DenyList())
+    return config, made, plan, made.record_of(plan)
+
+
+def test_each_layer_is_tied_to_the_key_of_its_own_op_where_all_share_a_kernel(builder):
+    _, made, _, record = first_build(builder)
+
+    assert {c.layer: c.key for c in record.choices if c.key} == {
+        "matMul1_myl0_0": str(OPS[0].key),
+        "matMul2_myl0_2": str(OPS[1].key),
+        "matMul10_myl0_3": str(OPS[2].key),
+    }
+    assert record.coverage == 0.75  # the layer that Myelin generates has no entry
+    assert [c.layer for c in record.choices if not c.replayable] == ["__myl_TraMaxSubExpSum_myl0_1"]
+    assert len({op.key for op in made.ops.values()}) == 3
+    assert [c.kernel for c in made.ops[str(OPS[0].key)].candidates] == [kernel for kernel, _ in GEMMS]
+
+
+def test_the_tie_does_not_depend_on_the_order_of_the_caches_entries(builder):
+    config, made, plan, record = first_build(builder)
+
+    config.cache = TimingCache(dict(reversed(config.cache.entries.items())))
+
+    assert made.record_of(plan) == record
+
+
+def test_a_layer_is_tied_by_its_onnx_nodes_where_the_log_names_them():
+    op = Op("__myln_gemm_3", GEMMS, onnx_nodes=("/fc/MatMul",))
+    builder = Builder(op, OPS[1])
+    config = Config()
+    made = editing(builder, config)
+    plan = made.build(None, DenyList())
+    layers = [layer for layer in builder.layers(plan) if layer.onnx_nodes]
+    renamed = (layers[0].__class__(name="fc", op="gemm", tactic=layers[0].tactic, onnx_nodes=("/fc/MatMul",)),)
+
+    record = editable.to_record(library.line().timing_entries(config), layers=renamed, ops=made.ops.values(), **WHERE)
+
+    assert record.choices[0].key == str(op.key)
+
+
+def test_a_replay_without_the_cache_of_its_build_names_the_layers_and_what_to_do(builder):
+    *_, record = first_build(builder)
+
+    with pytest.raises(errors.TacticMismatchError, match="build with the cache of the recorded build") as caught:
+        editing(builder, Config()).replay(record)
+
+    assert set(caught.value.layers) == {"matMul1_myl0_0", "matMul2_myl0_2", "matMul10_myl0_3"}
+
+
+def test_a_replay_with_its_cache_makes_the_same_engine_and_times_nothing(builder):
+    config, made, plan, record = first_build(builder)
+    builder.timed.clear()
+
+    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values())
+
+    assert again.replay(TacticRecord.from_json(record.to_json())) == plan
+    assert builder.timed == []
+    assert again.record_of(plan) == record
+
+
+def test_one_tactic_of_a_record_is_swapped_alone(builder):
+    config, made, _, record = first_build(builder)
+    other = tactic_hash("sm80_gemm_64x32x64_stage4")
+    swapped = TacticRecord.from_dict(
+        {
+            **record.to_dict(),
+            "choices": [
+                {**c.to_dict(), **({"tactic_id": other} if c.layer.startswith("matMul2") else {})}
+                for c in record.choices
+            ],
+        }
+    )
+
+    again = editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values())
+    record_of_swap = again.record_of(again.replay(swapped))
+
+    assert record_of_swap.differing_layers(record) == ("matMul2_myl0_2",)
+    assert "sm80_gemm_64x32x64_stage4" in record_of_swap.choices[2].tactic
+
+
+def test_a_replay_in_which_an_op_was_timed_after_all_is_refused(release):
+    escaping = Op("matMul3", GEMMS, escapes=True)
+    flag = release.trt.BuilderFlag.ERROR_ON_TIMING_CACHE_MISS
+    builder = Builder(*OPS, error_on_miss=flag)
+    config, made, _, record = first_build(builder)
+
+    builder.ops = (*OPS, escaping)
+    with pytest.raises(errors.TacticMismatchError, match="timed anew") as caught:
+        editing(builder, Config(TimingCache.of(config.cache.serialize())), made.ops.values()).replay(record)
+
+    assert caught.value.layers == (str(escaping.key),)
+
+
+def test_entries_of_other_models_in_a_shared_cache_do_not_serve_a_replay(builder):
+    config, made, _, record = first_build(builder)
+    stranger = Op("stranger", GEMMS)
+    shared = TimingCache.of(config.cache.serialize())
+    shared.entries[stranger.key] = Value(tactic_hash("sm80_gemm_stage5"), 1.0)
+    builder.ops = (*OPS, stranger)
+
+    with pytest.raises(errors.EngineBuildError, match="a miss"):
+        editing(builder, Config(shared), made.ops.values()).replay(record)
+
+
+def test_an_entry_that_the_builder_changed_or_dropped_is_named(builder):
+    config, _, _, record = first_build(builder)
+    config.cache.entries[OPS[1].key] = Value(0x99, 1.0)
+    del config.cache.entries[OPS[2].key]
+
+    with pytest.raises(errors.TacticMismatchError, match="0x99 instead of") as caught:
+        editable.check_replay(config, record)
+
+    assert set(caught.value.layers) == {"matMul2_myl0_2", "matMul10_myl0_3"}
+    assert "the entry is gone" in str(caught.value)
+
+
+def denying(record, *layers):
+    choices = tuple(c for c in record.choices if c.layer in layers)
+    return DenyList(entries=(DeniedTactic(**WHERE, choices=choices, evidence="abc"),))
+
+
+def test_a_denied_tactic_is_replaced_by_the_next_fastest_in_its_layer_alone(builder):
+    *_, record = first_build(builder)
+
+    again = editing(builder, Config())
+    kept = again.record_of(again.build(None, denying(record, "matMul1_myl0_0")))
+
+    assert kept.differing_layers(record) == ("matMul1_myl0_0",)
+    assert "sm80_gemm_64x32x64_stage4" in kept.choices[0].tactic
+    assert again.notes == [
+        "matMul1_myl0_0: sm80_gemm_32x32x64 #"
+        f"{tactic_hash('sm80_gemm_32x32x64'):#018x} is on the deny-list; sm80_gemm_64x32x64_stage4 "
+        f"({tactic_hash('sm80_gemm_64x32x64_stage4'):#x}) was taken, 0.0118784 ms"
+    ]
+
+
+def test_where_the_next_fastest_is_denied_as_well_the_one_after_it_is_taken(builder):
+    *_, record = first_build(builder)
+    first = denying(record, "matMul1_myl0_0")
+    again = editing(builder, Config())
+    second = denying(again.record_of(again.build(None, first)), "matMul1_myl0_0")
+
+    third = editing(builder, Config())
+    found = third.record_of(third.build(None, DenyList(entries=first.entries + second.entries)))
+
+    assert "sm80_gemm_stage5" in found.choices[0].tactic
+
+
+def test_where_every_tactic_is_denied_the_denied_one_stays_and_the_caller_sees_it():
+    only = Builder(Op("matMul1", GEMMS[:1]), OPS[1])
+    config = Config()
+    made = editing(only, config)
+    record = made.record_of(made.build(None, DenyList()))
+    denied = denying(record, "matMul1_myl0_0")
+
+    again = editing(only, Config())
+    kept = again.record_of(again.build(None, denied))
+
+    assert denied.why(kept.choices) is not None
+    assert again.notes == []
+
+
+def test_seeds_draw_tactics_the_same_seed_the_same_ones(builder):
+    def drawn(seed):
+        made = editing(builder, Config())
+        return made.record_of(made.build(seed, DenyList()))
+
+    assert drawn(3) == drawn(3)
+    assert len({drawn(seed).digest for seed in range(8)}) > 1
+
+
+def test_a_cache_file_says_which_ops_its_keys_stand_for(builder):
+    config, made, _, record = first_build(builder)
+    file = CacheFile(data=config.cache.serialize(), entries=3, ops=tuple(made.ops.values())).to_bytes()
+
+    read = CacheFile.from_bytes(file)
+
+    again = editing(builder, Config(TimingCache.of(read.data)), read.ops)
+    plan = again.build(None, DenyList())
+    assert again.record_of(plan) == record  # nothing was timed: without the table no layer would have a key
+    assert builder.timed == [op.name for op in OPS]
+
+
+def test_a_damaged_table_of_ops_is_told_of():
+    with pytest.raises(errors.TimingCacheError, match="damaged"):
+        CacheFile.from_bytes(b'trtops timing cache 1 {"key": null, "entries": 1, "seconds": 0, "ops": [{"op": 3}]}\nx')
+
+
+def test_the_readmes_own_lines_are_read():
+    # The table that the README of sampleEditableTimingCache prints, in one message and in several.
+    lines = [
+        "Autotuning op matMul1(key: 0x1814870c44ff0f8574df6e3dda04cbd7):",
+        "Sorted table of all evaluated tactics:",
+        "tactic_id, cost(in ms), cost/fastest_cost, prediction_correlation, kernel_name, tactic_hash, tunable_parameter",
+        "   3, 0.0112640, 1.00000, 0.50673, sm80_xmma_gemm_a, 0x665ded9abbf88,",
+        "   5, 0.0118784, 1.05455, 0.51157, sm80_xmma_gemm_b, 0x393e4ef8ad243,",
+        "The selected tactic is (tactic hash, cost(in ms)):0x665ded9abbf88,  0.011264",
+        "Writing the best tactic (0x665ded9abbf88) to cache",
+    ]
+
+    (op,) = autotuning.read_log(lines)
+
+    assert (op.op, op.key) == ("matMul1", "0x1814870c44ff0f8574df6e3dda04cbd7")
+    assert [(c.kernel, c.tactic_hash, c.milliseconds) for c in op.candidates] == [
+        ("sm80_xmma_gemm_a", 0x665DED9ABBF88, 0.011264),
+        ("sm80_xmma_gemm_b", 0x393E4EF8AD243, 0.0118784),
+    ]
+    assert autotuning.read_log(["\n".join(lines)]) == (op,)
+    assert autotuning.read_log(lines[:5]) == ()  # the build ended in the middle

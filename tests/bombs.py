@@ -1,0 +1,67 @@
+"""Files of a few kilobytes that ask for more than a machine has."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+
+def _model(nodes, inputs, outputs, **more) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
+    graph = helper.make_graph(nodes, "bomb", inputs, outputs, more.pop("initializer", ()))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8, **more)
+
+
+def doubling(count: int = 41, *, constant: bool = False) -> onnx.ModelProto:
+    """Nodes that each join what they read with itself, from an input or from a weight of one element."""
+    nodes = [helper.make_node("Concat", [f"t{i}", f"t{i}"], [f"t{i + 1}"], axis=0) for i in range(count)]
+    nodes += [
+        helper.make_node("ReduceMax", [f"t{count}"], ["most"], keepdims=0),
+        helper.make_node("Add", ["most", "x"], ["y"]),
+    ]
+    first = [] if constant else [helper.make_tensor_value_info("t0", TensorProto.FLOAT, [1])]
+    weights = [helper.make_tensor("t0", TensorProto.FLOAT, [1], [1.0])] if constant else []
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    return _model(nodes, [x, *first], [y], initializer=weights)
+
+
+def doubling_functions(count: int = 30, *, circle: bool = False) -> onnx.ModelProto:
+    """Functions that each call the one before twice; the first one calls the last, or an operator of ONNX's."""
+    functions = []
+    for i in range(count):
+        op, domain = ("Relu", "") if i == 0 and not circle else (f"f{(i - 1) % count}", "bomb")
+        nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in (("x", "h"), ("h", "y"))]
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
+        functions.append(helper.make_function("bomb", f"f{i}", ["x"], ["y"], nodes, opsets))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    return _model([helper.make_node(f"f{count - 1}", ["x"], ["y"], domain="bomb")], [x], [y], functions=functions)
+
+
+def large_input(elements: int = 1 << 31) -> onnx.ModelProto:
+    """An input that is said to have so many elements."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [elements]) for name in "xy")
+    return _model([helper.make_node("Relu", ["x"], ["y"])], [x], [y])
+
+
+def write_zeros(path: Path, elements: int = 1 << 28, *, claimed: int | None = None) -> Path:
+    """An archive with one array of zeros, which are next to nothing once they are compressed."""
+    shape = (elements if claimed is None else claimed,)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for _ in range(4 * elements >> 20):
+            member.write(bytes(1 << 20))
+    return path
+
+
+def write_header(path: Path, elements: int = 1 << 40) -> Path:
+    """An ``.npy`` file that is a header and nothing more."""
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (elements,)})
+    return path

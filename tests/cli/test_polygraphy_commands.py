@@ -1,0 +1,85 @@
+"""Polygraphy's commands with the name changed: its exit codes, and its lines where people look for them.
+
+What Polygraphy says was recorded by :mod:`tests.cli.polygraphy_commands`; ours are run here, in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.polygraphy_commands import COMMANDS, TABLE, kept_lines, prepare, words
+from trtops.cli.main import main
+from trtops.logger import G_LOGGER
+
+SAID = json.loads(TABLE.read_text())["commands"]
+
+OTHER_CODES: dict[str, str] = {
+    "run no_such_option.onnx --no-such-option": "wrong usage is 2 throughout, as argparse has it; Polygraphy exits with 1",
+}
+"""Commands whose exit code is another one here, with the reason."""
+
+OTHER_LINES: dict[str, str] = {
+    r"mean=inf.*": "quantiles between equal infinities are infinite, not NaN",
+    r"(PASSED|FAILED) \| Iteration \d+ \|": "reduce asks other questions, and fewer",
+    r"Finished \d+ iteration\(s\) \| Passed: \d+/[3-9] ": "likewise",
+}
+"""Lines of Polygraphy's that are not said, or otherwise, with the reason: regular expressions."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("commands")
+    prepare(made)
+    return made
+
+
+class OnStdout(logging.Handler):
+    """Prints what the log would print to standard output, where a test runner takes all messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "on_stdout", False):
+            print(record.getMessage())
+
+
+@pytest.fixture
+def on_stdout():
+    handler = OnStdout()
+    logging.getLogger("trtops").addHandler(handler)
+    yield
+    logging.getLogger("trtops").removeHandler(handler)
+
+
+def missing_lines(wanted: list[str], said: list[str]) -> list[str]:
+    """Lines that are wanted and not said, in this order."""
+    missing, place = [], 0
+    for line in wanted:
+        if line in said[place:]:
+            place = said.index(line, place) + 1
+        elif not any(re.match(pattern, line) for pattern in OTHER_LINES):
+            missing.append(line)
+    return missing
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_polygraphy_exits_and_says_as_there(command, folder, monkeypatch, capsys, on_stdout):
+    monkeypatch.chdir(folder)
+    expected = SAID[command]
+
+    code = main(words(command, [sys.executable, "-m", "trtops.cli"], "trtops_debug"))
+
+    said = kept_lines(command, capsys.readouterr().out)
+    if command not in OTHER_CODES:
+        assert code == expected["exit"]
+    assert missing_lines(expected["lines"], said) == []
+
+
+def test_the_table_has_every_command_and_few_differences():
+    assert list(SAID) == list(COMMANDS)
+    assert len(OTHER_CODES) + len(OTHER_LINES) <= 10
+    assert G_LOGGER.severity == G_LOGGER.INFO

@@ -1,0 +1,148 @@
+"""Secrets planted wherever they may come from are nowhere in what Prefect and MLflow keep, what is printed and what is raised."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flows import deployments
+from flows.convert import convert
+from flows.debug_build import debug_build
+from flows.home import ensure_prefect_home
+from tests import models
+from tests.hostile import HostileServer, serving
+from trtops import errors
+from trtops.cli.main import main
+from trtops.masking import mask_log_records
+from trtops.ops.engines.convert import ConvertConfig
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.store import open_tracker
+
+SECRETS = {
+    "password of an address": "tr4cking-pw",
+    "password of a database": "p@ssw0rd-db",
+    "AWS": "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY",
+    "token": "query-t0ken-1234",
+    "Prefect": "pnu_" + "0123456789abcdefghijABCD",
+    "key": "AKIA" + "IOSFODNN7EXAMPLE",
+}
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRETS["AWS"])
+    monkeypatch.setenv("PREFECT_API_KEY_OF_THE_TEAM", SECRETS["Prefect"])
+    monkeypatch.setenv("TEAM_DATABASE", f"postgresql://me:{SECRETS['password of a database']}@db/runs")
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
+
+
+def leaks(text: str) -> list[str]:
+    return [name for name, secret in SECRETS.items() if secret in text]
+
+
+def read_all(folder: Path) -> str:
+    """Every file below a folder, as text."""
+    return "".join(p.read_bytes().decode("latin-1") for p in folder.rglob("*") if p.is_file())
+
+
+def dump(database: Path) -> str:
+    """Everything in a SQLite database, what lies beside it included."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as opened:
+        return "\n".join(opened.iterdump())
+
+
+@pytest.mark.usefixtures("planted")
+def test_nothing_that_is_kept_printed_or_raised_has_a_secret(
+    store: Path, tmp_path: Path, prefect_home: Path, caplog, capfd
+) -> None:
+    told = (
+        f"https://me:{SECRETS['password of an address']}@h/x?token={SECRETS['token']} {SECRETS['AWS']} {SECRETS['key']} "
+        f"postgresql://me:{SECRETS['password of a database']}@db/runs {SECRETS['Prefect']}"
+    )
+    model = models.conv_net().write(tmp_path)
+    quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+    said = []
+
+    assert convert(model, quick, experiment=told[:400]).verdict == "good"
+    for failing in (
+        lambda: convert(model, quick, data=f"https://h/x?token={SECRETS['token']}"),
+        lambda: convert(model, quick, data=told),
+        lambda: debug_build(model, resume=told),
+    ):
+        with pytest.raises(errors.TrtopsError) as raised:
+            failing()
+        said.append(f"{raised.value!s} {raised.value!r}")
+    assert main(["convert", str(model), "-o", str(tmp_path / "x.ort"), "--data-loader-script", told]) != 0
+    assert main(["runs", "list", "--store", f"postgresql://me:{SECRETS['password of a database']}@db/runs"]) == 3
+    captured = capfd.readouterr()
+
+    assert leaks(" ".join(said)) == []
+    assert leaks(captured.out + captured.err) == []
+    assert leaks(caplog.text) == []
+    assert leaks(dump(store / "mlflow.db") + read_all(store / "artifacts")) == []
+    ensure_prefect_home()
+    kept = dump(prefect_home / "prefect.db") + read_all(prefect_home)
+    assert leaks(kept) == []
+
+
+@pytest.mark.usefixtures("planted")
+def test_the_password_of_a_tracking_address_is_in_no_deployment_run_or_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    password = SECRETS["password of an address"]
+    with serving(HostileServer()) as address:
+        address = address.replace("://", f"://me:{password}@")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        tracker = MlflowTracker()
+        said = [repr(tracker), str(tracker.context), tracker.shown]
+        with pytest.raises(errors.TrackingError) as raised:
+            tracker.load("cd" * 16)
+        said += [str(raised.value)]
+    away = open_tracker(address)
+    with pytest.raises(errors.TrackingUnavailableError) as raised:
+        away.find()
+    try:
+        raise raised.value
+    except errors.TrackingUnavailableError:
+        logging.getLogger("trtops.x").exception("failed")
+    assert main(["runs", "list"]) == 3
+    for deployment in deployments.read_deployments():
+        described = deployments._deployment_from(deployment, paused=None)
+        said.append(f"{described.model_dump_json()} {json.dumps(deployment['work_pool'].get('job_variables'))}")
+    captured = capfd.readouterr()
+
+    assert leaks("\n".join(said)) == []
+    assert leaks(captured.out + captured.err) == []
+
+
+def test_every_log_record_is_masked_whoever_handles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEAM_PASSWORD", SECRETS["AWS"])
+    mask_log_records()
+    mask_log_records()
+    seen: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(self.format(record))
+
+    logger, handler = logging.getLogger("somebody.else"), Handler()
+    logger.addHandler(handler)
+    try:
+        logger.error("got %s", SECRETS["AWS"])
+        try:
+            raise RuntimeError(f"with {SECRETS['AWS']}")
+        except RuntimeError:
+            logger.exception("failed")
+    finally:
+        logger.removeHandler(handler)
+
+    assert (
+        seen[0] == "got ***" and "RuntimeError: with ***" in seen[-1] and os.environ["TEAM_PASSWORD"] not in str(seen)
+    )

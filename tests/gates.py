@@ -1,0 +1,183 @@
+"""Candidates for the gate: models of different kinds, engines with a planted regression, and runs that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tests import models
+from trtops.backend.base import Build, Caches
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.spec import BuildConfig
+from trtops.tactics.record import TacticRecord
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Tracker, tracked
+
+
+def ten_outputs(width: int = 32) -> onnx.ModelProto:
+    """Ten heads over one body: ``y0`` to ``y9``, each of shape (2, ``width``)."""
+    outputs = ", ".join(f"float[2,{width}] y{i}" for i in range(10))
+    heads = "\n".join(f"h{i} = MatMul(b, w{i}) y{i} = Tanh(h{i})" for i in range(10))
+    weights = {f"w{i}": models.random(width, width, seed=i, scale=width**-0.5) for i in range(10)}
+    weights["w"] = models.random(width, width, seed=11, scale=width**-0.5)
+    text = f"(float[2,{width}] x) => ({outputs}) {{ a = MatMul(x, w) b = Relu(a) {heads} }}"
+    return models.model(text, weights, name="ten_outputs")
+
+
+def perceptron(width: int = 256, layers: int = 4) -> onnx.ModelProto:
+    """Fully connected layers with ReLUs between them: (8, ``width``) to (8, ``width``)."""
+    steps = [f"m{i} = Gemm({'x' if i == 0 else f'r{i - 1}'}, w{i}, b{i}) r{i} = Relu(m{i})" for i in range(layers)]
+    weights = {f"w{i}": models.random(width, width, seed=i, scale=width**-0.5) for i in range(layers)}
+    weights |= {f"b{i}": models.random(width, seed=50 + i, scale=0.1) for i in range(layers)}
+    text = f"(float[8,{width}] x) => (float[8,{width}] y) {{ {' '.join(steps)} y = Identity(r{layers - 1}) }}"
+    return models.model(text, weights, name="perceptron")
+
+
+def convolutions(channels: int = 16, size: int = 24, layers: int = 3) -> onnx.ModelProto:
+    """Convolutions with batch normalization and ReLUs, pooling and ten scores."""
+    weights: dict[str, np.ndarray] = {}
+    steps = []
+    for i in range(layers):
+        before = 3 if i == 0 else channels
+        weights |= {
+            f"w{i}": models.random(channels, before, 3, 3, seed=i, scale=(before * 9) ** -0.5),
+            f"s{i}": np.abs(models.random(channels, seed=20 + i)) + 0.5,
+            f"o{i}": models.random(channels, seed=30 + i, scale=0.1),
+            f"mean{i}": models.random(channels, seed=40 + i, scale=0.1),
+            f"var{i}": np.abs(models.random(channels, seed=60 + i)) + 0.5,
+        }
+        source = "image" if i == 0 else f"r{i - 1}"
+        steps.append(
+            f"c{i} = Conv<pads = [1,1,1,1]>({source}, w{i}) n{i} = BatchNormalization(c{i}, s{i}, o{i}, mean{i}, var{i}) "
+            f"r{i} = Relu(n{i})"
+        )
+    weights["fc"] = models.random(channels, 10, seed=99, scale=channels**-0.5)
+    text = (
+        f"(float[2,3,{size},{size}] image) => (float[2,10] scores) {{ {' '.join(steps)} "
+        f"p = GlobalAveragePool(r{layers - 1}) f = Flatten(p) logits = MatMul(f, fc) scores = Softmax<axis = 1>(logits) }}"
+    )
+    return models.model(text, weights, name="convolutions")
+
+
+ZOO: dict[str, Callable[[], onnx.ModelProto]] = {
+    "ten_outputs": ten_outputs,
+    "perceptron": perceptron,
+    "convolutions": convolutions,
+    "conv_net": lambda: fixed_batch(models.conv_net().proto),
+    "transformer": lambda: models.transformer().proto,
+    "deep": lambda: perceptron(64, 16),
+}
+"""Six models."""
+
+
+def fixed_batch(proto: onnx.ModelProto, batch: int = 2) -> onnx.ModelProto:
+    """The model with its first dimension fixed."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    return proto
+
+
+def write(proto: onnx.ModelProto, folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def with_wrong_weight(proto: onnx.ModelProto, factor: float = 1.05) -> onnx.ModelProto:
+    """The model with one of its weights a few percent off."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    tensor = max(changed.graph.initializer, key=lambda each: int(np.prod(each.dims)))
+    array = numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
+    return changed
+
+
+def with_offset(proto: onnx.ModelProto, output: str, offset: float) -> onnx.ModelProto:
+    """The model with a constant added to one output."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    for node in changed.graph.node:
+        for index, name in enumerate(node.output):
+            if name == output:
+                node.output[index] = "before_offset"
+    changed.graph.initializer.append(numpy_helper.from_array(np.array(offset, np.float32), "offset"))
+    changed.graph.node.append(onnx.helper.make_node("Add", ["before_offset", "offset"], [output], "add_offset"))
+    return changed
+
+
+def with_ballast(proto: onnx.ModelProto, rows: int = 50_000) -> onnx.ModelProto:
+    """The model with a large table, of which a row of zeros is added to an output: the same outputs, a larger engine."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    output = changed.graph.output[0].name
+    for node in changed.graph.node:
+        for index, name in enumerate(node.output):
+            if name == output:
+                node.output[index] = "before_ballast"
+    table = models.random(rows, 1, seed=5)
+    table[0] = 0
+    arrays = {"table": table, "nothing": np.array(0, np.float32), "ballast_shape": np.array([1], np.int64)}
+    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    make = onnx.helper.make_node
+    changed.graph.node.extend(
+        [
+            make("ReduceMax", [changed.graph.input[0].name], ["highest"], "ballast_max", keepdims=0),
+            make("Mul", ["highest", "nothing"], ["zero_float"], "ballast_zero"),
+            make("Cast", ["zero_float"], ["zero_index"], "ballast_cast", to=onnx.TensorProto.INT64),
+            make("Reshape", ["zero_index", "ballast_shape"], ["index"], "ballast_reshape"),
+            make("Gather", ["table", "index"], ["row"], "ballast_row"),
+            make("Add", ["before_ballast", "row"], [output], "ballast_add"),
+        ]
+    )
+    return changed
+
+
+SLOW = (
+    "NchwcTransformer", "ConvActivationFusion", "ConvBNFusion", "MatMulAddFusion", "GemmActivationFusion",
+    "LayerNormFusionL1", "SkipLayerNormFusion", "GeluFusionL2", "BiasGeluFusion",
+)  # fmt: skip
+
+
+def built(path: Path, config: BuildConfig, caches: Caches | None = None) -> Build:
+    """An engine of ONNX Runtime, built in this process."""
+    backend = engine_backend(config.backend)
+    return backend.build(Model.load(path), config, caches=caches or Caches())
+
+
+def slow_build(path: Path, config: BuildConfig) -> Build:
+    """An engine whose session settings leave the faster kernels out, but for those that do not fit the model."""
+    found = built(path, config)
+    known = {name for name, _ in found.tactics.settings}
+    settings = tuple(
+        (name, "off" if name in SLOW else value) for name, value in found.tactics.settings if name in known
+    )
+    record = TacticRecord(
+        mechanism="onnxruntime",
+        backend_version=found.tactics.backend_version,
+        device_sha256=found.tactics.device_sha256,
+        settings=settings,
+    )
+    return built(path, config, Caches(replay=record))
+
+
+def claiming(build: Build, config: BuildConfig) -> Build:
+    """A build that says it was asked for something else than what it is."""
+    return replace(build, spec=replace(build.spec, config=config))
+
+
+def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort") -> str:
+    """Log a build as a run of its own; returns the run's id."""
+    with tracked(tracker, path.stem, "planted", kind="build") as run:
+        run.set_tags({schema.Tag.MODEL_PATH: str(path)})
+        builds.log_spec(run, build.spec, build.engine.environment, reusable=False)
+        builds.log_build(run, build, suffix)
+        run.finish("good")
+    return run.id

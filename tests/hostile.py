@@ -1,0 +1,209 @@
+"""An MLflow server and an embedded store that mean harm: test doubles for whatever reads what others wrote.
+
+The server answers MLflow's requests with one run that it has made up. The store is a real one in which runs were forged:
+whoever may write to a shared store can do all of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import urllib.parse
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from trtops.record import sha256
+from trtops.tracking.schema import Artifact, Tag
+
+RUN = "ab" * 16
+
+
+@dataclass
+class HostileServer:
+    """What the server answers; a test changes what it needs.
+
+    Attributes:
+        run_id: The id that its run has, whatever was asked for.
+        tags: Its run's tags.
+        artifact_uri: Where it says that the run's artifacts are.
+        files: Artifacts by path; what is listed and what is sent.
+        listed: Listings by folder in place of those that follow from the files: names, sizes and whether each is a folder.
+        endless: Whether artifacts and pages of runs never come to an end.
+        junk: What it answers to everything; None for answers of MLflow's form.
+        address: Where it listens.
+        asked: Paths of the requests that came.
+    """
+
+    run_id: str = RUN
+    tags: dict[str, str] = field(default_factory=dict)
+    artifact_uri: str = f"mlflow-artifacts:/0/{RUN}/artifacts"
+    files: dict[str, bytes] = field(default_factory=dict)
+    listed: dict[str, list[tuple[str, int, bool]]] = field(default_factory=dict)
+    endless: bool = False
+    junk: bytes | None = None
+    address: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def run(self) -> dict[str, Any]:
+        """The run, as MLflow sends it."""
+        info = {
+            "run_id": self.run_id,
+            "run_uuid": self.run_id,
+            "run_name": "forged",
+            "experiment_id": "1",
+            "status": "FINISHED",
+            "start_time": 1,
+            "end_time": 2,
+            "artifact_uri": self.artifact_uri,
+            "lifecycle_stage": "active",
+        }
+        return {"info": info, "data": {"tags": [{"key": k, "value": v} for k, v in self.tags.items()]}}
+
+    def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
+        """The answer to a request of MLflow's client."""
+        name = path.partition("/mlflow/")[2]
+        experiment = {"experiment_id": "1", "name": "forged", "lifecycle_stage": "active", "artifact_location": "x"}
+        if name == "runs/get":
+            return {"run": self.run()}
+        if name == "runs/search":
+            return {
+                "runs": [self.run()] * (1000 if self.endless else 1),
+                "next_page_token": "x" if self.endless else None,
+            }
+        if name == "experiments/search":
+            return {"experiments": [experiment], "next_page_token": "x" if self.endless else None}
+        if name.startswith("experiments/get"):
+            return {"experiment": experiment}
+        if path.endswith("/mlflow-artifacts/artifacts"):
+            folder = query.get("path", "").partition("/artifacts")[2].strip("/")
+            inside = [p for p in self.files if p.rpartition("/")[0] == folder]
+            own = [(p.rpartition("/")[2], len(self.files[p]), False) for p in inside]
+            listed = self.listed.get(folder, own)
+            return {"files": [{"path": p, "file_size": s, "is_dir": d} for p, s, d in listed]}
+        if name == "runs/create":
+            return {"run": self.run()}
+        return {}
+
+
+@contextlib.contextmanager
+def serving(hostile: HostileServer) -> Iterator[str]:
+    """Serve it for the time of a block, on a thread; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            address = urllib.parse.urlsplit(self.path)
+            hostile.asked.append(self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            query = dict(urllib.parse.parse_qsl(address.query))
+            if "/mlflow-artifacts/artifacts/" in address.path and hostile.junk is None:
+                self._send_artifact(urllib.parse.unquote(address.path).partition("/artifacts/")[2])
+                return
+            if body.startswith(b"{"):
+                query.update({k: str(v) for k, v in json.loads(body).items()})
+            data = json.dumps(hostile.answer(address.path, query)).encode() if hostile.junk is None else hostile.junk
+            self._send(data)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+        def _send_artifact(self, path: str) -> None:
+            data = hostile.files.get(path.partition("/artifacts/")[2], b"")
+            self._send(data, endless=hostile.endless)
+
+        def _send(self, data: bytes, endless: bool = False) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            if not endless:
+                self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(data)
+                while endless:
+                    self.wfile.write(b"x" * (1 << 16))
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        hostile.address = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield hostile.address
+        finally:
+            server.shutdown()
+
+
+def manifest_of(files: dict[str, bytes], **changes: Any) -> bytes:
+    """A manifest of these files, with changes to each of its entries."""
+    entries = [{"path": path, "size": len(data), "sha256": sha256(data)} | changes for path, data in files.items()]
+    return json.dumps({"artifacts": entries}).encode()
+
+
+def forge_run(
+    root: Path,
+    files: dict[str, bytes],
+    tags: dict[str, str],
+    *,
+    manifest: bytes | None = None,
+    experiment: str = "Default",
+    status: str = "FINISHED",
+    uri: str | None = None,
+    whole: bool = True,
+) -> str:
+    """Put a run into an embedded store as whoever may write to it can; returns its id.
+
+    Args:
+        root: The store's folder.
+        files: Its artifacts.
+        tags: Its tags.
+        manifest: What stands in the place of the manifest that fits the files.
+        experiment: An experiment that is there.
+        status: How it ended.
+        uri: Where its artifacts are to be; in the store unless given.
+        whole: Whether it has a manifest.
+    """
+    run_id = uuid.uuid4().hex
+    folder = root / "artifacts" / "forged" / run_id / "artifacts"
+    folder.mkdir(parents=True)
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    if whole:
+        (folder / Artifact.MANIFEST).write_bytes(manifest_of(files) if manifest is None else manifest)
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+        (experiment_id,) = database.execute(
+            "SELECT experiment_id FROM experiments WHERE name = ?", (experiment,)
+        ).fetchone()
+        columns = {
+            "run_uuid": run_id,
+            "name": "forged",
+            "source_type": "LOCAL",
+            "user_id": "mallory",
+            "status": status,
+            "start_time": 1,
+            "end_time": 2,
+            "lifecycle_stage": "active",
+            "experiment_id": experiment_id,
+            "artifact_uri": str(folder) if uri is None else uri,
+        }
+        marks = ", ".join("?" * len(columns))
+        database.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
+        kind = {Tag.SCHEMA: "1", **tags}
+        database.executemany(
+            "INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", [(k, v, run_id) for k, v in kind.items()]
+        )
+    return run_id
+
+
+def write_artifact(root: Path, run_id: str, path: str, data: bytes) -> None:
+    """Put other bytes into an artifact of a run of an embedded store, and nothing else."""
+    [file] = root.rglob(f"{run_id}/artifacts/{path}")
+    file.write_bytes(data)

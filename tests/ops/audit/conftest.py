@@ -1,0 +1,137 @@
+"""One store for all tests of audits: builds in three precisions, a campaign, an accepted engine; signed, and copied to be changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import campaigns, models
+from trtops import signing
+from trtops.ops.campaign.benches import close_benches
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.promote import promote
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.record import canonical_json, sha256
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.embedded import relocate
+from trtops.tracking.schema import Artifact, Tag
+
+QUICK = CheckConfig(iterations=2, latency_runs=2, warm_up=0, plots="never")
+ONE_THREAD = OnnxRuntimeOptions(timing_iterations=2, intra_op_threads=1)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A store, and the runs in it.
+
+    Attributes:
+        root: Its folder.
+        runs: Ids of runs by what they are: precisions, ``campaign``, ``iteration``, ``accepted``.
+        key: The public key that all are signed with.
+        private: The private one.
+    """
+
+    root: Path
+    runs: dict[str, str]
+    key: Path
+    private: Path
+
+    @property
+    def tracker(self) -> MlflowTracker:
+        return MlflowTracker(self.root)
+
+    def folder(self, run: str) -> Path:
+        """Where the artifacts of a run are."""
+        return next(self.root.glob(f"artifacts/*/{self.runs[run]}/artifacts"))
+
+    def edit(self, run: str, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Change a file."""
+        file = self.folder(run) / path
+        data = change(file.read_bytes())
+        assert data != file.read_bytes()
+        file.write_bytes(data)
+
+    def rewrite_manifest(self, run: str) -> None:
+        """Make the manifest fit the files."""
+        file = self.folder(run) / Artifact.MANIFEST
+        manifest = json.loads(file.read_bytes())
+        for entry in manifest["artifacts"]:
+            data = (self.folder(run) / entry["path"]).read_bytes()
+            entry["size"], entry["sha256"] = len(data), sha256(data)
+        file.write_text(json.dumps(manifest, indent=2, ensure_ascii=False))
+
+    def rewrite_tags(self, run: str) -> None:
+        """Make the digests that tags tell fit the manifest."""
+        data = (self.folder(run) / Artifact.MANIFEST).read_bytes()
+        digests = {entry["path"]: entry["sha256"] for entry in json.loads(data)["artifacts"]}
+        self.set_tag(run, Tag.MANIFEST_SHA256, sha256(data))
+        self.set_tag(run, Tag.DIGESTS, canonical_json(digests))
+        if (engine := digests.get("engine/engine.ort")) is not None:
+            self.set_tag(run, Tag.ENGINE_SHA256, engine)
+
+    def set_tag(self, run: str, name: str, value: str) -> None:
+        """Change a tag in the database."""
+        self._execute("UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
+
+    def set_metric(self, run: str, name: str, value: float) -> None:
+        """Change a metric in the database."""
+        for table in ("metrics", "latest_metrics"):
+            self._execute(f"UPDATE {table} SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
+
+    def set_param(self, run: str, name: str, value: str) -> None:
+        """Change a param in the database."""
+        self._execute("UPDATE params SET value = ? WHERE run_uuid = ? AND key = ?", value, self.runs[run], name)
+
+    def set_version_tag(self, name: str, value: str) -> None:
+        """Change a tag of the accepted version in the registry."""
+        self._execute("UPDATE model_version_tags SET value = ? WHERE key = ?", value, name)
+
+    def _execute(self, query: str, *values: object) -> None:
+        with closing(sqlite3.connect(self.root / "mlflow.db")) as database, database:
+            assert database.execute(query, values).rowcount >= 1, (query, values)
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    """The store as it was logged."""
+    folder = tmp_path_factory.mktemp("audited")
+    private, public = folder / "key.pem", folder / "key.pub"
+    signing.new_key(private, public)
+    tracker = MlflowTracker(folder / "mlruns")
+    model = models.conv_net().write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(signing.KEY_VARIABLE, str(private))
+        runs = {}
+        for precision in ("fp32", "fp16", "int8"):
+            build = BuildConfig(precision=precision, options=ONE_THREAD)  # type: ignore[arg-type]
+            runs[precision] = convert(model, ConvertConfig(build=build, check=QUICK), tracker=tracker).run_id
+        runs["reused"] = convert(
+            model, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker
+        ).run_id
+        blocks, feed = campaigns.two_blocks(folder)
+        runs["campaign"] = debug_build(blocks, campaigns.config(feed, until=4), tracker=tracker).run_id
+        runs["iteration"] = tracker.find(parent=runs["campaign"], tags={Tag.KIND: "iteration"})[0].id
+        runs["accepted"] = promote(runs["fp32"], tracker=tracker).run_id
+    # An audit must do with the memory alone.
+    for path in (model, blocks, feed):
+        path.rename(path.with_name(f"moved-{path.name}"))
+    yield Logged(tracker.store.root, runs, public, private)  # type: ignore[union-attr]
+    close_benches()
+
+
+@pytest.fixture
+def logged(pristine: Logged, tmp_path: Path) -> Logged:
+    """A copy of the store, to be changed."""
+    root = tmp_path / "mlruns"
+    shutil.copytree(pristine.root, root)
+    relocate(root)
+    return Logged(root.resolve(), pristine.runs, pristine.key, pristine.private)

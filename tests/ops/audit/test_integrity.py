@@ -1,0 +1,220 @@
+"""Whatever a run tells in more than one place is held against the other places: 24 ways of tampering, each found and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ops.audit.conftest import Logged
+from trtops import signing
+from trtops.ops.auditing.config import AuditConfig
+from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.result import RunAudit
+from trtops.record import sha256
+from trtops.tactics.table import CampaignTable
+from trtops.tracking.schema import Artifact, Tag
+
+
+def checked(store: Logged, run: str, **asked: object) -> RunAudit:
+    config = AuditConfig(runs=(store.runs[run],), rebuild=False, **asked)  # type: ignore[arg-type]
+    [found] = audit(config, tracker=store.tracker).runs
+    return found
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit in the middle changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def swapped(old: str, new: str) -> Callable[[bytes], bytes]:
+    """A text exchanged."""
+    return lambda data: data.replace(old.encode(), new.encode(), 1)
+
+
+def with_error(value: float) -> Callable[[bytes], bytes]:
+    """A report whose first output has another largest error."""
+
+    def change(data: bytes) -> bytes:
+        report = json.loads(data)
+        report["report"]["outputs"][0]["statistics"]["max_abs"] = value
+        return json.dumps(report).encode()
+
+    return change
+
+
+def another_table(store: Logged) -> Callable[[bytes], bytes]:
+    """A campaign's table in which an iteration has another verdict."""
+
+    def change(data: bytes) -> bytes:
+        table = CampaignTable.from_bytes(data)
+        row = table.names.index(store.runs["iteration"])
+        table._verdicts[row] = 1 - table._verdicts[row]
+        return table.to_bytes()
+
+    return change
+
+
+ENGINE, TACTICS, SPEC = "engine/engine.ort", Artifact.TACTICS, Artifact.SPEC
+FILES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
+    "engine": ("fp32", ENGINE, flipped),
+    "engine of an accepted run": ("accepted", ENGINE, flipped),
+    "tactic record": ("fp32", TACTICS, swapped("@CPU", "@GPU")),
+    "tactic record of an iteration": ("iteration", TACTICS, swapped("@CPU", "@GPU")),
+    "calibration cache": ("int8", Artifact.CALIBRATION_CACHE, flipped),
+    "spec": ("fp16", SPEC, swapped('"fp16"', '"fp32"')),
+    "environment": ("fp32", Artifact.ENVIRONMENT, swapped('"backend_version": "1', '"backend_version": "2')),
+    "comparison": ("fp16", Artifact.ACCURACY, with_error(1e-9)),
+    "layers": ("fp32", Artifact.LAYERS, swapped("@CPU", "@GPU")),
+    "model": ("fp32", "model/conv_net.onnx", flipped),
+}
+"""What is changed: the run, the file, and how."""
+
+
+def test_nothing_is_wrong_with_runs_as_they_were_logged(pristine: Logged) -> None:
+    for run in pristine.runs:
+        found = checked(pristine, run, keys=(str(pristine.key),))
+
+        assert (found.whole, found.contradictions) == (True, ()), run
+        assert found.signature == signing.key_id(pristine.key)
+        assert found.passes("bytes")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_file_is_named(name: str, logged: Logged) -> None:
+    run, path, change = FILES[name]
+    logged.edit(run, path, change)
+
+    found = checked(logged, run)
+
+    assert not found.whole and not found.passes("tolerance")
+    assert path in {each.what for each in found.contradictions}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_changed_together_with_the_manifest_is_named_with_both_values(name: str, logged: Logged) -> None:
+    run, path, change = FILES[name]
+    before = sha256((logged.folder(run) / path).read_bytes())
+    logged.edit(run, path, change)
+    logged.rewrite_manifest(run)
+    after = sha256((logged.folder(run) / path).read_bytes())
+
+    found = checked(logged, run)
+
+    [named] = [each for each in found.contradictions if each.what == path and each.claims]
+    places = {claim.place: claim.value for claim in named.claims}
+    assert places == {f"tag {Tag.DIGESTS}": before, Artifact.MANIFEST: after}
+    assert found.whole and not found.passes("tolerance")
+
+
+def test_an_engine_rewritten_with_its_manifest_and_its_digests_still_contradicts_the_registry(logged: Logged) -> None:
+    logged.edit("accepted", ENGINE, flipped)
+    logged.rewrite_manifest("accepted")
+    logged.rewrite_tags("accepted")
+
+    [engine] = [each for each in checked(logged, "accepted").contradictions if each.what == "engine"]
+    assert any(claim.place.startswith("version 1 of 'conv_net'") for claim in engine.claims)
+
+
+IN_THE_DATABASE: dict[str, tuple[str, Callable[[Logged], None], str, str]] = {
+    "an error": ("fp16", lambda s: s.set_metric("fp16", "error/scores/max_abs", 1e-9), "metric error/scores/max_abs", "the store"),
+    "the engine's size": ("fp32", lambda s: s.set_metric("fp32", "build/engine_bytes", 5), "size of the engine", "metric build/engine_bytes"),
+    "the engine's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.ENGINE_SHA256, "0" * 64), "engine", f"tag {Tag.ENGINE_SHA256}"),
+    "the digest that a reused engine has": ("reused", lambda s: s.set_tag("reused", Tag.ENGINE_SHA256, "0" * 64), "engine", f"tag {Tag.ENGINE_SHA256}"),
+    "the spec's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.SPEC_SHA256, "0" * 64), "spec", f"tag {Tag.SPEC_SHA256}"),
+    "the model's digest": ("fp32", lambda s: s.set_tag("fp32", Tag.MODEL_SHA256, "0" * 64), "model", f"tag {Tag.MODEL_SHA256}"),
+    "the verdict": ("fp32", lambda s: s.set_tag("fp32", Tag.VERDICT, "bad"), "verdict", f"tag {Tag.VERDICT}"),
+    "the release": ("fp32", lambda s: s.set_tag("fp32", Tag.BACKEND_VERSION, "9.9"), f"environment ({Tag.BACKEND_VERSION})", f"tag {Tag.BACKEND_VERSION}"),
+    "a param": ("fp16", lambda s: s.set_param("fp16", "precision", "fp32"), "param precision", "the store's params"),
+    "the registry": ("accepted", lambda s: s.set_version_tag(Tag.ENGINE_SHA256, "0" * 64), "engine", "version 1 of 'conv_net'"),
+    "a count": ("campaign", lambda s: s.set_metric("campaign", "iterations/bad", 0.5), "iterations that are bad", "metric iterations/bad"),
+}  # fmt: skip
+"""What is changed: the run, how, and the fact and the place that must be named."""
+
+
+@pytest.mark.parametrize("name", IN_THE_DATABASE)
+def test_a_value_changed_in_the_database_is_named(name: str, logged: Logged) -> None:
+    run, change, what, place = IN_THE_DATABASE[name]
+    change(logged)
+
+    [named] = [each for each in checked(logged, run).contradictions if each.what == what and each.claims]
+    assert place in {claim.place for claim in named.claims}
+    assert len({claim.value for claim in named.claims}) == 2
+
+
+def test_a_campaign_s_table_is_held_against_its_iterations(logged: Logged) -> None:
+    logged.edit("campaign", Artifact.CAMPAIGN_TABLE, another_table(logged))
+    logged.rewrite_manifest("campaign")
+    logged.rewrite_tags("campaign")
+
+    parent, child = checked(logged, "campaign"), checked(logged, "iteration")
+
+    assert f"verdict of iteration {logged.runs['iteration']}" in {each.what for each in parent.contradictions}
+    [verdict] = [each for each in child.contradictions if each.what == "verdict"]
+    assert any(claim.place.startswith(Artifact.CAMPAIGN_TABLE) for claim in verdict.claims)
+
+
+def test_a_damaged_table_is_named(logged: Logged) -> None:
+    logged.edit("campaign", Artifact.CAMPAIGN_TABLE, flipped)
+
+    assert Artifact.CAMPAIGN_TABLE in {each.what for each in checked(logged, "campaign").contradictions}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_rewritten_consistently_is_found_by_its_signature(name: str, logged: Logged) -> None:
+    run, path, change = FILES[name]
+    logged.edit(run, path, change)
+    logged.rewrite_manifest(run)
+    logged.rewrite_tags(run)
+
+    found = checked(logged, run, keys=(str(logged.key),))
+
+    assert any(each.what == path and "not what was signed" in each.why for each in found.contradictions)
+
+
+def test_a_forged_signature_fits_no_trusted_key_and_a_missing_one_is_named(
+    logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = logged.folder("fp32") / Artifact.SIGNATURE
+    signing.new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
+    file.write_bytes(signing.sign(signing.peek(file.read_bytes()) or {}))
+    monkeypatch.delenv(signing.KEY_VARIABLE)
+
+    [forged] = checked(logged, "fp32", keys=(str(logged.key),)).contradictions
+    assert "fits none of the keys given" in forged.why
+    assert checked(logged, "fp32", keys=(str(logged.key), str(tmp_path / "forger.pub"))).passes("bytes")
+
+    file.unlink()
+    [missing] = checked(logged, "fp32", keys=(str(logged.key),)).contradictions
+    assert "is not signed" in missing.why
+    assert checked(logged, "fp32").passes("bytes")
+
+
+def test_a_signed_run_copied_over_another_one_is_not_that_one(logged: Logged) -> None:
+    """Old runs cannot be put in the place of new ones, though every signature in them is right."""
+    for path in (Artifact.SIGNATURE, Artifact.MANIFEST):
+        (logged.folder("fp32") / path).write_bytes((logged.folder("fp16") / path).read_bytes())
+
+    found = checked(logged, "fp32", keys=(str(logged.key),))
+
+    assert any(f"it was made for run {logged.runs['fp16']}" in each.why for each in found.contradictions)
+
+
+def test_runs_of_earlier_releases_which_told_their_digests_once_are_no_contradiction(logged: Logged) -> None:
+    for tag in (Tag.MANIFEST_SHA256, Tag.DIGESTS):
+        logged._execute("DELETE FROM tags WHERE run_uuid = ? AND key = ?", logged.runs["fp32"], tag)
+    (logged.folder("fp32") / Artifact.SIGNATURE).unlink()
+
+    assert checked(logged, "fp32").passes("bytes")
+
+
+def test_the_private_key_reaches_neither_the_store_nor_the_report(pristine: Logged) -> None:
+    secret = b"".join(pristine.private.read_bytes().splitlines()[1:-1])
+    files = [file for file in pristine.root.rglob("*") if file.is_file()]
+
+    assert len(files) > 50
+    assert not [file for file in files if secret in file.read_bytes() or b"PRIVATE KEY" in file.read_bytes()]

@@ -1,0 +1,201 @@
+"""Builds made again from the memory alone, graded, with what differs named, and what explains it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
+from trtops.ops.auditing.config import AuditConfig, reaches
+from trtops.ops.auditing.op import audit
+from trtops.ops.auditing.pages import html_page
+from trtops.ops.auditing.result import RunAudit
+from trtops.ops.campaign.benches import close_benches
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact
+
+
+def rebuilt(store: Logged, run: str, **asked: object) -> RunAudit:
+    config = AuditConfig(runs=(store.runs[run],), **asked)  # type: ignore[arg-type]
+    [found] = audit(config, tracker=store.tracker).runs
+    return found
+
+
+@pytest.mark.parametrize("run", ["fp32", "fp16", "int8", "reused", "iteration", "accepted"])
+def test_a_build_comes_out_again_tactic_by_tactic_though_its_model_is_gone_from_the_disk(
+    run: str, pristine: Logged
+) -> None:
+    found = rebuilt(pristine, run)
+
+    assert found.grade is not None and reaches(found.grade, "tactics"), list(found.details())
+    assert [each.way for each in found.rebuilds] == ["replay", "timing cache", "plain"]
+    assert found.contradictions == () and found.differences == ()
+    assert found.missing == () or run == "iteration"
+
+
+def surroundings(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Have the children that build find other surroundings than the runs were made in."""
+    (folder / "sitecustomize.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+CHANGED = {
+    "a release": (
+        "import onnxruntime; onnxruntime.__version__ = '1.0.7'",
+        {"backend_version"},
+        "replay",
+    ),
+    "a package": (
+        "import importlib.metadata as m; f = m.version; m.version = lambda n: '0.9.9' if n == 'numpy' else f(n)",
+        {"package numpy"},
+        None,
+    ),
+    "a processor": (
+        "import pathlib, trtops.backend.environment as e; e._CPUINFO = pathlib.Path(__file__).with_name('cpuinfo')",
+        {"device", "device_sha256"},
+        "replay",
+    ),
+    "Python": ("import platform; platform.python_version = lambda: '3.99.1'", {"python"}, None),
+    "the cores": ("import os; os.sched_getaffinity = lambda pid: set(range(64))", {"device cores"}, None),
+}
+"""What is changed, what must be named, and the way in which the build cannot be made then."""
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_environment_is_graded_and_the_difference_named(
+    name: str, pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, named, refused = CHANGED[name]
+    (tmp_path / "cpuinfo").write_text("model name\t: Another Processor\nflags\t\t: sse avx\n")
+    surroundings(tmp_path, monkeypatch, text)
+    close_benches()
+    try:
+        found = rebuilt(pristine, "fp16")
+    finally:
+        close_benches()
+
+    assert {each.what for each in found.differences} == named
+    assert found.grade is not None and found.grade != "drifted"
+    grades = {each.way: each.grade for each in found.rebuilds}
+    assert (grades["replay"] == "cannot be rebuilt") == (refused == "replay")
+    assert all(each.then and each.now for each in found.differences)
+
+
+def test_what_explains_that_a_build_is_another_is_put_back_and_named(
+    pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replayed record is refused by another release: nothing is as it was but the settings, which can be prescribed."""
+    tracker = pristine.tracker
+    record = tracker.load(pristine.runs["fp32"]).local_path(Artifact.TACTICS)
+    model = next((pristine.root.parent).glob("moved-conv_net.onnx"))
+    config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK, replay=str(record))
+    run = convert(model, config, tracker=tracker).run_id
+    surroundings(tmp_path, monkeypatch, CHANGED["a release"][0])
+    close_benches()
+    try:
+        [found] = audit(AuditConfig(runs=(run,)), tracker=tracker).runs
+    finally:
+        close_benches()
+
+    assert {each.grade for each in found.rebuilds} == {"cannot be rebuilt"}
+    [settings] = [each for each in found.put_back if "settings" in each.what]
+    assert reaches(settings.grade, "outputs")
+    assert found.explanation.startswith("Explained by settings that the builder chose")
+
+
+@pytest.fixture(scope="module")
+def precise(tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    """A build on data of its own, with a timing cache that it was given."""
+    folder = tmp_path_factory.mktemp("precise")
+    case = models.conv_net()
+    path, data = case.write(folder), folder / "data.npz"
+    np.savez(data, **case.feed)
+    tracker = MlflowTracker(folder / "mlruns")
+    build = BuildConfig(options=ONE_THREAD)
+    first = convert(path, ConvertConfig(build=build, check=QUICK), tracker=tracker)
+    cache = folder / "given.cache"
+    shutil.copyfile(tracker.load(first.run_id).local_path(Artifact.TIMING_CACHE), cache)
+    check = type(QUICK)(**{**QUICK.__dict__, "data": str(data)})
+    second = convert(path, ConvertConfig(build=build, check=check, timing_cache=str(cache)), tracker=tracker)
+    bare = ConvertConfig(
+        build=BuildConfig(options=OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1)),
+        check=QUICK,
+        keep_model=False,
+    )
+    third = convert(path, bare, tracker=tracker)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    path.rename(elsewhere / "another-name.onnx")
+    data.unlink()
+    cache.unlink()
+    return Logged(folder / "mlruns", {"given": second.run_id, "bare": third.run_id}, elsewhere, elsewhere)
+
+
+def test_data_and_caches_that_a_build_was_given_come_from_its_run(precise: Logged) -> None:
+    found = rebuilt(precise, "given")
+
+    assert found.missing == () and found.grade in ("bytes equal", "tactics equal")
+    assert {each.way for each in found.rebuilds if reaches(each.grade, "tactics")} == {
+        "replay",
+        "timing cache",
+        "plain",
+    }
+
+
+def test_a_model_that_was_not_logged_is_named_and_found_by_its_digest_in_a_folder(precise: Logged) -> None:
+    without = rebuilt(precise, "bare")
+    given = rebuilt(precise, "bare", materials=str(precise.key), ways=("replay",))
+
+    assert without.grade == "cannot be rebuilt" and "The model, of digest" in without.explanation
+    assert not without.passes("tolerance") and without.contradictions == ()
+    assert given.grade in ("bytes equal", "tactics equal")
+    assert any("another-name.onnx is taken" in each for each in given.missing)
+
+
+def test_bad_runs_are_grades_and_never_the_end_of_an_audit(logged: Logged) -> None:
+    unknown = "0" * 32
+    (logged.folder("fp32") / "engine/options.json").write_text("{")
+    logged.rewrite_manifest("fp32")
+    (logged.folder("int8") / Artifact.MANIFEST).unlink()
+    for file in (logged.folder("accepted") / "model").iterdir():
+        file.unlink()
+    runs = (unknown, *(logged.runs[each] for each in ("fp32", "int8", "accepted", "fp16")))
+
+    result = audit(AuditConfig(runs=runs, ways=("replay",)), tracker=logged.tracker)
+
+    gone, damaged, half, bare, fine = result.runs
+    assert [gone.whole, half.whole, bare.whole] == [False] * 3
+    assert damaged.grade == bare.grade == "cannot be rebuilt" and damaged.explanation and bare.explanation
+    assert "manifest.json" in half.contradictions[0].text()
+    assert fine.passes("tactics")
+    assert result.verdict == "bad" and result.headline == "1 of 5 runs pass"
+
+
+def test_the_report_is_kept_as_json_markdown_and_one_html_file(pristine: Logged) -> None:
+    tracker = pristine.tracker
+    result = audit(AuditConfig(runs=(pristine.runs["fp32"],), ways=("replay",)), tracker=tracker)
+
+    run = tracker.load(result.run_id)
+    assert run.info.kind == "audit" and run.info.verdict == "good" and run.info.experiment == "audit"
+    kept = type(result).from_json(run.read_bytes(Artifact.AUDIT_RESULT))
+    assert kept.runs == result.runs
+    assert result.headline in run.read_bytes(Artifact.AUDIT_PAGE).decode()
+    page = run.read_bytes(Artifact.AUDIT_HTML).decode()
+    assert page == html_page(result) and "<script" not in page and "http" not in page
+    assert page.count("<details") == 1
+
+
+def test_names_of_runs_are_text_in_the_html_file(pristine: Logged) -> None:
+    tracker = pristine.tracker
+    run = tracker.start("odd", "<script>alert(1)</script>", kind="compare")
+    run.finish("good")
+
+    page = html_page(audit(AuditConfig(runs=(run.id,)), tracker=tracker))
+
+    assert "<script" not in page and "&lt;script&gt;" in page

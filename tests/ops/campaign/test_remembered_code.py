@@ -1,0 +1,163 @@
+"""Scripts and commands that a run names: never run because they lie there, and shown to whoever would run them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.hostile import write_artifact
+from trtops import allowed, errors
+from trtops.cli.main import main
+from trtops.ops.campaign.bisect import bisect
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.noise import NoiseConfig, noise
+from trtops.ops.campaign.promote import PromoteConfig, promote
+from trtops.ops.campaign.prove import prove
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.record import sha256
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("remembered")
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+@pytest.fixture(scope="module")
+def campaign(folder: Path, tracker: MlflowTracker) -> str:
+    """The run of a finished campaign of two builds."""
+    config = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs=0))
+    return debug_build(models.conv_net().write(folder), config, tracker=tracker).run_id
+
+
+@pytest.fixture
+def script(folder: Path, tmp_path: Path) -> Path:
+    """A data script that leaves a note when it is run."""
+    script = tmp_path / "feeds.py"
+    note = f"open({str(folder / 'ran')!r}, 'w').close()"
+    feed = "dict(image=np.ones((1, 3, 8, 8), np.float32))"
+    script.write_text(f"import numpy as np\n{note}\ndef load_data():\n    return [{feed}]\n")
+    return script
+
+
+def plant(tracker: MlflowTracker, run_id: str, member: str, value: object, *, manifest: bool) -> None:
+    """Change a campaign's config in its run, and the manifest with it or not."""
+    root = tracker.store.root
+    config = json.loads(tracker.peek(run_id, Artifact.CAMPAIGN))
+    place = config["check"] if member == "data" else config
+    place[member] = value
+    data = json.dumps(config).encode()
+    write_artifact(root, run_id, Artifact.CAMPAIGN, data)
+    if manifest:
+        listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST))
+        for entry in listed["artifacts"]:
+            if entry["path"] == Artifact.CAMPAIGN:
+                entry |= {"size": len(data), "sha256": sha256(data)}
+        write_artifact(root, run_id, Artifact.MANIFEST, json.dumps(listed).encode())
+
+
+@pytest.fixture
+def restored(tracker: MlflowTracker, campaign: str) -> None:
+    before = {path: tracker.peek(campaign, path) for path in (Artifact.CAMPAIGN, Artifact.MANIFEST)}
+    yield
+    for path, data in before.items():
+        write_artifact(tracker.store.root, campaign, path, data)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_finished_campaign_whose_config_was_edited_is_not_whole_and_nothing_runs(
+    tracker, campaign, script, folder
+) -> None:
+    plant(tracker, campaign, "data", str(script), manifest=False)
+    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
+
+    for using in (
+        lambda: noise(campaign, tracker=tracker),
+        lambda: prove(campaign, tracker=tracker),
+        lambda: bisect(campaign, tracker=tracker),
+        lambda: promote(build, tracker=tracker),
+    ):
+        with pytest.raises(errors.IncompleteRunError, match="other content than its manifest says"):
+            using()
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_script_that_a_run_names_is_shown_and_asked_for(
+    tracker, campaign, script, folder, caplog, monkeypatch
+) -> None:
+    plant(tracker, campaign, "data", str(script), manifest=True)
+    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0].id
+    store = str(tracker.store.root)
+
+    for using in (
+        lambda: noise(campaign, tracker=tracker),
+        lambda: prove(campaign, tracker=tracker),
+        lambda: bisect(campaign, tracker=tracker),
+        lambda: promote(build, tracker=tracker),
+    ):
+        with pytest.raises(errors.ConfigError, match=rf"{script}.*--allow-scripts"):
+            using()
+    assert main(["debug", "noise", campaign, "--store", store]) == 3
+    assert str(script) in caplog.text
+    assert not (folder / "ran").exists()
+
+    monkeypatch.setenv(allowed.VARIABLE, "/nowhere")
+    with pytest.raises(errors.ConfigError, match="may not be run"):
+        noise(campaign, NoiseConfig(allow_scripts=True), tracker=tracker)
+    assert not (folder / "ran").exists()
+    monkeypatch.setenv(allowed.VARIABLE, str(script.parent))  # whoever set that has looked at what lies there
+    noise(campaign, NoiseConfig(builds=2, runs=2), tracker=tracker)
+    (folder / "ran").unlink()
+    monkeypatch.delenv(allowed.VARIABLE)
+    assert main(["debug", "noise", campaign, "--store", store, "--runs", "2", "--allow-scripts"]) == 0
+    (folder / "ran").unlink()
+    promote(build, PromoteConfig(allow_scripts=True), tracker=tracker)
+    (folder / "ran").unlink()
+
+
+def test_a_command_that_a_run_names_is_shown_and_asked_for_on_resume(tracker, folder, tmp_path) -> None:
+    class Enough(Exception):
+        pass
+
+    begun = []
+
+    def leave(progress) -> None:
+        begun.append(progress)
+        if progress.done:
+            raise Enough
+
+    model = models.conv_net().write(tmp_path)
+    config = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs=0))
+    with pytest.raises(Enough):
+        debug_build(model, config, tracker=tracker, progress=leave, experiment="planted")
+    [run] = tracker.find("planted", tags={"trtops.kind": "debug_build"})
+    note = folder / "ran"
+    command = {"command": [sys.executable, "-c", f"open({str(note)!r}, 'w')", "{engine}"]}
+    plant(tracker, run.id, "command", command, manifest=False)
+
+    with pytest.raises(errors.ConfigError, match=r"the command .*ran.*--allow-scripts"):
+        debug_build(resume=run.id, tracker=tracker)
+    assert not note.exists()
+
+    result = debug_build(resume=run.id, tracker=tracker, allow_scripts=True)
+    assert result.iterations == 2 and note.exists()
+    note.unlink()
+
+
+def test_a_run_that_is_its_own_parent_does_not_hang_a_promotion(tracker, campaign, folder) -> None:
+    build = tracker.find(parent=campaign, tags={"trtops.kind": "iteration"})[0]
+    tracker._client.set_tag(build.id, "mlflow.parentRunId", build.id)
+
+    assert promote(build.id, PromoteConfig(model=str(folder / "conv_net.onnx")), tracker=tracker).version

@@ -1,0 +1,80 @@
+"""A convert whose store goes away at any moment: what was built is handed out, and its run kept and brought in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.tracking.test_keeping import NEVER, Gate, GatedTracker, come_back
+from trtops import errors
+from trtops.backend.base import Build
+from trtops.cli.main import main
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.tracking.keeping import KeepingTracker
+from trtops.tracking.outbox import Outbox
+from trtops.tracking.upload import upload
+
+CONFIG = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+
+
+def test_once_it_is_built_an_engine_is_never_lost_whenever_the_store_goes_away(tmp_path: Path) -> None:
+    model = models.identity().write(tmp_path)
+    calls, moment, kept, refused = NEVER, 0, 0, 0
+    while moment < calls:
+        memory = GatedTracker(Gate(range(moment, NEVER)))
+        tracker = KeepingTracker(memory, Outbox([tmp_path / str(moment)]))
+        told: list[Build] = []
+        try:
+            result = convert(model, CONFIG, tracker=tracker, built=told.append)
+        except errors.TrackingUnavailableError:
+            assert not told  # what it had to know before it built was not to be had
+            refused += 1
+            wanted, verdict = "failed", "error"
+        else:
+            assert result.verdict == "good"
+            wanted, verdict = "finished", "good"
+        if memory.gate.calls <= moment:
+            calls = moment  # it was there all the time
+        kept += len(tracker.outbox.folders())
+        come_back(memory)
+        assert all(each.outcome == "brought in" for each in upload(memory, tracker.outbox))
+
+        (info,) = memory.find("identity")
+        assert (info.status, info.verdict) == (wanted, verdict), moment
+        if wanted == "finished":
+            plan = memory.load(info.id).read_bytes("engine/engine.ort")
+            assert plan == told[0].engine.plan
+        moment += 1
+    assert refused <= 3 and kept >= 10
+
+
+def test_an_engine_is_written_before_it_is_logged_and_logged_though_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.identity().write(tmp_path)
+    store, output = tmp_path / "mlruns", tmp_path / "out.ort"
+    words = ["convert", str(model), "--convert-to", "ort", "--experiment", "e", "--store", str(store)]
+
+    def lost(*args: object) -> None:
+        assert output.exists()
+        raise errors.LogError("lost")
+
+    with monkeypatch.context() as context:
+        context.setattr("trtops.tracking.builds.log_build", lost)
+        assert main([*words, "-o", str(output)]) == 3
+    assert output.exists()
+
+    (tmp_path / "file").touch()
+    assert main([*words, "-o", str(tmp_path / "file" / "out.ort")]) != 0
+    assert main([*words, "--rebuild", "-o", str(output), "--save-tactics", str(tmp_path / "t.json")]) == 0
+    assert json.loads((tmp_path / "t.json").read_text())
+
+    from trtops.tracking.mlflow import MlflowTracker
+
+    runs = MlflowTracker(store).find("e")
+    assert sorted(info.status for info in runs) == ["failed", "finished", "finished"]
+    assert runs[0].verdict == "good"

@@ -1,0 +1,149 @@
+"""Settings of the builder that take its process down: built without them, named and remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import NO_CACHES, Build, Caches, Feed
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.optimize import Optimizer
+from trtops.backend.onnxrt.tactics import Candidate
+from trtops.backend.worker import IsolatedBackend
+from trtops.ops.engines import convert as converting
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+DEADLY = "TRTOPS_TEST_DEADLY"
+QUICK = CheckConfig(latency_runs=0)
+TACTICS = ("MatMulAddFusion", "BiasGeluFusion")
+FEW = BuildConfig(options=OnnxRuntimeOptions(tactics=TACTICS, timing_iterations=1))
+
+
+def build_and_die(deadly: str, model: Model, config: BuildConfig, caches: Caches) -> Build:
+    """Builds as ever, in a process that dies as soon as ONNX Runtime is given a candidate of a list."""
+    usual = Optimizer._write_optimized
+
+    def write(self: Optimizer, candidate: Candidate, path: Path) -> None:
+        if candidate.id in deadly.split(",") or deadly == "all":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        usual(self, candidate, path)
+
+    Optimizer._write_optimized = write  # type: ignore[method-assign]
+    try:
+        return engine_backend("onnxruntime").build(model, config, caches=caches)
+    finally:
+        Optimizer._write_optimized = usual  # type: ignore[method-assign]
+
+
+class Dying(IsolatedBackend):
+    """ONNX Runtime, which dies of some settings."""
+
+    def build(
+        self,
+        model: Model,
+        config: BuildConfig,
+        *,
+        caches: Caches = NO_CACHES,
+        calibration_data: Iterable[Feed] | None = None,
+    ) -> Build:
+        return self.worker.run(build_and_die, os.environ[DEADLY], model, config, caches)
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Path:
+    return models.transformer().write(tmp_path)
+
+
+@pytest.fixture
+def dies_of(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(converting, "IsolatedBackend", Dying)
+    return lambda *settings: monkeypatch.setenv(DEADLY, ",".join(settings))
+
+
+def test_a_setting_that_takes_the_process_down_is_left_out_named_and_remembered(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+    tracker = MemoryTracker()
+    dies_of("-BiasGeluFusion")
+    config = ConvertConfig(build=FEW, check=QUICK, isolated=True, rebuild=True)
+    first = convert(block, config, tracker=tracker)
+
+    assert (first.verdict, first.crashed) == ("good", ("-BiasGeluFusion",))
+    assert "The builder took its process down under `-BiasGeluFusion`" in first.page()
+    assert tracker.info(first.run_id).tags[schema.Tag.CRASHED] == '["-BiasGeluFusion"]'
+
+    dies_of("nothing")
+    again = convert(block, config, tracker=tracker)
+    assert again.crashed == ("-BiasGeluFusion",)
+    assert "-BiasGeluFusion cannot be built" in tracker.load(again.run_id).read_bytes("build.log").decode()
+
+
+def remembering(block: Path, *settings: str) -> MemoryTracker:
+    """A memory with a run whose builder died of some settings."""
+    tracker, environment = MemoryTracker(), engine_backend("onnxruntime").environment()
+    tags = {
+        schema.Tag.MODEL_SHA256: Model.load(block).info.sha256,
+        schema.Tag.BACKEND_VERSION: environment.backend_version,
+        schema.Tag.DEVICE_SHA256: environment.device_sha256,
+        schema.Tag.CRASHED: json.dumps(settings),
+    }
+    tracker.start("earlier", "died", kind="build", tags=tags)
+    return tracker
+
+
+def test_the_default_may_be_what_takes_the_process_down(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+    dies_of("default")
+    config = ConvertConfig(build=FEW, check=QUICK, isolated=True)
+    result = convert(block, config, tracker=remembering(block, "default"))
+    assert (result.verdict, result.crashed) == ("good", ("default",))
+
+
+def test_where_every_optimizer_takes_it_down_the_model_is_built_without(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+    known = ("default", "-MatMulAddFusion", "-BiasGeluFusion", "-NhwcTransformer")
+    tracker = remembering(block, *known)
+    dies_of(*known, "-ExtendedOptimizations")
+    result = convert(block, ConvertConfig(build=FEW, check=QUICK, isolated=True), tracker=tracker)
+    assert result.verdict == "good" and result.crashed == (*known, "-ExtendedOptimizations")
+    assert "-AllOptimizations is built" in tracker.load(result.run_id).read_bytes("build.log").decode()
+
+
+def test_where_nothing_is_left_it_is_an_error_and_the_run_says_what_was_tried(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
+    tracker = remembering(block, "default", "-MatMulAddFusion", "-BiasGeluFusion", "-ExtendedOptimizations")
+    dies_of("all")
+    with pytest.raises(errors.EngineBuildError, match="took the process down"):
+        convert(block, ConvertConfig(build=FEW, check=QUICK, isolated=True), tracker=tracker)
+    [run] = tracker.find(status="failed")
+    assert "-AllOptimizations" in run.tags[schema.Tag.CRASHED]
+
+
+def test_an_optimizer_that_refuses_the_model_costs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Optimizer._write_optimized
+
+    def write(self: Optimizer, candidate: Candidate, path: Path) -> None:
+        if candidate.id in ("default", "-MatMulAddFusion"):
+            raise errors.EngineBuildError("No engine came out.")
+        usual(self, candidate, path)
+
+    monkeypatch.setattr(Optimizer, "_write_optimized", write)
+    build = engine_backend("onnxruntime").build(Model.from_proto(models.transformer().proto), FEW)
+    assert dict(build.tactics.settings) == {"BiasGeluFusion": "off"}
+    assert "-BiasGeluFusion is built, since the default cannot be" in build.log
+
+
+@pytest.mark.parametrize(("precision", "isolated"), [("fp32", False), ("fp16", True), ("int8", True)])
+def test_builds_below_fp32_are_isolated_unless_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch, precision: str, isolated: bool
+) -> None:
+    config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]
+    with converting._opened_backend(config) as backend:
+        assert isinstance(backend, IsolatedBackend) == isolated

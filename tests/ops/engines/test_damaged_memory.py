@@ -1,0 +1,134 @@
+"""Runs that were damaged, pruned or forged are passed over with a warning, and the work goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.hostile import forge_run, manifest_of, write_artifact
+from trtops.backend.engines import engine_backend
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.deny import deny_list, pardon
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.record import sha256
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tactics.denied import DeniedTactic
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.schema import Artifact, Tag
+
+QUICK = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory: pytest.TempPathFactory) -> MlflowTracker:
+    return MlflowTracker(tmp_path_factory.mktemp("damaged") / "mlruns")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return models.conv_net().write(tmp_path)
+
+
+def convert_seeded(model: Path, tracker: MlflowTracker, seed: int):
+    """A build that only those with the same seed share."""
+    build = BuildConfig(options=OnnxRuntimeOptions(tactic_seed=seed))
+    return convert(model, ConvertConfig(build=build, check=QUICK.check), tracker=tracker, experiment="damaged")
+
+
+def rewrite(tracker: MlflowTracker, run_id: str, path: str, data: bytes) -> None:
+    """Change an artifact and the manifest with it."""
+    write_artifact(tracker.store.root, run_id, path, data)
+    listed = json.loads(tracker.peek(run_id, Artifact.MANIFEST))
+    for entry in listed["artifacts"]:
+        if entry["path"] == path:
+            entry |= {"size": len(data), "sha256": sha256(data)}
+    write_artifact(tracker.store.root, run_id, Artifact.MANIFEST, json.dumps(listed).encode())
+
+
+def damage(tracker: MlflowTracker, run_id: str, how: str) -> None:
+    root = tracker.store.root
+    if how == "engine changed":
+        write_artifact(root, run_id, "engine/engine.ort", b"x")
+    elif how == "engine pruned":
+        next(root.rglob(f"{run_id}/artifacts/engine/engine.ort")).unlink()
+    elif how == "link":
+        file = next(root.rglob(f"{run_id}/artifacts/engine/engine.ort"))
+        file.unlink()
+        file.symlink_to("/etc/passwd")
+    elif how == "manifest":
+        write_artifact(root, run_id, Artifact.MANIFEST, b'{"artifacts": [{"path": "../x", "size": 1, "sha256": "y"}]}')
+    else:
+        rewrite(tracker, run_id, how, b"[" * 100_000 if how == Artifact.ENGINE_OPTIONS else b'"forged"')
+
+
+@pytest.mark.parametrize(
+    ("seed", "how"),
+    list(
+        enumerate(
+            [
+                "engine changed",
+                "engine pruned",
+                "link",
+                "manifest",
+                Artifact.SPEC,
+                Artifact.ENVIRONMENT,
+                Artifact.ENGINE_OPTIONS,
+                Artifact.LAYERS,
+                Artifact.TACTICS,
+            ]
+        )
+    ),
+)
+def test_an_engine_that_cannot_be_used_is_passed_over_and_built_again(tracker, model, seed, how, caplog) -> None:
+    first = convert_seeded(model, tracker, seed)
+    assert convert_seeded(model, tracker, seed).reused_from == first.run_id
+    damage(tracker, first.run_id, how)
+
+    again = convert_seeded(model, tracker, seed)
+
+    assert again.verdict == "good" and again.reused_from is None
+    [warning] = [r.message for r in caplog.records if r.levelno == logging.WARNING and "not reused" in r.message]
+    assert first.run_id in warning
+    assert convert_seeded(model, tracker, seed).reused_from == again.run_id
+
+
+def test_an_engine_of_another_spec_under_a_forged_tag_is_passed_over(tracker, model, caplog) -> None:
+    honest, other = convert_seeded(model, tracker, 100), convert_seeded(model, tracker, 101)
+    key = tracker.info(honest.run_id).tags[Tag.BUILD_KEY]
+    tracker._client.set_tag(other.run_id, Tag.BUILD_KEY, key)
+
+    assert convert_seeded(model, tracker, 100).reused_from == honest.run_id
+    assert f"The engine of run {other.run_id} is not reused" in caplog.text
+
+
+def test_a_damaged_entry_of_the_deny_list_stops_nothing_and_can_be_pardoned(tracker, model, caplog) -> None:
+    here = engine_backend("onnxruntime").environment()
+    place = {Tag.BACKEND_VERSION: here.backend_version, Tag.DEVICE_SHA256: here.device_sha256}
+    entry = DeniedTactic(backend_version=here.backend_version, device_sha256=here.device_sha256, settings=(("a", "b"),))
+    data = {Artifact.DENIED: entry.to_json().encode()}
+    root = tracker.store.root
+    tags = {Tag.KIND: "deny", **place}
+    sound = forge_run(root, data, tags)
+    damaged = {
+        "bytes": forge_run(root, {Artifact.DENIED: b"{}"}, tags, manifest=manifest_of(data)),
+        "content": forge_run(root, {Artifact.DENIED: b'{"choices": 7}'}, tags),
+        "manifest": forge_run(root, data, tags, manifest=manifest_of(data, sha256="/tmp")),
+        "missing": forge_run(root, {}, tags),
+        "half": forge_run(root, data, tags, whole=False),
+        "elsewhere": forge_run(root, data, tags, uri="/etc"),
+    }
+
+    assert deny_list(tracker, here).entries == (entry,)
+    for run_id in damaged.values():
+        assert f"trtops runs pardon {run_id}" in caplog.text
+    assert convert(model, QUICK, tracker=tracker, experiment="damaged").verdict == "good"
+
+    for run_id in (*damaged.values(), sound):
+        pardon(run_id, tracker=tracker, why="damaged")
+    caplog.clear()
+    assert deny_list(tracker, here).entries == ()
+    assert "pardon" not in caplog.text

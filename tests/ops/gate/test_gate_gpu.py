@@ -1,0 +1,130 @@
+"""The gate on TensorRT and a real GPU: an unchanged pair, another optimization level, and engines that are not what they say.
+
+Run with ``-s`` to read the pages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.gates import built, claiming, convolutions, kept, with_wrong_weight, write
+from trtops.backend.trt.library import memory
+from trtops.ops.campaign.promote import resolve
+from trtops.ops.gate.config import GateConfig
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, LayerLimit, Limits, Policy
+from trtops.ops.gate.result import GateResult
+from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tracking.mlflow import MlflowTracker
+
+_ABSENT = importlib.util.find_spec("tensorrt") is None or memory.device_count() < 1
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.skipif(
+        _ABSENT and os.environ.get("TRTOPS_REQUIRE_GPU") != "1",
+        reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error",
+    ),
+]
+
+# Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider limits
+# than for one engine against itself.
+POLICY = Policy(
+    limits=Limits(
+        latency=LatencyLimit(ratio=1.2, max_rounds=48),
+        accuracy=AccuracyLimit(widths=20),
+        layers=LayerLimit(precision_share=0.5),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate-gpu")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return write(convolutions(channels=64, size=64, layers=6), folder, "convolutions")
+
+
+@pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+def config(level: int | None = None, **changes: object) -> GateConfig:
+    build = BuildConfig(options=TensorRTOptions(optimization_level=level))
+    usual = GateConfig(build=build, policy=POLICY, keep_model=False, timeout_seconds=300.0)
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def first(model: Path, tracker: MlflowTracker) -> GateResult:
+    result = gate(model, config(), tracker=tracker)
+    print(result.page())
+    assert result.decision == "accept", result.page()
+    return result
+
+
+def test_the_same_engine_again_is_accepted_and_its_ratio_is_one(first, model, tracker) -> None:
+    again = gate(model, config(candidate=first.holder, accepted=first.holder, register=False), tracker=tracker)
+
+    print(again.page())
+    assert again.decision == "accept", again.page()
+    assert again.measured is not None and again.measured.accepted is not None
+    assert again.measured.accepted.run_id == first.holder
+    assert again.ratio is not None and again.ratio.low < 1.05 and again.ratio.high > 0.95
+    assert all(output.distance_widths < 1 for output in again.measured.widths)
+    assert again.measured.candidate.device_bytes is not None
+
+
+def test_an_unchanged_build_is_accepted_and_resolved(first, model, tracker) -> None:
+    again = gate(model, config(), tracker=tracker)
+
+    print(again.page())
+    assert again.decision == "accept", again.page()
+    assert resolve(model, tracker=tracker, backend="tensorrt").run_id == again.run_id
+
+
+# Not 0: there TensorRT 8.6 finds no implementation of these convolutions in FP32.
+@pytest.mark.parametrize("level", [1, 5])
+def test_another_optimization_level_is_decided_by_its_measured_ratio(first, model, tracker, level: int) -> None:
+    result = gate(model, config(level, accepted=first.holder, register=False), tracker=tracker)
+
+    print(result.page())
+    assert result.measured is not None and result.ratio is not None
+    limit = POLICY.limits.latency.ratio  # type: ignore[union-attr]
+    slow = [finding for finding in result.findings if finding.subject == "latency"]
+    expected = {"above": "refuse", "below": "pass", "open": "open"}[result.ratio.decision]
+    assert [finding.outcome for finding in slow] == [expected]
+    assert (result.ratio.low > limit) == (expected == "refuse") and (result.ratio.high < limit) == (expected == "pass")
+    assert math.isfinite(result.ratio.high)
+    assert not [f for f in result.findings if f.outcome == "refuse" and f.subject in ("reference", "accepted outputs")]
+
+
+def test_an_engine_of_a_wrong_weight_is_refused_for_its_outputs(first, folder, tracker) -> None:
+    wrong = write(with_wrong_weight(convolutions(channels=64, size=64, layers=6)), folder / "wrong", "convolutions")
+
+    result = gate(wrong, config(register=False), tracker=tracker)
+
+    print(result.page())
+    assert "accepted outputs" in {finding.subject for finding in result.findings if finding.outcome == "refuse"}
+
+
+def test_an_fp16_engine_that_says_it_is_fp32_is_refused_for_its_precision(first, model, tracker) -> None:
+    half = BuildConfig(precision="fp16", options=TensorRTOptions())
+    planted = kept(tracker, model, claiming(built(model, half), config().build), suffix=".plan")
+    strict = replace(POLICY, limits=replace(POLICY.limits, layers=LayerLimit()))
+
+    result = gate(model, config(candidate=planted, register=False, policy=strict), tracker=tracker)
+
+    print(result.page())
+    assert "precision" in {finding.subject for finding in result.findings if finding.outcome == "refuse"}

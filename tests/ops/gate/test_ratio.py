@@ -1,0 +1,115 @@
+"""When a ratio of latencies is decided: rarely wrongly, whatever the rounds look like, and after how many."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from trtops.ops.gate.ratio import RatioEstimate, estimate
+
+
+def look_until_decided(
+    random: np.random.Generator,
+    ratio: float,
+    noise: float,
+    *,
+    starts: float = 0.0,
+    bursts: float = 0.0,
+    limit: float = 1.05,
+) -> RatioEstimate:
+    """What the gate does, with rounds drawn at random: 6 a start, 96 at most."""
+    seen: list[tuple[float, ...]] = []
+    while True:
+        rounds = math.log(ratio) + random.normal(0, starts) + random.normal(0, noise, 6)
+        rounds += (random.random(6) < bursts) * random.normal(0, 0.5, 6)
+        seen.append(tuple(rounds))
+        found = estimate(tuple(seen), limit, 0.99)
+        if found.decision != "open" or found.rounds >= 96:
+            return found
+
+
+@pytest.mark.parametrize(
+    ("noise", "starts", "bursts"),
+    [(0.03, 0.0, 0.0), (0.06, 0.0, 0.0), (0.03, 0.02, 0.0), (0.05, 0.01, 0.1)],
+    ids=["quiet", "noisy", "starts differ", "bursts of other work"],
+)
+def test_of_a_hundred_unchanged_pairs_none_is_refused(noise, starts, bursts) -> None:
+    random = np.random.default_rng(1)
+
+    found = [look_until_decided(random, 1.0, noise, starts=starts, bursts=bursts).decision for _ in range(100)]
+
+    assert found.count("above") == 0
+    assert found.count("below") > 0
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.2, "above"), (1.3, "above"), (0.9, "below")])
+def test_what_is_clearly_slower_or_faster_is_decided_in_few_rounds(ratio, expected) -> None:
+    random = np.random.default_rng(2)
+
+    found = [look_until_decided(random, ratio, 0.05, bursts=0.05) for _ in range(50)]
+
+    assert [each.decision for each in found].count(expected) == 50
+    assert np.mean([each.rounds for each in found]) < 30
+
+
+def test_a_ratio_at_the_limit_is_decided_in_one_case_of_a_hundred_however_often_one_looks() -> None:
+    random = np.random.default_rng(3)
+
+    found = [look_until_decided(random, 1.05, 0.03).decision for _ in range(100)]
+
+    assert found.count("open") >= 97
+
+
+def test_one_slow_round_among_eight_does_not_carry_the_estimate_away() -> None:
+    quiet = (0.001, -0.002, 0.0, 0.003, -0.001, 0.002, -0.003)
+
+    found = estimate(((*quiet, 1.5), (*quiet, 0.0), (*quiet, 0.001)), 1.05, 0.99)
+
+    assert found.ratio == pytest.approx(1.0, abs=0.005)
+    assert found.decision == "below"
+
+
+def test_where_starts_differ_by_more_than_their_rounds_the_starts_are_counted() -> None:
+    rounds = (0.0, 0.002, -0.002, 0.001, -0.001, 0.0, 0.001, -0.001)
+    apart = tuple(tuple(value + shift for value in rounds) for shift in (0.0, 0.06, -0.05, 0.04))
+    together = tuple(rounds for _ in range(4))
+
+    assert estimate(together, 1.05, 0.99).decision == "below"
+    assert estimate(apart, 1.05, 0.99).decision == "open"
+
+
+def test_an_open_ratio_says_how_many_more_rounds_are_likely_to_decide_it() -> None:
+    random = np.random.default_rng(4)
+
+    def rounds() -> tuple[float, ...]:
+        return tuple(random.normal(math.log(1.02), 0.08, 8))
+
+    decided = []
+    for _ in range(50):
+        seen = tuple(rounds() for _ in range(4))
+        found = estimate(seen, 1.05, 0.99)
+        if found.decision == "open" and found.more_rounds is not None and found.more_rounds < 2000:
+            seen += tuple(rounds() for _ in range(math.ceil(found.more_rounds / 8)))
+            decided.append(estimate(seen, 1.05, 0.99).decision == "below")
+
+    assert len(decided) > 20
+    assert np.mean(decided) > 0.6
+
+
+def test_a_ratio_on_the_limit_itself_asks_for_no_rounds_that_would_not_help() -> None:
+    exact = math.log(1.05)
+    around = (exact - 0.01, exact + 0.01) * 4
+
+    assert estimate((around,) * 3, 1.05, 0.99).more_rounds is None
+
+
+def test_rounds_that_are_all_alike_decide_at_once() -> None:
+    assert estimate(((0.0,) * 8,) * 3, 1.05, 0.99).decision == "below"
+    assert estimate(((0.1,) * 8,) * 3, 1.05, 0.99).decision == "above"
+
+
+def test_fewer_than_three_starts_decide_nothing_since_one_may_be_unlike_the_others() -> None:
+    assert estimate(((0.3,) * 8,) * 2, 1.05, 0.99).decision == "open"
+    assert estimate(((0.3,) * 8, (0.0,) * 8, (0.001,) * 8), 1.05, 0.99).decision == "open"

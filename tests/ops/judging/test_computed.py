@@ -1,0 +1,113 @@
+"""What an engine is called, and what is said of a precision that it does not compute in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models, zoo
+from tests.models import Case
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
+from trtops.ops.judging.computed import computed
+from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.spec import BuildConfig, Layer, Precision
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+
+def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTracker | None = None) -> ConvertResult:
+    np.savez(folder / "feed.npz", **dict(case.feed))
+    config = ConvertConfig(
+        build=BuildConfig(precision=precision), check=CheckConfig(data=str(folder / "feed.npz"), latency_runs=0)
+    )
+    return convert(case.write(folder), config, tracker=tracker or MemoryTracker())
+
+
+def test_an_fp16_engine_that_computes_in_fp32_is_called_what_it_is(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
+
+    assert result.verdict == "good" and result.called == "FP32 (not FP16)"
+    assert "0% compute in FP16, which was asked for; nor is the engine smaller" in result.page()
+    assert "FP32 (not FP16)" in builds_table([result]) and " 0% " in builds_table([result])
+    info = tracker.info(result.run_id)
+    assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
+    assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
+    assert Judgement.from_json(result.judgement.to_json()) == result.judgement
+
+
+def test_fp32_and_int8_engines_are_called_so(tmp_path: Path) -> None:
+    for precision in ("fp32", "int8"):
+        result = converted(zoo.classifier(), precision, tmp_path)  # type: ignore[arg-type]
+        assert (result.called, result.verdict) == (precision.upper(), "good")
+        assert result.judgement.computed is not None and result.judgement.computed.share == 1.0
+        assert result.judgement.emulated is None
+
+
+def test_an_activation_that_overflows_in_fp16_is_found_though_the_engine_is_right(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.overflowing(), "fp16", tmp_path, tracker)
+
+    assert result.judgement.report.verdict == "good"
+    assert result.verdict == tracker.info(result.run_id).verdict == "bad"
+    assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"
+    assert tracker.info(result.run_id).metrics[schema.Metric.EMULATED_OVERFLOWS] == 1
+
+
+def test_an_overflow_that_no_output_shows_is_found(tmp_path: Path) -> None:
+    proto = models.model(
+        "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, big) y = Tanh(h) }", {"big": np.full((8, 8), 2e4, np.float32)}
+    )
+    result = converted(Case(proto, {"x": np.ones((2, 8), np.float32)}, name="hidden"), "fp16", tmp_path)
+    assert result.judgement.emulated is not None and result.judgement.emulated.report.verdict == "good"
+    assert result.verdict == "bad" and "'h' overflows, 160,000" in result.reasons[0]
+
+
+def test_a_filled_mask_is_no_overflow(tmp_path: Path) -> None:
+    result = converted(zoo.masked_attention(), "fp16", tmp_path)
+    assert result.verdict == "good"
+    assert result.judgement.emulated is not None and result.judgement.emulated.overflows == ()
+
+
+@pytest.mark.parametrize("make", zoo.JUDGED)
+def test_what_16_bit_is_enough_for_is_good(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert converted(make(), "fp16", tmp_path).verdict == "good"
+
+
+def test_an_int8_engine_without_an_integer_kernel_is_none() -> None:
+    build = OnnxRuntimeBackend().build(Model.from_proto(zoo.lstm().proto), BuildConfig())
+    asked = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
+    found = computed(asked, weight_bytes=len(build.engine.plan))
+
+    assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
+    golden = converted_report()
+    judgement = Judgement(report=golden, computed=found)
+    assert golden.verdict == "good" and judgement.verdict == "bad"
+    assert judgement.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
+
+
+def converted_report():  # type: ignore[no-untyped-def]
+    from trtops.comparator import compare_outputs
+
+    return compare_outputs({"y": np.ones(3)}, {"y": np.ones(3)})
+
+
+def test_layers_say_what_they_compute_in_where_tactics_do_not() -> None:
+    build = OnnxRuntimeBackend().build(Model.from_proto(models.conv_net().proto), BuildConfig())
+    layers = (
+        Layer(name="a", op="Convolution", precision="fp16"),
+        Layer(name="b", op="Convolution", precision="fp32"),
+        Layer(name="c", op="Reformat", precision="fp32"),
+    )
+    asked = replace(
+        build,
+        layers=layers,
+        tactics=replace(build.tactics, mechanism="algorithm_selector"),
+        spec=replace(build.spec, config=BuildConfig(precision="fp16")),
+    )
+    assert computed(asked).share == 0.5 and computed(asked).name == "FP16"

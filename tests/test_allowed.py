@@ -1,0 +1,143 @@
+"""Scripts, check commands and plugins are run from folders that are allowed, where that is said at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from trtops import allowed, errors
+from trtops.backend.common import import_from_script
+from trtops.metadata import TensorMetadata
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.judging.command import CommandCheck, run_group
+from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.tracking.memory import MemoryTracker
+
+ROOT = Path(__file__).parents[1]
+INPUTS = TensorMetadata().add("x", np.float32, (1,))
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> tuple[Path, Path]:
+    """A script in a folder, and one beside it that leaves a note when it is run."""
+    inside, outside = tmp_path / "allowed" / "good.py", tmp_path / "elsewhere" / "bad.py"
+    for path, note in ((inside, "pass"), (outside, f"open({str(tmp_path / 'ran')!r}, 'w')")):
+        path.parent.mkdir()
+        path.write_text(f"import numpy as np\n{note}\ndef load_data():\n    return [dict(x=np.ones(1, np.float32))]\n")
+    yield inside, outside
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def setting(scripts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(allowed.VARIABLE, f"/nowhere{os.pathsep}{scripts[0].parent}")
+
+
+@pytest.mark.usefixtures("setting")
+def test_scripts_outside_of_the_folders_are_not_run_and_the_message_names_these(scripts) -> None:
+    inside, outside = scripts
+
+    assert len(list(open_feeds(str(inside), INPUTS))) == 1
+    assert import_from_script(inside, "load_data")()
+    for refused in (
+        lambda: open_feeds(str(outside), INPUTS),
+        lambda: open_feeds(f"{outside}:load_data", INPUTS),
+        lambda: import_from_script(outside, "load_data"),
+        lambda: open_feeds(str(inside.parent / ".." / "elsewhere" / "bad.py"), INPUTS),
+    ):
+        with pytest.raises(
+            errors.ConfigError, match=r"TRTOPS_ALLOWED_SCRIPTS allows only what is in /nowhere, .*allowed"
+        ):
+            refused()
+
+
+@pytest.mark.usefixtures("setting")
+def test_a_link_counts_as_what_it_leads_to(scripts) -> None:
+    inside, outside = scripts
+    (inside.parent / "link.py").symlink_to(outside)
+
+    with pytest.raises(errors.ConfigError, match="may not be run"):
+        import_from_script(inside.parent / "link.py", "load_data")
+
+
+@pytest.mark.usefixtures("setting")
+def test_commands_outside_of_the_folders_are_not_run(scripts, tmp_path: Path) -> None:
+    inside, outside = scripts
+    program = inside.parent / "check"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+
+    with tempfile.TemporaryFile() as output:
+        assert run_group([str(program), "x"], output, None) == 3
+        assert run_group([sys.executable, str(inside)], output, None) == 0
+        for command in (
+            [sys.executable, str(outside)],
+            [sys.executable, "-c", "open('ran', 'w')"],
+            [sys.executable, "-m", "this"],
+            ["true"],
+            ["/bin/sh", "-c", "true", str(inside)],
+            ["env", str(program)],
+        ):
+            with pytest.raises(errors.ConfigError, match="may not be run"):
+                run_group(command, output, None)
+
+
+@pytest.mark.parametrize("what", ["data", "calibration_data", "command"])
+@pytest.mark.usefixtures("setting")
+def test_a_campaign_says_so_before_it_builds(scripts, what: str, tmp_path: Path) -> None:
+    outside = str(scripts[1])
+    config = {
+        "data": DebugBuildConfig(check=CheckConfig(data=outside)),
+        "calibration_data": DebugBuildConfig(calibration_data=outside),
+        "command": DebugBuildConfig(command=CommandCheck(command=(sys.executable, outside, "{engine}"))),
+    }[what]
+    memory = MemoryTracker()
+
+    with pytest.raises(errors.ConfigError, match="may not be run"):
+        debug_build(models.identity().write(tmp_path), config, tracker=memory)
+
+    assert len(memory.find()) == 1
+
+
+def test_where_nothing_is_said_everything_runs_and_where_nothing_is_allowed_nothing(scripts, monkeypatch) -> None:
+    inside, _ = scripts
+    monkeypatch.delenv(allowed.VARIABLE, raising=False)
+    assert import_from_script(inside, "load_data")()
+
+    monkeypatch.setenv(allowed.VARIABLE, "")
+    with pytest.raises(errors.ConfigError, match=r"start the worker with TRTOPS_ALLOWED_SCRIPTS=.*job_variables"):
+        import_from_script(inside, "load_data")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "None"),
+        ({"PREFECT__FLOW_RUN_ID": "1"}, "''"),
+        ({"PREFECT__FLOW_RUN_ID": "1", allowed.VARIABLE: "/srv/scripts"}, "'/srv/scripts'"),
+    ],
+    ids=["a person's", "a deployment's", "a deployment's with folders"],
+)
+def test_a_run_that_a_worker_started_allows_no_folder_unless_the_worker_does(
+    variables: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRTOPS_"))}
+    code = "import os, flows; print(repr(os.environ.get('TRTOPS_ALLOWED_SCRIPTS')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **variables, "PYTHONPATH": str(ROOT), "TRTOPS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"{expected}\n"

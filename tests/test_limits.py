@@ -1,0 +1,161 @@
+"""Bombs: what would take too much memory, or never end, is refused, and the message says what would have happened."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import bombs, models
+from trtops import errors, limits
+from trtops.backend.onnx import fold, shapes
+from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.model import Model
+from trtops.cli.main import main
+from trtops.json.numpy_files import load_numpy
+from trtops.ops.model.lint import lint
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much that everything goes on, and so little that a bomb is through with it in a moment."""
+    monkeypatch.setenv(limits.MEMORY, "64M")
+
+
+def peak_mib() -> int:
+    """Most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+@pytest.fixture(autouse=True)
+def takes_little():
+    before, allowed = peak_mib(), resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    assert peak_mib() - before < 1500
+    assert resource.getrlimit(resource.RLIMIT_DATA) == allowed
+
+
+@pytest.mark.usefixtures("little")
+@pytest.mark.parametrize("constant", [False, True])
+def test_nodes_that_double_what_they_read_are_no_more_than_findings(tmp_path: Path, constant: bool, caplog) -> None:
+    path = tmp_path / "bomb.onnx"
+    onnx.save(bombs.doubling(constant=constant), path)
+    assert path.stat().st_size < 4096
+
+    assert lint(path).verdict == "bad"
+    assert "more than 0.0625 GiB" in lint(path).text()
+    inferred = onnx.load(path)
+    shapes.infer_shapes(inferred)
+    last = next(value for value in inferred.graph.value_info if value.name == "t41")
+    assert last.type.tensor_type.shape.dim[0].dim_value == 1 << 41
+    model = onnx.load(path)
+    fold.fold_constants(model)
+    assert len(model.graph.node) > 1
+
+
+@pytest.mark.usefixtures("little")
+def test_an_engine_of_a_bomb_is_not_built(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "bomb.onnx"
+    onnx.save(bombs.doubling(constant=True), path)
+
+    assert main(["convert", str(path), "--convert-to", "ort", "-o", str(tmp_path / "bomb.ort")]) == 3
+    assert "TRTOPS_MEMORY_LIMIT" in caplog.text
+
+
+def test_functions_are_counted_before_anything_expands_them(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "bomb.onnx"
+    onnx.save(bombs.doubling_functions(), path)
+
+    for looking in (lambda: Model.load(path), lambda: shapes.infer_shapes(onnx.load(path))):
+        with pytest.raises(
+            errors.InvalidModelError, match=r"30 functions would come to 2,147,483,\d+ nodes.*TRTOPS_NODE"
+        ):
+            looking()
+    for command in (["check", "lint"], ["inspect", "model"], ["surgeon", "sanitize", "-o", str(tmp_path / "o.onnx")]):
+        assert main([*command[:2], str(path), *command[2:]]) in (1, 3)
+
+
+def test_functions_that_call_themselves_or_nest_without_end_are_refused(monkeypatch) -> None:
+    with pytest.raises(errors.InvalidModelError, match="calls itself"):
+        check_expansion(bombs.doubling_functions(3, circle=True))
+    monkeypatch.setenv(limits.NODES, "9" * 15)
+    with pytest.raises(errors.InvalidModelError, match="through more than 200 others"):
+        check_expansion(bombs.doubling_functions(300))
+    check_expansion(bombs.doubling_functions(30))
+
+
+def test_made_up_data_is_judged_by_its_shape(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "large.onnx"
+    onnx.save(bombs.large_input(), path)
+
+    for line in (
+        ["run", str(path), "--onnxrt"],
+        ["convert", str(path), "--convert-to", "ort", "-o", str(tmp_path / "x")],
+    ):
+        caplog.clear()
+        assert main(line) == 3
+        assert "'x' of shape (2147483648,) would take" in caplog.text
+    main(["check", "lint", str(path)])
+
+
+def test_archives_are_judged_by_what_they_unpack_to(tmp_path: Path, caplog, monkeypatch) -> None:
+    small = bombs.write_zeros(tmp_path / "zeros.npz", 1 << 27)  # 512 MiB in half a megabyte
+    model = models.conv_net().write(tmp_path)
+
+    with pytest.raises(errors.FormatError, match="unpacks to 53687"):
+        load_numpy(small)
+    monkeypatch.setenv(limits.MEMORY, "100M")
+    with pytest.raises(errors.InputError, match=r"zeros.npz, of \d+ bytes, would take 0.5 GiB"):
+        load_numpy(small)
+    for line in (["inspect", "data", str(small)], ["run", str(model), "--onnxrt", "--load-inputs", str(small)]):
+        assert main(line) == 3
+    with pytest.raises(errors.FormatError, match=r"cannot be read as \.npz"):
+        load_numpy(bombs.write_zeros(tmp_path / "lie.npz", 1 << 20, claimed=1 << 40))
+    with pytest.raises(errors.FormatError, match=r"bytes; 0 are there"):
+        load_numpy(bombs.write_header(tmp_path / "lie.npy"))
+
+
+def test_what_numpy_saves_is_read_as_it_was(tmp_path: Path) -> None:
+    arrays = {"a/b": np.arange(6).reshape(2, 3), "c": np.array(True), "d": np.array(["x", "yz"]), "e": np.zeros((0, 3))}
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "x.npz", **arrays)
+        loaded = load_numpy(tmp_path / "x.npz")
+        assert loaded.keys() == arrays.keys()
+        assert all(
+            np.array_equal(loaded[name], arrays[name]) and loaded[name].dtype == arrays[name].dtype for name in arrays
+        )
+    np.save(tmp_path / "x.npy", np.asfortranarray(arrays["a/b"]))
+    assert np.array_equal(load_numpy(tmp_path / "x.npy"), arrays["a/b"])
+    np.save(tmp_path / "o.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(errors.FormatError, match="Python objects"):
+        load_numpy(tmp_path / "o.npy")
+
+
+def test_the_limit_holds_for_blocks_in_blocks_and_threads_and_no_longer(monkeypatch) -> None:
+    monkeypatch.setenv(limits.MEMORY, "64M")
+    with limits.limited_memory():
+        with limits.limited_memory(1 << 40), pytest.raises(MemoryError):
+            bytearray(1 << 30)
+        thread = threading.Thread(target=lambda: limits.limited_memory().__enter__())
+        thread.start()
+        thread.join()
+        with pytest.raises(MemoryError):
+            bytearray(1 << 30)
+    limits._users = 0
+    limits._unset_limit()
+    with limits.limited_memory(1 << 30):
+        bytearray(1 << 29)
+
+
+@pytest.mark.parametrize("text", ["", "4G", "512M", "100", "2 GiB", "10k"])
+def test_limits_are_read_in_any_unit(monkeypatch, text: str) -> None:
+    monkeypatch.setenv(limits.MEMORY, text)
+    assert limits.memory_limit() >= 100
+    for wrong in ("x", "-1", "0", "4GG", "1.5G"):
+        monkeypatch.setenv(limits.MEMORY, wrong)
+        with pytest.raises(errors.ConfigError, match="expected bytes"):
+            limits.memory_limit()

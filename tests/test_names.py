@@ -1,0 +1,293 @@
+"""Every public name of Polygraphy's documented modules, with its parameters, members and documented attributes, is here.
+
+Found by walking the installed package; what is not here has a reason in a table.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.parity
+
+polygraphy = pytest.importorskip("polygraphy")
+
+DOCUMENTED = (
+    "backend.base.loader", "backend.base.runner", "backend.common.loader", "backend.onnx.loader", "backend.onnxrt.loader",
+    "backend.onnxrt.runner", "backend.pluginref.runner", "backend.trt.algorithm_selector", "backend.trt.calibrator",
+    "backend.trt.config", "backend.trt.file_reader", "backend.trt.loader", "backend.trt.profile", "backend.trt.runner",
+    "backend.trt.util", "backend.tensorrt_rtx.config", "backend.tf.loader", "backend.tf.runner", "common.struct",
+    "comparator.comparator", "comparator.compare", "comparator.data_loader", "comparator.postprocess", "comparator.struct",
+    "config", "constants", "cuda.cuda", "datatype.datatype", "exception.exception", "func.func", "json.serde",
+    "logger.logger", "mod.importer",
+)  # fmt: skip
+"""The modules of Polygraphy's API reference."""
+
+_TENSORFLOW = "TensorFlow models go by way of ONNX (tf2onnx); no TensorFlow session is run"
+_STANDARD = "trtops writes JSON itself; Encoder and Decoder are where types are registered, not json.JSONEncoder"
+_ENUM = "members are of an enum, made by nobody else"
+_LEVELS = "levels of Python's logging, whose numbers are positive"
+_INTERNAL = "of Polygraphy's own works; its reference does not explain it"
+
+EXCEPTIONS: dict[str, str] = {
+    "backend.tf.loader": _TENSORFLOW,
+    "backend.tf.runner": _TENSORFLOW,
+    "backend.onnx.loader.BaseLoadOnnxCopy": _INTERNAL,
+    "backend.onnx.loader.ConvertToFp16.load": _INTERNAL,
+    "backend.onnx.loader.FoldConstants.load": _INTERNAL,
+    "backend.onnx.loader.ModifyOutputs.load": _INTERNAL,
+    "backend.onnx.loader.SetUpperBound.load": _INTERNAL,
+    "backend.trt.algorithm_selector.check_is_instance": _INTERNAL,
+    "backend.trt.algorithm_selector.get_base_selector_type": _INTERNAL,
+    "backend.trt.loader.BaseNetworkFromOnnx": _INTERNAL,
+    "backend.trt.runner.TrtRunner.infer_impl(copy_outputs_to_host)": "infer() takes it",
+    "backend.trt.runner.TrtRunner.infer_impl(return_raw_buffers)": "infer() takes it",
+    "backend.trt.util.TensorInfo": "trtops inspect model --combine-tensor-info does what it is for",
+    "backend.trt.util.convert_linear_to_vectorized_format": "runners pack plain arrays themselves",
+    "backend.trt.util.convert_vectorized_to_linear_format": "runners unpack what is not asked for raw",
+    "backend.trt.util.inherit_and_extend_docstring": _INTERNAL,
+    "common.struct.MetadataTuple": "entries are made by TensorMetadata.add; the class is trtops.metadata.MetadataTuple",
+    **{
+        f"common.struct.BoundedShape.{method}": "a shape is a tuple; take another one to change it"
+        for method in ("append", "clear", "copy", "extend", "insert", "pop", "remove", "reverse", "sort")
+    },
+    "comparator.data_loader.check_feed_dict": _INTERNAL,
+    "cuda.cuda.void_ptr": _INTERNAL,
+    "comparator.compare.OutputCompareResult(passed)": "a verdict follows from the numbers and the threshold",
+    "comparator.compare.run_comparison": _INTERNAL,
+    "comparator.compare.default_find_output_func": _INTERNAL,
+    "comparator.compare.metric_fields_for_func": _INTERNAL,
+    "comparator.data_loader.ArraySampler": _INTERNAL,
+    "comparator.data_loader.coerce_buffer": _INTERNAL,
+    "comparator.data_loader.coerce_feed_dict": _INTERNAL,
+    "datatype.datatype.DataTypeEntry(name)": _ENUM,
+    "datatype.datatype.DataTypeEntry(itemsize)": _ENUM,
+    "json.serde.BaseCustomImpl": _STANDARD,
+    "json.serde.Decoder": _STANDARD,
+    "json.serde.Encoder": _STANDARD,
+    "json.serde.IterationWriter": "RunResults.save_iterations and the comparator write iterations",
+    "json.serde.is_single_file": _INTERNAL,
+    "json.serde.iterate_from_files": "StreamingDataLoader and RunResults.load_streaming read iterations",
+    "json.serde.iterate_json_list": "StreamingDataLoader reads them",
+    "json.serde.legacy_str_from_type": _INTERNAL,
+    "json.serde.list_iteration_files": "StreamingDataLoader and RunResults.load_streaming find them",
+    "json.serde.str_from_type": _INTERNAL,
+    "json.serde.try_register_common_json": _INTERNAL,
+    "logger.logger.LoggerIndent": "what G_LOGGER.indent() returns",
+    "logger.logger.LoggerVerbosity": "what G_LOGGER.verbosity() returns",
+    "logger.logger.SeverityTrie": "G_LOGGER.module_severity answers the same question: get(path)",
+    "logger.logger.has_colors": _INTERNAL,
+    "logger.logger.Logger.SEVERITY_COLOR_MAPPING": _LEVELS,
+    "logger.logger.Logger.SEVERITY_LETTER_MAPPING": _LEVELS,
+    "logger.logger.Logger.module_path": _INTERNAL,
+}
+"""What is not here, with a reason: modules, names, members and parameters."""
+
+EVERYWHERE: dict[str, str] = {
+    "call_impl": "trtops' loaders are extended by func.extend; loaders derived from BaseLoader have it",
+    "RUNNER_COUNTS": "runners are counted elsewhere",
+    "polygraphy_registered": _STANDARD,
+    "dct": "dicts, made as dicts are",
+    "other": "dicts, updated as dicts are",
+}
+"""Members and parameters that are not here, whatever class they are of."""
+
+
+def public_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What a module of Polygraphy defines for others."""
+    for name, value in vars(module).items():
+        home = getattr(value, "__module__", None)
+        is_setting = name.isupper() and module.__name__ in (
+            "polygraphy.config",
+            "polygraphy.constants",
+            "polygraphy.mod",
+        )
+        if not name.startswith("_") and (is_setting or (callable(value) and home == module.__name__)):
+            yield name, value
+
+
+def parameters(function: Any) -> list[str]:
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls")]
+
+
+def documented_attributes(kind: type) -> Iterator[str]:
+    """Attributes with a docstring of their own behind their assignment."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("polygraphy"):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                for first, second in itertools.pairwise(body) if isinstance(body, list) else ():
+                    told = isinstance(second, ast.Expr) and isinstance(getattr(second.value, "value", None), str)
+                    if told and isinstance(first, ast.Assign):
+                        target = first.targets[0]
+                        name = getattr(target, "attr", getattr(target, "id", "_"))
+                        yield from [] if name.startswith("_") else [name]
+
+
+def known_attributes(kind: Any) -> set[str]:
+    """What an object of ours has: members, fields, and what its classes document or set when it is made."""
+    names = {*dir(kind), *parameters(kind)}
+    for base in getattr(kind, "__mro__", ()):
+        names.update(vars(base), getattr(base, "__annotations__", ()))
+        made = vars(base).get("__init__")
+        names.update(made.__code__.co_names if inspect.isfunction(made) else ())
+    return names
+
+
+def gaps(path: str) -> Iterator[str]:
+    theirs = importlib.import_module(f"polygraphy.{path}")
+    try:
+        ours = importlib.import_module(f"trtops.{path}")
+    except ImportError:
+        yield path
+        return
+    for name, value in public_names(theirs):
+        here = f"{path}.{name}"
+        if not hasattr(ours, name):
+            yield here
+            continue
+        mine = getattr(ours, name)
+        missing = [f"({each})" for each in parameters(value) if each not in parameters(mine)]
+        if isinstance(value, type):
+            known = known_attributes(mine)
+            members = [each for each in dir(value) if not each.startswith("_")]
+            missing += [
+                f".{each}" for each in dict.fromkeys([*documented_attributes(value), *members]) if each not in known
+            ]
+            for each in members:
+                method = getattr(value, each)
+                if inspect.isroutine(method) and each in dir(mine) and inspect.isfunction(inspect.unwrap(method)):
+                    own = parameters(getattr(mine, each))
+                    missing += [f".{each}({p})" for p in parameters(method) if p not in own]
+        yield from (f"{here}{each}" for each in missing)
+
+
+def reason(gap: str) -> str | None:
+    """Why a name is not here, by the gap itself or what it belongs to."""
+    for known, why in EXCEPTIONS.items():
+        if gap == known or gap.startswith((f"{known}.", f"{known}(")):
+            return why
+    last = gap.replace("(", ".").rstrip(")").rpartition(".")[2]
+    return EVERYWHERE.get(last)
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_every_name_of_a_documented_module_is_here_or_has_a_reason(path):
+    assert [gap for gap in gaps(path) if reason(gap) is None] == []
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["backend.base", "backend.common", "backend.onnx", "backend.onnxrt", "backend.pluginref", "backend.trt", "common",
+     "comparator", "config", "constants", "cuda", "datatype", "exception", "func", "json", "logger"],
+)  # fmt: skip
+def test_what_a_package_hands_on_can_be_imported_from_it(package):
+    theirs, ours = (importlib.import_module(f"{root}.{package}") for root in ("polygraphy", "trtops"))
+    for name, value in vars(theirs).items():
+        home = getattr(value, "__module__", None)
+        if not name.startswith("_") and isinstance(home, str) and home.startswith(f"polygraphy.{package}"):
+            gap = f"{home.removeprefix('polygraphy.')}.{name}"
+            assert hasattr(ours, name) or reason(gap) or name == "from_datatype", gap  # methods of DataType do that
+
+
+def test_no_exception_is_left_of_what_is_here_by_now():
+    found = {gap for path in DOCUMENTED for gap in gaps(path)}
+
+    idle = [
+        known
+        for known in EXCEPTIONS
+        if not any(gap == known or gap.startswith((f"{known}.", f"{known}(")) for gap in found)
+    ]
+    assert idle == []
+
+
+def test_modules_known_by_further_names_are_the_same():
+    import trtops.backend.base.runner
+    import trtops.datatype.datatype
+    from trtops.backend import base, trt
+    from trtops.backend.trt.loader import EngineFromBytes
+    from trtops.comparator import RunResults as Same
+    from trtops.comparator.struct import RunResults
+
+    assert RunResults is Same and EngineFromBytes is trt.EngineFromBytes and trtops.backend.base.runner is base
+    assert trtops.datatype.datatype.DataType.__module__ == "trtops.metadata"
+
+
+# --- what scripts do with these names -------------------------------------------------------------------------------
+
+
+def test_a_loader_of_a_script_fills_in_call_impl():
+    from trtops.backend.base import BaseLoader
+
+    class Twice(BaseLoader):
+        def __init__(self, number):
+            self.number = number
+
+        def call_impl(self, more=0):
+            return 2 * self.number + more
+
+    assert (Twice(3)(), Twice(3)(more=1)) == (6, 7)
+    with pytest.raises(NotImplementedError, match="call_impl"):
+        BaseLoader()()
+
+
+def test_modules_are_imported_when_something_in_them_is_asked_for(caplog):
+    from trtops import errors, mod
+
+    colors = mod.lazy_import("colorsys>=1.0")
+    numpy = mod.lazy_import("numpy<1.0")
+    missing = mod.lazy_import("no_such_module==2.0")
+
+    assert colors.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
+    assert numpy.float32(2) == 2 and "version '<1.0' is required" in caplog.text
+    assert (numpy.is_installed(), missing.is_installed(), missing.is_importable()) == (True, False, False)
+    with pytest.raises(errors.BackendUnavailableError, match="pip install no_such_module"):
+        missing.anything()
+    mod.autoinstall(missing)
+
+
+@pytest.mark.parametrize("text", ["1.8.0", "0.53.6", "2.0.0rc1", "1.13.1+cu117", "1.0.post2"])
+def test_versions_compare_as_theirs(text):
+    from polygraphy import mod as theirs
+
+    from trtops import mod
+
+    assert mod.version(text) == theirs.version(text)
+
+
+def test_settings_are_read_from_either_tool_s_variables():
+    import subprocess
+    import sys
+
+    code = "from trtops import config; print(config.AUTOINSTALL_DEPS, config.INTERNAL_CORRECTNESS_CHECKS, config.INSTALL_CMD)"
+    given = {
+        "POLYGRAPHY_AUTOINSTALL_DEPS": "1",
+        "TRTOPS_INTERNAL_CORRECTNESS_CHECKS": "1",
+        "POLYGRAPHY_INSTALL_CMD": "uv pip",
+    }
+    import os
+
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **given}, capture_output=True, text=True)
+    assert done.stdout == "True True ['uv', 'pip']\n"
+
+
+def test_kinds_of_copies_are_cudas_numbers():
+    from polygraphy.cuda import MemcpyKind as Theirs
+
+    from trtops.cuda import MemcpyKind, try_get_stream_handle
+
+    assert all(int(kind) == getattr(Theirs, kind.name).value for kind in MemcpyKind)
+    assert try_get_stream_handle(None) is None

@@ -1,0 +1,85 @@
+"""Which outputs of a model are scores of classes, and along which axis the classes lie.
+
+Only what a model says counts: a softmax before the output, an ArgMax that reads it, a name that says so. A top-1 agreement
+of anything else, such as hidden states or a key cache, means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import onnx
+
+from trtops.backend.onnx import walk
+from trtops.backend.onnx.model import tensor_spec
+from trtops.metadata import Dim
+
+_SAME_PLACES = ("Cast", "Identity", "QuantizeLinear", "DequantizeLinear", "Neg", "Log", "Dropout", "Clip")
+_SCORES = re.compile(
+    r"(^|[^a-z])(logits?|log_?probs?|scores?|prob(s|abs?|abilit(y|ies))?|class(es)?|softmax)($|[^a-z])"
+)
+
+
+def class_axes(model: onnx.ModelProto) -> dict[str, int]:
+    """The axis of classes of each floating-point output that holds scores, by the output's name.
+
+    Args:
+        model: The model; weights are not looked at. Not changed.
+    """
+    makers = walk.makers(model.graph.node)
+    chosen = {
+        node.input[0]: walk.int_attribute(node, "axis", 0)
+        for node in model.graph.node
+        if walk.is_onnx_op(node, "ArgMax")
+    }
+    found = {}
+    for output in model.graph.output:
+        spec = tensor_spec(output)
+        if spec.dtype is None or not spec.dtype.is_floating:
+            continue
+        axis = _axis_in_graph(spec.name, makers, chosen, walk.opset(model))
+        if axis is None:
+            axis = class_axis_by_name(spec.name, spec.shape)
+        if axis is not None and _holds_classes(axis, spec.shape):
+            found[spec.name] = axis
+    return found
+
+
+def class_axis_by_name(name: str, shape: Sequence[Dim] | None) -> int | None:
+    """The axis of classes of an output whose name says that it holds scores: of images the second, else the last.
+
+    Args:
+        name: The output's name.
+        shape: Its shape, as far as that is known. Images with classes last are told by their square in the middle.
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    if shape is None or len(shape) < 2 or not _SCORES.search(words):
+        return None
+    last_of_images = len(shape) == 4 and shape[1] == shape[2] != shape[3] and isinstance(shape[3], int)
+    return len(shape) - 1 if len(shape) < 4 or last_of_images else 1
+
+
+def _axis_in_graph(name: str, makers: dict[str, onnx.NodeProto], chosen: dict[str, int], opset: int) -> int | None:
+    """The axis of the softmax that makes a tensor, or of the ArgMax that reads it."""
+    while True:
+        if name in chosen:
+            return chosen[name]
+        node = makers.get(name)
+        if node is None:
+            return None
+        if walk.is_onnx_op(node, "Softmax", "LogSoftmax", "Hardmax"):
+            return walk.int_attribute(node, "axis", -1 if opset >= 13 else 1)
+        if node.op_type not in _SAME_PLACES or not node.input:
+            return None
+        name = node.input[0]
+
+
+def _holds_classes(axis: int, shape: Sequence[Dim] | None) -> bool:
+    """Whether the axis can be one of classes: neither the first, nor that of attention, a softmax over a square's side."""
+    if shape is None:
+        return axis != 0
+    rank = len(shape)
+    if not -rank <= axis < rank or axis % rank == 0:
+        return False
+    return rank < 4 or axis % rank != rank - 1 or shape[-1] != shape[-2]

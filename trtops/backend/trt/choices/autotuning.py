@@ -1,0 +1,92 @@
+"""What TensorRT's log tells of the tactics that it timed, on releases with an editable timing cache (10.8 and later).
+
+There is no call for this. In editable mode the builder writes a table into its verbose log for each op that it times: the
+op's name, its key in the timing cache, every tactic with its kernel and cost, and the one selected; since 11 the ONNX nodes
+too. NVIDIA reads the same table in its sample ``sampleEditableTimingCache``, whose README prints one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trtops.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Record):
+    """One tactic that was timed for an op.
+
+    Attributes:
+        tactic_hash: Its number in the timing cache, 64 bits, unsigned.
+        kernel: The kernel's name.
+        milliseconds: What it took.
+    """
+
+    tactic_hash: int
+    kernel: str
+    milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOp(Record):
+    """An op that was timed.
+
+    Attributes:
+        op: Its name: a layer's name of the network, or what TensorRT made of several.
+        key: Its key in the timing cache, ``0x`` and 32 hexadecimal digits.
+        onnx_nodes: The ONNX nodes it comes from, where the release says so.
+        candidates: Every tactic that was timed, fastest first.
+    """
+
+    op: str
+    key: str
+    onnx_nodes: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    def kernel_of(self, tactic_hash: int) -> str:
+        """The kernel of a tactic; empty if it was not timed."""
+        return next((c.kernel for c in self.candidates if c.tactic_hash == tactic_hash), "")
+
+
+_OP = re.compile(r"Autotuning op (?P<op>.*)\(key: (?P<key>0x[0-9a-fA-F]+)\)(?P<rest>.*)")
+_ONNX_NODE = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
+_CANDIDATE = re.compile(r"\s*\d+, (?P<cost>[^,\s]+), [^,\s]+, [^,\s]+, (?P<kernel>.+?), (?P<hash>0x[0-9a-fA-F]+),")
+_SELECTED = re.compile(r"The selected tactic is \(tactic hash, cost\(in ms\)\):\s*(?P<hash>0x[0-9a-fA-F]+)")
+
+
+def read_log(messages: Iterable[str]) -> tuple[TimedOp, ...]:
+    """The ops that a build timed, in the log's order.
+
+    Args:
+        messages: The build's messages, verbose ones too, oldest first, of one thread; each may hold several lines.
+
+    Returns:
+        One entry for each key; of an op that was timed again the last table counts. A table without a selection, from a
+        build that ended in the middle, is left out.
+    """
+    found: dict[str, TimedOp] = {}
+    op: re.Match[str] | None = None
+    candidates: list[Candidate] = []
+    for line in (line for message in messages for line in message.splitlines()):
+        if begun := _OP.search(line):
+            op, candidates = begun, []
+        elif op is None:
+            continue
+        elif row := _CANDIDATE.match(line):
+            candidates.append(
+                Candidate(tactic_hash=int(row["hash"], 16), kernel=row["kernel"], milliseconds=float(row["cost"]))
+            )
+        elif _SELECTED.search(line):
+            key = op["key"].lower()
+            nodes = tuple(_ONNX_NODE.findall(op["rest"]))
+            found.pop(key, None)
+            found[key] = TimedOp(op=op["op"], key=key, onnx_nodes=nodes, candidates=tuple(candidates))
+            op = None
+    return tuple(found.values())
+
+
+def merged(first: Iterable[TimedOp], second: Iterable[TimedOp]) -> tuple[TimedOp, ...]:
+    """Two tables as one; of an op in both, what ``second`` says counts."""
+    return tuple({entry.key: entry for entry in (*first, *second)}.values())

@@ -1,0 +1,311 @@
+"""Questions about networks, engines and builder configs, under Polygraphy's names, for scripts that import them from here.
+
+The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.trt.build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from trtops import errors
+from trtops.backend.trt import library
+from trtops.backend.trt.build.calibrator import prepare_calibrator
+from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs
+from trtops.backend.trt.build.profile import Profile
+from trtops.backend.trt.describe.inspector import describe_engine, engine_io
+from trtops.backend.trt.describe.layers import io_of, markable, specialize, tensors_of
+from trtops.backend.trt.describe.network import describe_network
+from trtops.backend.trt.library import dtypes
+from trtops.backend.trt.library import get_trt_logger as get_trt_logger
+from trtops.metadata import TensorMetadata, is_dynamic
+
+
+def fail_unavailable(what: str) -> None:
+    """Raise that this release has no such thing.
+
+    Raises:
+        UnsupportedFeatureError: Always.
+    """
+    raise errors.UnsupportedFeatureError(f"{what} is not available on {library.line().name}.")
+
+
+def check_onnx_parser_errors(parser: Any, success: bool) -> None:
+    """Raise what a parser complains of.
+
+    Raises:
+        EngineBuildError: If it does, or did not succeed.
+    """
+    found = [str(parser.get_error(index)) for index in range(parser.num_errors)]
+    if found or not success:
+        raise errors.EngineBuildError("Could not parse ONNX correctly: " + ("\n".join(found) or "nothing says why"))
+
+
+def get_layer_class_mapping() -> dict[Any, type]:
+    """TensorRT's class of each type of layer, as far as this release has one: ``{trt.LayerType.SCALE: IScaleLayer}``."""
+    trt = library.load()
+    classes = {name.lower(): kind for name, kind in vars(trt).items() if isinstance(kind, type)}
+    names = {member: f"i{name.replace('_', '')}layer".lower() for name, member in trt.LayerType.__members__.items()}
+    renamed = {
+        "iconditionalinputlayer": "iifconditionalinputlayer",
+        "iconditionaloutputlayer": "iifconditionaloutputlayer",
+    }
+    wanted = {member: renamed.get(name, name) for member, name in names.items()}
+    return {member: classes[name] for member, name in wanted.items() if name in classes}
+
+
+def _names_and_metadata(tensors: Iterable[Any]) -> tuple[list[str], TensorMetadata]:
+    metadata = TensorMetadata()
+    names = []
+    for tensor in tensors:
+        if tensor is not None:  # an optional one that is left out
+            names.append(tensor.name)
+            metadata.add(tensor.name, dtypes.from_trt(tensor.dtype), tuple(tensor.shape))
+    return names, metadata
+
+
+def get_network_input_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
+    """Names of a network's inputs, and what is known of each."""
+    return _names_and_metadata(network.get_input(i) for i in range(network.num_inputs))
+
+
+def get_network_output_names_meta(network: Any) -> tuple[list[str], TensorMetadata]:
+    """Names of a network's outputs, and what is known of each."""
+    return _names_and_metadata(network.get_output(i) for i in range(network.num_outputs))
+
+
+def get_layer_input_names_meta(layer: Any) -> tuple[list[str], TensorMetadata]:
+    """Names of a layer's inputs, and what is known of each."""
+    return _names_and_metadata(layer.get_input(i) for i in range(layer.num_inputs))
+
+
+def get_layer_output_names_meta(layer: Any) -> tuple[list[str], TensorMetadata]:
+    """Names of a layer's outputs, and what is known of each."""
+    return _names_and_metadata(layer.get_output(i) for i in range(layer.num_outputs))
+
+
+def get_layer_attribute_names(layer: Any) -> list[str]:
+    """Names of the attributes that a layer has beyond those of all layers."""
+    common = library.load().ILayer
+    return [name for name in dir(specialize(layer)) if not name.startswith("__") and not hasattr(common, name)]
+
+
+def str_from_layer(layer: Any, index: int) -> str:
+    """A layer with its tensors, in lines."""
+    (_, inputs), (_, outputs) = get_layer_input_names_meta(layer), get_layer_output_names_meta(layer)
+    return f"Layer {index:<4} | {layer.name} [Op: {layer.type}]\n    {inputs}\n     -> {outputs}\n"
+
+
+def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weights: bool | None) -> list[str]:
+    asked = {"layers": show_layers, "attrs": show_attrs, "weights": show_weights}
+    return [name for name, wanted in asked.items() if wanted]
+
+
+def str_from_network(
+    network: Any, show_layers: bool | None = None, show_attrs: bool | None = None, show_weights: bool | None = None
+) -> str:
+    """A network's description for people; see :func:`~trtops.backend.trt.describe.network.describe_network`."""
+    return describe_network(network).text(_names_to_show(show_layers, show_attrs, show_weights))
+
+
+def str_from_engine(
+    engine: Any,
+    context: Any = None,
+    show_layers: bool | None = None,
+    show_attrs: bool | None = None,
+    combine_tensor_info: str | None = None,
+) -> str:
+    """An engine's description for people; see :func:`~trtops.backend.trt.describe.inspector.describe_engine`.
+
+    Args:
+        engine: The engine.
+        context: Accepted for scripts that pass it; none is needed.
+        show_layers: Whether to show layers.
+        show_attrs: Whether to show their tactics and precisions.
+        combine_tensor_info: Not carried out here; ``trtops inspect model --combine-tensor-info`` does it.
+
+    Raises:
+        ConfigError: If ``combine_tensor_info`` is given.
+    """
+    if combine_tensor_info is not None:
+        raise errors.ConfigError(
+            "combine_tensor_info is not taken here: trtops inspect model --combine-tensor-info FILE"
+        )
+    return describe_engine(engine).text(_names_to_show(show_layers, show_attrs, None))
+
+
+def get_all_tensors(network: Any) -> dict[str, Any]:
+    """All tensors of a network, by name."""
+    return tensors_of(network)
+
+
+def get_all_io_tensors(network: Any) -> dict[str, Any]:
+    """A network's inputs and outputs, by name."""
+    return io_of(network)
+
+
+def mark_outputs(network: Any, outputs: Sequence[str]) -> None:
+    """Make tensors, by name or pattern, the network's outputs, in place of those it has.
+
+    Raises:
+        ConfigError: If there is no such tensor.
+    """
+    ModifyNetworkOutputs((None, network), outputs).change(network)
+
+
+def mark_layerwise(network: Any) -> None:
+    """Make all tensors outputs that can be."""
+    mark_outputs(network, markable(network))
+
+
+def mark_by_layer_type(network: Any, layer_types: Sequence[str]) -> None:
+    """Make outputs of what layers of these types make; case does not matter.
+
+    Raises:
+        ConfigError: If TensorRT has no such type.
+    """
+    ModifyNetworkOutputs((None, network), mark_layer_types=layer_types).change(network)
+
+
+def unmark_outputs(network: Any, outputs: Sequence[str]) -> None:
+    """Let tensors, by name or pattern, be outputs no more.
+
+    Raises:
+        ConfigError: If there is no such tensor, or no output is left.
+    """
+    ModifyNetworkOutputs((None, network), exclude_outputs=outputs).change(network)
+
+
+def str_from_config(config: Any, network: Any) -> str:
+    """A builder config's settings, a line each: flags, memory pools, tactic sources and so on."""
+    trt = library.load()
+    on_dla = config.DLA_core >= 0 or config.default_device_type == trt.DeviceType.DLA
+    pools = [
+        f"{name}: {config.get_memory_pool_limit(pool) / float(1 << 20):.2f} MiB"
+        for name, pool in trt.MemoryPoolType.__members__.items()
+        if on_dla or not name.startswith("DLA")
+    ]
+    flags = _enabled_names(trt.BuilderFlag, config.get_flag)
+    if get_flag := getattr(network, "get_flag", None):
+        flags += _enabled_names(trt.NetworkDefinitionCreationFlag, get_flag)
+    sources = config.get_tactic_sources()
+    lines = [
+        ("Flags", _bracketed_text(flags)),
+        ("Engine Capability", str(config.engine_capability)),
+        ("Memory Pools", _bracketed_text(pools)),
+        (
+            "Tactic Sources",
+            _bracketed_text(_enabled_names(trt.TacticSource, lambda source: (1 << int(source)) & sources)),
+        ),
+    ]
+    if on_dla:
+        lines.append(("DLA", f"Default Device Type: {config.default_device_type}, Core: {config.DLA_core}"))
+    lines.append(("Profiling Verbosity", str(config.profiling_verbosity)))
+    if config.num_optimization_profiles > 1:
+        lines.append(("Optimization Profiles", f"{config.num_optimization_profiles} profile(s)"))
+    if previews := _enabled_names(trt.PreviewFeature, config.get_preview_feature):
+        lines.append(("Preview Features", _bracketed_text(previews)))
+    if calibrator := getattr(config, "int8_calibrator", None):
+        lines.append(("Calibrator", str(calibrator)))
+    kinds, is_set = getattr(trt, "QuantizationFlag", None), getattr(config, "get_quantization_flag", None)
+    if kinds is not None and is_set is not None and (quantization := _enabled_names(kinds, is_set)):
+        lines.append(("Quantization Flags", _bracketed_text(quantization)))
+    return "\n".join(f"{title:22} | {text}" for title, text in lines)
+
+
+def _enabled_names(kind: Any, is_enabled: Callable[[Any], Any]) -> list[str]:
+    return [name for name, member in kind.__members__.items() if is_enabled(member)]
+
+
+def _bracketed_text(words: Iterable[str]) -> str:
+    return f"[{', '.join(words)}]"
+
+
+def check_profile(profile: Any) -> Any:
+    """A profile of TensorRT's, if it is complete.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if not profile:
+        raise errors.ConfigError(f"Profile is not valid, please provide profile data: {profile}")
+    return profile
+
+
+def str_from_tensor(tensor: Any, is_shape_tensor: bool) -> str:
+    """An input in a line."""
+    kind = "shape-tensor" if is_shape_tensor else "tensor"
+    return f"Input {kind}: {tensor.name} (dtype={tensor.dtype}, shape={tensor.shape})"
+
+
+def get_input_metadata_from_network(network: Any, profile: Any, force_opt_shapes: bool | None = None) -> TensorMetadata:
+    """What is known of a network's inputs, with the ranges of TensorRT's profile where shapes are dynamic.
+
+    Args:
+        network: The network.
+        profile: An optimization profile of TensorRT; asked only where a shape is dynamic.
+        force_opt_shapes: Whether to take the usual shapes, and no ranges, as calibration needs them.
+    """
+    metadata = TensorMetadata()
+    for tensor in (network.get_input(index) for index in range(network.num_inputs)):
+        low: Any = None
+        high: Any = None
+        usual = shape = tuple(tensor.shape)
+        if tensor.is_shape_tensor or any(map(is_dynamic, shape)):
+            ask = profile.get_shape_input if tensor.is_shape_tensor else profile.get_shape
+            low, usual, high = map(tuple, ask(tensor.name))
+        if force_opt_shapes:
+            metadata.add(tensor.name, dtypes.from_trt(tensor.dtype), usual)
+        else:
+            metadata.add(tensor.name, dtypes.from_trt(tensor.dtype), shape, low, high)
+    return metadata
+
+
+def try_setup_polygraphy_calibrator(config: Any, network: Any, calib_profile: Any = None) -> None:
+    """Tell a config's calibrator, if it is one of ours, the network's inputs.
+
+    Args:
+        config: The builder config.
+        network: The network to calibrate.
+        calib_profile: TensorRT's profile to calibrate with; the config's unless given.
+    """
+    calibrator = getattr(config, "int8_calibrator", None)
+    if calibrator is None:  # none is set, or this release has none
+        return
+    profile = calib_profile or getattr(config, "get_calibration_profile", lambda: None)()
+    if profile is None:
+        return
+    shapes = Profile()
+    for tensor in (network.get_input(index) for index in range(network.num_inputs)):
+        if any(map(is_dynamic, tensor.shape)):
+            shapes.add(tensor.name, *map(tuple, profile.get_shape(tensor.name)))
+    prepare_calibrator(calibrator, network, shapes.fill_defaults(network))
+
+
+def get_tensor_format(engine: Any, context: Any, name: str) -> Any:
+    """The format of an engine's input or output, in the context's profile."""
+    return engine.get_tensor_format(name, context.active_optimization_profile)
+
+
+def get_hwc_shape_from_chw(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape with its channels last."""
+    *batch, channels, height, width = shape
+    return (*batch, height, width, channels)
+
+
+def get_chw_shape_from_hwc(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape with its channels before height and width."""
+    *batch, height, width, channels = shape
+    return (*batch, channels, height, width)
+
+
+def get_metadata_from_engine(engine: Any, context: Any, mode: Any) -> TensorMetadata:
+    """What is known of an engine's inputs, or of its outputs.
+
+    Args:
+        engine: The engine.
+        context: Accepted for scripts that pass it.
+        mode: ``trt.TensorIOMode.INPUT`` or ``OUTPUT``.
+    """
+    inputs, outputs = engine_io(engine)
+    return inputs if mode == library.load().TensorIOMode.INPUT else outputs

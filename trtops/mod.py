@@ -1,0 +1,158 @@
+"""Modules imported on first use, for scripts that were written or generated with Polygraphy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import operator
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trtops import config, errors
+from trtops.lazy import known_as
+
+__all__ = [
+    "LATEST_VERSION",
+    "LazyModule",
+    "autoinstall",
+    "import_from_script",
+    "lazy_import",
+    "lazy_import_trt",
+    "tensorrt_module_and_version_string",
+    "version",
+]
+
+LATEST_VERSION = "==latest"
+"""In place of a version: the newest there is. Any installed one is taken."""
+
+_SUFFIXES = ("a", "b", "rc", "post", "dev")
+_RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+
+log = logging.getLogger(__name__)
+
+known_as(__name__, "importer", "trt_importer", "util")
+
+
+class LazyModule:
+    """A module that is imported when something in it is first asked for, or set."""
+
+    def __init__(self, name: str, wanted: str | None = None) -> None:
+        """Name the module, and the version it should have, such as ``>=1.8``."""
+        vars(self).update(_name=name, _wanted=wanted, _module=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._imported(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._imported(), name, value)
+
+    def _imported(self) -> Any:
+        own = vars(self)
+        if own["_module"] is None:
+            try:
+                own["_module"] = _import_module(own["_name"])
+            except ImportError as exc:
+                package = own["_name"].partition(".")[0]
+                raise errors.BackendUnavailableError(
+                    f"Module: '{own['_name']}' is required but could not be imported ({exc}). Nothing is installed by "
+                    f"itself here: pip install {package}"
+                ) from exc
+            _warn_of_version(own["_module"], own["_wanted"])
+        return own["_module"]
+
+    def is_installed(self) -> bool:
+        """Whether there is such a module; it is not imported."""
+        name = vars(self)["_name"]
+        try:
+            return name in sys.modules or importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):
+            return False
+
+    def is_importable(self) -> bool:
+        """Whether it can be imported, which is tried."""
+        try:
+            importlib.import_module(vars(self)["_name"])
+        except Exception:  # whatever a broken module raises
+            return False
+        return True
+
+
+def _import_module(name: str) -> Any:
+    """Import a module; TensorRT as trtops loads it, with its libraries and the checks of the release."""
+    if name == ("tensorrt_rtx" if config.USE_TENSORRT_RTX else "tensorrt"):
+        return importlib.import_module("trtops.backend.trt.library").load()
+    return importlib.import_module(name)
+
+
+def _warn_of_version(module: Any, wanted: str | None) -> None:
+    found = getattr(module, "__version__", None)
+    if wanted is None or found is None or wanted == LATEST_VERSION:
+        return
+    relation, least = re.fullmatch(r"\s*(==|>=|<=|>|<)\s*(.*?)\s*", wanted).groups()  # type: ignore[union-attr]
+    if not _RELATIONS[relation](version(found), version(least)):
+        log.error(
+            "Module: '%s' version '%s' is installed, but version '%s' is required", module.__name__, found, wanted
+        )
+
+
+def lazy_import(
+    name: str,
+    log: bool | None = None,
+    pkg_name: str | None = None,
+    install_flags: Sequence[str] | None = None,
+    requires: Sequence[str] | None = None,
+) -> Any:
+    """A module that is imported on first use.
+
+    Args:
+        name: The module, with a version if one is needed: ``onnx>=1.8``. Another version is told of, and used.
+        log: Accepted for scripts that pass it, as are those below: nothing is installed by itself.
+        pkg_name: The package that has the module.
+        install_flags: What its installation takes.
+        requires: What else it needs.
+
+    Returns:
+        What stands for the module.
+    """
+    bare, relation, rest = re.fullmatch(r"([^=<>]*)([=<>]*)(.*)", name).groups()  # type: ignore[union-attr]
+    return LazyModule(bare.strip(), f"{relation}{rest}" if relation else None)
+
+
+def autoinstall(lazy_mod: Any) -> None:
+    """Do nothing: nothing is installed by itself. For scripts that call it."""
+
+
+def import_from_script(path: str | Path, name: str) -> Any:
+    """What a Python script calls ``name``; see :func:`trtops.backend.common.import_from_script`.
+
+    Raises:
+        ConfigError: If there is no such script, or nothing of that name in it.
+    """
+    from trtops.backend.common import import_from_script as load  # back ends are not needed to import modules
+
+    return load(path, name)
+
+
+def version(version_str: str) -> tuple[Any, ...]:
+    """A version as a tuple, for comparing: ``(1, 8, 0)``; a part such as ``0rc1`` is a tuple of its own."""
+    parts: list[Any] = []
+    for part in version_str.split("."):
+        number, _, local = part.partition("+")
+        suffix = next((s for s in _SUFFIXES if s in number), None)
+        parts.append(int(number) if number.isdigit() else number.partition(suffix) if suffix else number)
+        parts += [local] if "+" in part else []
+    return tuple(parts)
+
+
+def tensorrt_module_and_version_string() -> str:
+    """The module that TensorRT comes from, with the least version, as :func:`lazy_import` takes it."""
+    return "tensorrt_rtx>=1.0" if config.USE_TENSORRT_RTX else "tensorrt>=8.6"
+
+
+def lazy_import_trt() -> Any:
+    """TensorRT, or TensorRT-RTX where that is used, imported on first use."""
+    return lazy_import(tensorrt_module_and_version_string())

@@ -1,0 +1,1 @@
+"""Audit: what the memory holds held against itself and built again; and what of it may be dropped."""

@@ -1,0 +1,165 @@
+"""What the gate says of one candidate, and how it is shown and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trtops.ops.gate.findings import VERDICTS, Decision, Finding, decide, estimate_latency
+from trtops.ops.gate.measured import Measured
+from trtops.ops.gate.policy import Limits, Policy
+from trtops.ops.gate.ratio import RatioEstimate
+from trtops.ops.judging.judgement import Judgement, log_judgement
+from trtops.ops.result import OpResult
+from trtops.ops.tables import size
+from trtops.tracking import schema
+from trtops.tracking.base import MetricName, Run, Verdict
+
+_MARKS = {"pass": "passes", "refuse": "**refused**", "open": "**open**", "tell": "note"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateResult(OpResult):
+    """What became of a candidate.
+
+    Attributes:
+        findings: Everything that was looked at.
+        policy: What it was held against.
+        precision: What the candidate was asked for.
+        release: What its release is called.
+        device: The device that was asked for; empty for the processor, or the first GPU.
+        measured: The numbers; None if no candidate could be made or run.
+        holder: The run that holds the candidate's engine; empty if there is none.
+        alias: The alias that it got; empty unless it was accepted and registered.
+        version: The registered version likewise.
+        seconds: Wall time of the gate, with the build.
+    """
+
+    title: str = "gate"
+    findings: tuple[Finding, ...]
+    policy: Policy
+    precision: str
+    release: str
+    device: str = ""
+    measured: Measured | None = None
+    holder: str = ""
+    alias: str = ""
+    version: str = ""
+    seconds: float = 0.0
+
+    @property
+    def decision(self) -> Decision:
+        """``accept``, ``refuse`` or ``measure more``; follows from the findings."""
+        return decide(self.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``good`` if accepted, ``bad`` if refused, ``error`` if more measurement is needed."""
+        return VERDICTS[self.decision]
+
+    @property
+    def headline(self) -> str:
+        """The decision, and for what."""
+        reasons = [*dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == "refuse")]
+        words = {"accept": "accepted", "refuse": "refused", "measure more": "more measurement is needed"}
+        return words[self.decision] + (f" for its {', '.join(reasons)}" if reasons else "")
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not accepted, a sentence each."""
+        wanted = [finding for finding in self.findings if finding.outcome in ("refuse", "open")]
+        return tuple(f"{_subject_text(finding)}: {finding.text}" for finding in wanted)
+
+    @property
+    def limits(self) -> Limits:
+        """The policy's limits for the candidate's precision."""
+        return next(
+            (found for name, found in self.policy.precisions.items() if name == self.precision), self.policy.limits
+        )
+
+    @property
+    def ratio(self) -> RatioEstimate | None:
+        """The ratio of latencies; None if they were not measured, or are not judged."""
+        limit = self.limits.latency
+        return None if limit is None or self.measured is None else estimate_latency(self.measured, limit)
+
+    def body(self) -> Iterable[str]:
+        """All findings, then both engines side by side, then outputs and layers."""
+        order = ("refuse", "open", "tell", "pass")
+        for finding in sorted(self.findings, key=lambda each: order.index(each.outcome)):
+            yield f"- {_MARKS[finding.outcome]}: {_subject_text(finding)} {finding.text}"
+        if self.version:
+            yield from ("", f"Accepted as version {self.version}, alias `{self.alias}`.")
+        if self.measured is not None:
+            yield from ("", *_side_by_side(self.measured), "", *_outputs_table(self.measured))
+
+
+def _subject_text(finding: Finding) -> str:
+    return f"{finding.subject} of `{finding.output}`" if finding.output else finding.subject
+
+
+def _side_by_side(measured: Measured) -> Iterable[str]:
+    """Both engines in a table of Markdown."""
+    rounds = measured.rounds
+    yield "| | release | driver | precision | latency | engine | build | host memory | device memory | run |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    sides = [("candidate", measured.candidate, rounds and rounds.candidate_ms)]
+    if measured.accepted is not None:
+        sides.append(("accepted", measured.accepted, rounds and rounds.accepted_ms))
+    for name, facts, latency in sides:
+        cells = (
+            name,
+            f"{facts.environment.backend} {facts.environment.backend_version}",
+            facts.environment.driver or "-",
+            facts.precision,
+            "-" if latency is None else f"{latency:.4g} ms",
+            size(facts.engine_bytes),
+            f"{facts.build_seconds:.2f} s",
+            "-" if facts.memory_bytes is None else size(facts.memory_bytes),
+            "-" if facts.device_bytes is None else size(facts.device_bytes),
+            f"`{facts.run_id[:8]}`",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _outputs_table(measured: Measured) -> Iterable[str]:
+    if not measured.widths:
+        return
+    yield "| output | noise width | of rounding | accepted error | run to run | candidate's error | distance in widths |"
+    yield "|---|---|---|---|---|---|---|"
+    for output in sorted(measured.widths, key=lambda each: -each.distance_widths)[:50]:
+        numbers = (output.width, output.rounding, output.accepted_error, output.run_to_run, output.candidate_error)
+        cells = [f"{number:.3g}" for number in (*numbers, output.distance_widths)]
+        yield f"| `{output.name}` | {' | '.join(cells)} |"
+
+
+def log_result(run: Run, result: GateResult) -> None:
+    """Log what was found: the whole as an artifact and a page, its numbers as metrics, the decision as a tag."""
+    measured = result.measured
+    if measured is not None:
+        judgement = Judgement(report=measured.reference, accuracy=measured.candidate_top1)
+        log_judgement(run, judgement, verdict=result.verdict, reasons=result.reasons)
+        if measured.rounds is not None:
+            run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
+        run.log_metrics(_metrics_of(measured, result.ratio))
+    run.log_json(result, schema.Artifact.GATE)
+    run.log_text(result.page(), schema.Artifact.GATE_PAGE)
+    run.set_tags({schema.Tag.GATE: result.decision, schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
+
+
+def _metrics_of(measured: Measured, ratio: RatioEstimate | None) -> dict[MetricName, float]:
+    family = schema.Metric.GATE
+    found: dict[MetricName, float] = {}
+    if ratio is not None:
+        found |= {
+            (family, "latency_ratio"): ratio.ratio,
+            (family, "latency_ratio_low"): ratio.low,
+            (family, "latency_ratio_high"): ratio.high,
+            (family, "rounds"): float(ratio.rounds),
+        }
+    if measured.accepted is not None:
+        found[family, "size_ratio"] = measured.candidate.engine_bytes / max(1, measured.accepted.engine_bytes)
+        found |= {(family, "widths", output.name): output.distance_widths for output in measured.widths}
+    if measured.candidate.memory_bytes is not None:
+        found[family, "memory_bytes"] = float(measured.candidate.memory_bytes)
+    return found

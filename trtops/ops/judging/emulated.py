@@ -1,0 +1,66 @@
+"""What a model gives in 16 bit as a GPU rounds it, judged beside an engine that does not compute in 16 bit.
+
+ONNX Runtime computes FP16 models in FP32 on most processors. An activation that overflows in FP16 does not there, and what
+a GPU will give does not show. The model is run once more with each 16-bit result rounded
+(:mod:`trtops.backend.onnx.emulate`), and the largest value of each is looked at before it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.onnx.emulate import LARGEST_FLOAT16, emulate_low_precision, watch_peaks
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
+from trtops.backend.onnxrt.reference import SessionFromMemory
+from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.ops.judging.realised import Emulated, Overflow
+
+
+def judge_emulated(
+    model: Model, precision: LowPrecision, feeds: Iterable[Feed], golden: RunResults, tolerances: Tolerances
+) -> Emulated:
+    """Run a model in 16 bit, rounded as a GPU rounds, and compare.
+
+    Args:
+        model: The model, in FP32.
+        precision: What to round to.
+        feeds: Inputs.
+        golden: The golden outputs for them.
+        tolerances: When outputs are good enough.
+
+    Raises:
+        BackendError: If the rewritten model does not run.
+    """
+    low = lower_precision(model.proto(), precision).model
+    emulate_low_precision(low)
+    outputs = [value.name for value in low.graph.output]
+    peaks = watch_peaks(low) if precision == "fp16" else {}
+    feeds = list(feeds)
+    try:
+        found = _run_unoptimized(low, feeds)
+    except errors.BackendError:
+        if not peaks:
+            raise
+        del low.graph.output[len(outputs) :]  # a tensor without elements has no largest
+        found, peaks = _run_unoptimized(low, feeds), {}
+    report = compare_outputs([{name: arrays[name] for name in outputs} for arrays in found], golden, tolerances)
+    largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
+    return Emulated(
+        precision=precision,
+        report=report,
+        overflows=tuple(Overflow(tensor=t, peak=peak) for t, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
+    )
+
+
+def _run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> list[dict[str, np.ndarray]]:
+    # Unoptimized: optimizers could take out the rounding, and die of some models in 16 bit.
+    with OnnxrtRunner(SessionFromMemory(model, optimized=False), "emulated") as runner:
+        return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]

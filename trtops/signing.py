@@ -1,0 +1,216 @@
+"""Signatures over what a run holds: an in-toto statement in a DSSE envelope, made and checked with the team's own keys.
+
+The cryptography is securesystemslib's; nothing here asks a service. A private key is named by ``TRTOPS_SIGNING_KEY``: the
+path of a PEM file, or the PEM itself, with ``TRTOPS_SIGNING_PASSWORD`` where it is encrypted. It is read when something is
+signed and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtops import errors
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from securesystemslib.signer import Key  # type: ignore[attr-defined]
+
+KEY_VARIABLE = "TRTOPS_SIGNING_KEY"
+PASSWORD_VARIABLE = "TRTOPS_SIGNING_PASSWORD"
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A statement whose signature fits one of the keys that it was checked with.
+
+    Attributes:
+        key_id: That key.
+        statement: The in-toto statement.
+    """
+
+    key_id: str
+    statement: Mapping[str, Any]
+
+    @property
+    def subjects(self) -> dict[str, str]:
+        """What was signed: names to SHA-256."""
+        return {each["name"]: each["digest"]["sha256"] for each in self.statement["subject"]}
+
+    @property
+    def predicate(self) -> Mapping[str, Any]:
+        """What is said of the subjects."""
+        found: Mapping[str, Any] = self.statement["predicate"]
+        return found
+
+
+def signs_here() -> bool:
+    """Whether this process is to sign the runs that it finishes."""
+    return bool(os.environ.get(KEY_VARIABLE))
+
+
+def check_key() -> None:
+    """Make sure, before there is anything to sign, that what this process signs with can be read; nothing if it signs nothing.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if signs_here():
+        _private_key()
+
+
+def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """An in-toto statement.
+
+    Args:
+        subjects: What it is about: names to SHA-256.
+        predicate: What it says of them, in the form of SLSA provenance.
+    """
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": dict(predicate),
+    }
+
+
+def sign(said: Mapping[str, Any]) -> bytes:
+    """A statement in a DSSE envelope, signed with the key that the environment names; JSON.
+
+    Raises:
+        ConfigError: If there is no such key, or it cannot be read.
+    """
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
+
+    signer = CryptoSigner(_private_key())
+    payload = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    envelope = Envelope(payload, PAYLOAD_TYPE, {})
+    envelope.sign(signer)
+    return json.dumps(envelope.to_dict(), indent=1).encode("ascii")
+
+
+def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
+    """The statement in an envelope, if one of the keys signed it.
+
+    Args:
+        envelope: What :func:`sign` made.
+        keys: Public keys, as PEM files.
+
+    Raises:
+        SignatureError: If none of them did, or this is no envelope of a statement.
+        ConfigError: If a key cannot be read.
+    """
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import VerificationError
+
+    known = [_public_key(key) for key in keys]
+    try:
+        found = Envelope.from_dict(json.loads(envelope))
+        said = json.loads(found.payload)
+        verified = Verified("", said)
+        if found.payload_type != PAYLOAD_TYPE or said["_type"] != STATEMENT_TYPE:
+            raise errors.SignatureError(f"The envelope holds {found.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
+        _ = verified.subjects, verified.predicate
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise errors.SignatureError(f"This is no signed statement ({type(exc).__name__}: {exc}).") from None
+    try:
+        accepted = found.verify(known, threshold=1)
+    except (VerificationError, ValueError):
+        signers = ", ".join(key[:12] for key in found.signatures) or "nobody"
+        wanted = ", ".join(key.keyid[:12] for key in known) or "none"
+        raise errors.SignatureError(
+            f"The signature is by {signers} and fits none of the keys given ({wanted}). Sign it with one of them, or give "
+            "its signer's public key."
+        ) from None
+    return Verified(next(iter(accepted)), said)
+
+
+def peek(envelope: bytes) -> Mapping[str, Any] | None:
+    """The statement in an envelope whose signature is not checked; None if there is none."""
+    try:
+        found = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def new_key(private: str | Path, public: str | Path) -> str:
+    """Make a pair of Ed25519 keys, as PEM files; the private one readable by its owner alone.
+
+    Returns:
+        The key's id.
+
+    Raises:
+        ConfigError: If one of the files is there already, or cannot be written.
+    """
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
+
+    signer = CryptoSigner.generate_ed25519()
+    loaded = signer.private_bytes
+    key = _loaded_private(loaded, None)
+    try:
+        with open(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(loaded)
+        with open(public, "xb") as file:
+            file.write(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    except OSError as exc:
+        raise errors.ConfigError(f"The keys cannot be written to {private} and {public}: {exc.strerror}.") from None
+    return str(signer.public_key.keyid)
+
+
+def key_id(public: str | Path) -> str:
+    """The id of a public key, as signatures name it.
+
+    Raises:
+        ConfigError: If it cannot be read.
+    """
+    return str(_public_key(public).keyid)
+
+
+def _private_key() -> PrivateKeyTypes:
+    named = os.environ.get(KEY_VARIABLE, "")
+    if not named:
+        raise errors.ConfigError(f"There is no key to sign with: set {KEY_VARIABLE} to a PEM file.")
+    try:
+        text = named.encode() if named.startswith("-----BEGIN") else Path(named).read_bytes()
+    except OSError as exc:
+        raise errors.ConfigError(f"{KEY_VARIABLE} names a file that cannot be read: {exc.strerror}.") from None
+    password = os.environ.get(PASSWORD_VARIABLE)
+    return _loaded_private(text, password.encode() if password else None)
+
+
+def _loaded_private(text: bytes, password: bytes | None) -> PrivateKeyTypes:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(text, password)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # the message could quote the key
+        raise errors.ConfigError(
+            f"{KEY_VARIABLE} holds no private key in PEM form, or {PASSWORD_VARIABLE} does not open it."
+        ) from None
+
+
+def _public_key(path: str | Path) -> Key:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
+
+    try:
+        key: Key = SSlibKey.from_crypto(load_pem_public_key(Path(path).read_bytes()))
+        return key
+    except OSError as exc:
+        raise errors.ConfigError(f"Public key {path} cannot be read: {exc.strerror}.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
+        raise errors.ConfigError(f"{path} holds no public key in PEM form ({type(exc).__name__}).") from None
