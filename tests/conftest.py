@@ -53,18 +53,10 @@ def _gpus() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give tests to processes one by one, but those together that share what takes seconds to make.
+    """Give those tests to one process that share what takes seconds to make."""
+    from tests.scheduling import Together  # only where tests run in several processes is pytest-xdist needed
 
-    pytest-xdist's own groups, by marker, do nothing beside pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return together(nodeid)
-
-    config.option.loadscopereorder = False  # they are in order
-    return Together(config, log)
+    return Together(config, log, together)
 
 
 def together(nodeid: str) -> str:
