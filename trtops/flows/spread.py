@@ -12,9 +12,9 @@ from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.slots import campaign_slot
-from flows.tasks import tracker, trtops_task
 from trtops import errors
+from trtops.flows.slots import campaign_slot
+from trtops.flows.tasks import tracker, trtops_task
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.debug_build import Submit
 from trtops.ops.campaign.iteration import IterationResult, iterate
