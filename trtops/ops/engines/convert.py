@@ -94,6 +94,7 @@ class ConvertResult(OpResult):
         build_seconds: Wall time of the build; of the earlier one if reused.
         judgement: The comparison, latency and accuracy.
         crashed: Settings that were left out, since the builder took its process down under them.
+        skipped: Settings that the builder had no time to try.
     """
 
     verdict: Verdict
@@ -106,6 +107,7 @@ class ConvertResult(OpResult):
     build_seconds: float
     judgement: Judgement
     crashed: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def body(self) -> Iterable[str]:
         """Why the engine is not good enough, where it comes from, and the numbers."""
@@ -115,6 +117,9 @@ class ConvertResult(OpResult):
         if self.crashed:
             named = ", ".join(f"`{name}`" for name in self.crashed)
             yield from (f"The builder took its process down under {named}; the engine is built without.", "")
+        if self.skipped:
+            named = ", ".join(f"`{name}`" for name in self.skipped)
+            yield from (f"There was no time to try {named}; the option `timing_seconds` gives more.", "")
         yield from describe(self.judgement)
 
     @property
@@ -262,6 +267,7 @@ def _build_and_judge(
         build_seconds=build.seconds,
         judgement=judgement,
         crashed=crashed,
+        skipped=build.skipped,
     )
 
 
