@@ -23,6 +23,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
+from trtops.backend.onnxrt.inference import run_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
@@ -121,7 +122,7 @@ class RangeCollector:
         for name, array in arrays.items():
             _check_finite(number, name, array)
         try:
-            found = self._session.run(self._watched, arrays)
+            found = run_session(self._session, self._watched, arrays, self._inputs)
         except ORT_ERRORS as exc:
             raise errors.CalibrationError(f"Calibration feed {number}: the model fails on it: {why(exc)}") from exc
         for name, array in (*arrays.items(), *zip(self._watched, found)):

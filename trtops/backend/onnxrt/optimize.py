@@ -173,6 +173,11 @@ class Optimizer:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
         if "bad_alloc" in said:
             return too_much("What is constant in the model")
+        if "do not support type [9]" in said:
+            return (
+                "The model has optional values, which ONNX Runtime's own format, in which engines are kept, does not hold. "
+                f"Take them apart inside the model (OptionalGetElement). {said}"
+            )
         missing = unsupported_op(exc)
         if missing is None:
             return f"No engine came out. {said}"

@@ -15,7 +15,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
-from trtops.metadata import TensorMetadata
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
@@ -235,7 +234,7 @@ def _build_and_judge(
 ) -> ConvertResult:
     """Build or reuse, judge, and log all of it; the run is not ended."""
     run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
-    feeds = config.check.open(TensorMetadata.of(model.info.inputs))
+    feeds = config.check.open_for(model)
     job = _prepared_job(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
     check = config.check
