@@ -13,7 +13,9 @@ from onnx import numpy_helper
 
 from tests.models import random
 from trtops import ConvertConfig, MemoryTracker, convert, errors
+from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnx.readable import readable_values
+from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.ops.judging.judgement import CheckConfig
 
 vi, node = h.make_tensor_value_info, h.make_node
@@ -139,3 +141,15 @@ def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(errors.TrtopsError, match=advice):
             convert(tmp_path / "model.onnx", tracker=MemoryTracker())
+
+
+def test_int8_says_which_layers_it_leaves_to_bodies():
+    cache = CalibrationCache(
+        algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0, low=-3.0, high=3.0),), samples=2
+    )
+
+    done = insert_qdq(scan(), cache, style="onnxruntime")
+
+    assert done.in_bodies == ("o",)
+    with pytest.raises(errors.CalibrationError, match=r"none but in bodies of If, Loop or Scan \(o\)"):
+        done.require_layers()
