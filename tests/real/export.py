@@ -159,9 +159,17 @@ def language(name: str, path: Path) -> None:
     config = kind(**{key: value for key, value in _SMALL.items() if key in known or key in kind.attribute_map})
     config.return_dict, config._attn_implementation = False, "eager"
     ids = torch.randint(0, WORDS, (1, 12))
-    from_torch(
-        getattr(transformers, model_name)(config), (ids, torch.ones_like(ids)), path, ["input_ids", "attention_mask"]
-    )
+    net = getattr(transformers, model_name)(config)
+
+    class Hidden(torch.nn.Module):
+        def __init__(self):  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.net = net
+
+        def forward(self, ids, mask):  # type: ignore[no-untyped-def]
+            return self.net(input_ids=ids, attention_mask=mask)[0]
+
+    from_torch(Hidden(), (ids, torch.ones_like(ids)), path, ["input_ids", "attention_mask"])
 
 
 def recurrent(name: str, path: Path) -> None:
