@@ -57,11 +57,12 @@ def tell_statistics(label: str, array: Any, *, failed: bool, indent: int, among:
         tell(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
     if array.dtype.kind != "b":
         both = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])
-        tell(level, "\n".join(histogram_lines(array, both)), indent + 1)
+        if histogram := "\n".join(histogram_lines(array, both)):
+            tell(level, histogram, indent + 1)
 
 
 def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = None) -> Iterator[str]:
-    """A histogram of an array's finite elements in ten lines and a heading.
+    """A histogram of an array's finite elements in ten lines and a heading; nothing where they lie too close together.
 
     Args:
         array: In host memory; numbers.
@@ -70,7 +71,11 @@ def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = No
     numbers, others = (np.asarray(found).astype(np.float64) for found in (array, array if among is None else among))
     finite = others[np.isfinite(others)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10, range=ends)
+    try:
+        with np.errstate(all="ignore"):
+            counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10, range=ends)
+    except ValueError:  # the numbers differ by their last bits only, and there are not ten bins between them
+        return
     most = max(int(counts.max()), 1)
     texts = [f"{edge:.3g}" for edge in edges]
     low, high = max(map(len, texts)), max(map(len, texts[1:]))
