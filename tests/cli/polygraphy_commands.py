@@ -97,7 +97,10 @@ COMMANDS = (
 """In order: some read what others before them wrote."""
 
 VERDICTS = r"PASSED|FAILED|RUNNING \| Command|Accuracy |Finished \d+ iteration|L2 Norm|PSNR|Cosine Similarity"
-RUN = r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: "
+RUN = (
+    r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: |Tolerance: |Error Metrics: "
+    r"|Minimum Required Tolerance: |.* \| Stats: |---- (Values|Histogram)|Bin Range |\(.* \|"
+)
 INSPECT = (
     r"==== |---- |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: |.*iteration\(s\) matched|.*unbounded DDS"
 )
