@@ -149,7 +149,10 @@ def measure(model: Path, whose: str, what: str) -> Row:
         if "Traceback (most recent call last)" in text or code < 0 or code >= 124:
             right, said = False, f"exit {code}: {lines[-1][:100]}"
         elif code == 0 or what == "lint":
-            right, said = _CHECKS[what](model, folder, feed, text) if what in _CHECKS else (True, said)
+            try:
+                right, said = _CHECKS[what](model, folder, feed, text) if what in _CHECKS else (True, said)
+            except Exception as exc:  # what came out cannot be used at all
+                right, said = False, f"{type(exc).__name__}: {' '.join(str(exc).split())[:140]}"
         else:
             said = f"exit {code}: {lines[-1][:160]}"
     return Row(model.stem, f"{whose} {what}", right, said, round(cpu, 2), round(memory))
