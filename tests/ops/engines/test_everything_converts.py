@@ -11,11 +11,16 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
 
+from tests import models
 from tests.models import random
-from trtops import ConvertConfig, MemoryTracker, convert, errors
+from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnx.readable import readable_values
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.ops.judging.computed import computed
 from trtops.ops.judging.judgement import CheckConfig
 
 vi, node = h.make_tensor_value_info, h.make_node
@@ -117,8 +122,6 @@ def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_n
     found = readable_values(tokens())
     assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
 
-    from trtops.backend.onnx.model import Model
-
     feeds = list(CheckConfig(iterations=40).open_for(Model.from_proto(tokens())))
     ids = {name: {int(feed[name].item()) for feed in feeds} for name in feeds[0]}
     assert len(ids["input_ids"]) > 15 and max(ids["input_ids"]) > 25 and ids["position_ids"] == {0, 1, 2}
@@ -153,3 +156,17 @@ def test_int8_says_which_layers_it_leaves_to_bodies():
     assert done.in_bodies == ("o",)
     with pytest.raises(errors.CalibrationError, match=r"none but in bodies of If, Loop or Scan \(o\)"):
         done.require_layers()
+
+
+def test_layers_that_share_a_weight_get_integer_kernels():
+    text = "(float[n,8] x) => (float[n,8] y) { a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b) }"
+    shared = models.model(text, {"v": random(8, 8, seed=5), "b": random(8, seed=6)})
+    names = dict.fromkeys(("x", "a", "r", "c", "s", "y"), 4.0)
+    ranges = tuple(TensorRange(name=name, amax=amax, low=-amax, high=amax) for name, amax in names.items())
+    cache = CalibrationCache(algorithm="minmax", ranges=ranges, samples=2)
+
+    build = OnnxRuntimeBackend().build(
+        Model.from_proto(shared), BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
+    )
+
+    assert computed(build).name == "INT8" and computed(build).share == 1.0

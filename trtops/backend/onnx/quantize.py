@@ -359,7 +359,9 @@ class _Writer:
                 _tell_kernel_shape(layer.node, self.constants)
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
-                if key not in weights:
+                # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a weight that layers share
+                # is stored for each.
+                if key not in weights or not self.symmetric:
                     weights[key] = self._quantize_weight(*key)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
