@@ -49,8 +49,8 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
-	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
+test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign, and a crowd of 400 builds; take some minutes
+	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py tests/tracking/test_crowd.py -k "killed or eight_processes"
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
@@ -61,7 +61,7 @@ test-gpus: ## the tests that need two GPUs, likewise
 test-postgres: $(VENV)/.test ## the tests that need PostgreSQL (Debian: apt install postgresql); none may be skipped
 	TRTOPS_REQUIRE_POSTGRES=1 $(PY) -m pytest -q -m postgres
 
-bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy in one run
+bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy in one run; about ten minutes
 	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; \
 	    echo "== $$file"; $(PY) $$file || missed="$$missed $$file"; done; \
 	if [ -n "$$missed" ]; then echo "A goal was missed in:$$missed"; exit 1; fi; echo "Every goal was kept."
