@@ -30,7 +30,7 @@ from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-WARM_UP = 0.05  # share of the iterations that fill caches
+WARM_UP = 100  # iterations that fill caches
 TOGETHER = 20  # neighbours resemble each other on a machine that others use, so errors are those of means of so many
 SLOWER = 0.10
 KILOBYTES = 2.0
@@ -96,7 +96,7 @@ def main() -> int:
         finishing = time.perf_counter() - ends[-1]
         room = (size_of(folder / "mlruns") - empty) / count
         database = (folder / "mlruns" / "mlflow.db").stat().st_size / count
-    first = max(1, int(WARM_UP * count))
+    first = WARM_UP
     print(f"{result.iterations} iterations in {ends[-1] - ends[0]:.0f} s, diff and end {finishing:.1f} s")
     wall, own, fixed = np.diff(ends)[first:], np.diff(spent)[first:], np.array(yards[first + 1 :])
     near = np.convolve(np.pad(fixed, TOGETHER // 2, mode="edge"), np.ones(TOGETHER) / TOGETHER, mode="same")

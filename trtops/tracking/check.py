@@ -249,8 +249,10 @@ def _is_run(tracker: KeepingTracker, run_id: str) -> bool:
         tracker.info(run_id)
     except errors.RunNotFoundError:
         return False
-    except errors.LogError:
-        return True  # refused
+    except errors.TrackingUnavailableError:
+        raise
+    except errors.TrackingError:
+        return True  # this user may not see it
     return True
 
 
