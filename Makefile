@@ -49,11 +49,11 @@ format: $(VENV)/.test ## let ruff put the code in order
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign, and a crowd of 400 builds; take some minutes
-	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py tests/tracking/test_crowd.py -k "killed or eight_processes"
+test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
+	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
 
-test-long: $(VENV)/.test ## campaigns with all their seeds and kills, of which `make test` tries a part; takes some minutes
-	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign
+test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
+	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

@@ -1,23 +1,23 @@
 """Eight processes log builds at once, into one server and into one embedded store: all whole, none lost.
 
-Ten each, and fifty for `make test-kills`: what they disturb each other by shows in the first seconds.
+Ten each, and fifty in `make test-long`: what they disturb each other by shows in the first seconds.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.amounts import amount
 from tests.forking import ForkedProcess
 from trtops.record import sha256
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
 
-PROCESSES, BUILDS = 8, 50 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 10
+PROCESSES, BUILDS = 8, amount(50, in_every_run=10)
 
 fork = multiprocessing.get_context("fork")
 
