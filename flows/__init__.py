@@ -7,6 +7,9 @@ directory, to send no telemetry, to wait longer than 20 s for its embedded serve
 lines with its own. Whatever the environment says already wins.
 """
 
+import trtops  # noqa: F401 - first, since it sees to where modules are looked for
+
+# isort: split
 import contextlib
 import os
 
@@ -25,3 +28,6 @@ for _name, _value in {
     **PREFECT_SETTINGS,
 }.items():
     os.environ.setdefault(_name, _value)
+os.environ["PREFECT_HOME"] = os.path.abspath(
+    os.path.expanduser(os.environ["PREFECT_HOME"])
+)  # its server starts elsewhere

@@ -75,9 +75,11 @@ def _only_rank(node: onnx.NodeProto, ranks: Mapping[str, int]) -> int | None:
 def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnx
 
+    from trtops.backend.onnx.shapes import may_propagate  # which imports onnx as well
+
     try:
         with limited_memory():
-            return onnx.shape_inference.infer_shapes(model, data_prop=True)
+            return onnx.shape_inference.infer_shapes(model, data_prop=may_propagate(model))
     except (onnx.shape_inference.InferenceError, ValueError, MemoryError):  # C++ exceptions come as ValueError
         return model
 

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape asks for more must have the bytes to show for it
 _MOST_BYTES = 1 << 42  # 4 TiB, more than any model has
 _MOST_JOINED = 1 << 16
+_FOLLOWED = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
@@ -38,7 +39,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     _put_dense_for_sparse(bare)
     try:
         with limited_memory():
-            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=_may_propagate(bare), strict_mode=strict)
+            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=may_propagate(bare), strict_mode=strict)
     except MemoryError:
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
@@ -51,20 +52,34 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     _take_shapes(inferred, model)
 
 
-def _may_propagate(model: onnx.ModelProto) -> bool:
-    """Whether values can be followed through a model: vectors that are joined with themselves again and again outgrow all."""
-    lengths: dict[str, int] = {}
+def may_propagate(model: onnx.ModelProto) -> bool:
+    """Whether values can be followed through a model.
+
+    ONNX follows each element of a vector on its own, in a hundred bytes: vectors that are long, or are joined with themselves
+    again and again, outgrow all.
+    """
+    lengths = _declared_lengths(model)
     for node in walk.nodes(model):
+        longest = max((lengths[name] for name in node.input if name in lengths), default=0)
         if node.op_type == "Concat":
-            joined = sum(lengths.get(name, 1) for name in node.input)
-            if joined > _MOST_JOINED:
-                return False
-            lengths.update((name, joined) for name in node.output)
-        else:
-            longest = max((lengths[name] for name in node.input if name in lengths), default=0)
-            if longest:
-                lengths.update((name, longest) for name in node.output)
+            longest = sum(lengths.get(name, 1) for name in node.input)
+        if longest > _MOST_JOINED and node.op_type in _FOLLOWED:
+            return False
+        if longest:
+            lengths.update((name, longest) for name in node.output)
     return True
+
+
+def _declared_lengths(model: onnx.ModelProto) -> dict[str, int]:
+    """Lengths of the vectors that graphs declare."""
+    lengths = {}
+    for graph in walk.graphs(model.graph):
+        for value in (*graph.input, *graph.value_info):
+            dims = value.type.tensor_type.shape.dim
+            if len(dims) == 1 and dims[0].dim_value > 0:
+                lengths[value.name] = dims[0].dim_value
+        lengths.update((tensor.name, tensor.dims[0]) for tensor in graph.initializer if len(tensor.dims) == 1)
+    return lengths
 
 
 def _put_dense_for_sparse(model: onnx.ModelProto) -> None:

@@ -5,13 +5,16 @@ The one module of this package that imports ``onnxruntime``, and only when calle
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.limits import bytes_of_files, limited_memory, too_much
+from trtops.limits import bytes_of_files, limited_memory, memory_limit, too_much
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +36,7 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    options.enable_cpu_mem_arena = False  # which pays off where a session runs more than once
+    limit_run_memory(options)
     try:
         with limited_memory(_weight_bytes(model)):
             source = model if isinstance(model, str) else model.SerializeToString()
@@ -63,22 +66,50 @@ def evaluate(
 
     session = load(model)
     options = ort.RunOptions()
+    options.add_run_config_entry(
+        "memory.enable_memory_arena_shrinkage", "cpu:0"
+    )  # it is shared, and other runs are few
     timer = threading.Timer(LONGEST_SECONDS, setattr, (options, "terminate", True))
     timer.daemon = True
     timer.start()
     try:
-        with limited_memory(_weight_bytes(model)):
-            results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
+        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
             message = f"ONNX Runtime did not come to an end within {LONGEST_SECONDS:g} s while running this part of the model."
             raise errors.InferenceError(message) from None
-        if "bad_alloc" in str(exc) or isinstance(exc, MemoryError):
+        if out_of_memory(exc):
             raise errors.InferenceError(too_much("Running this part of the model")) from None
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
     finally:
         timer.cancel()
     return results
+
+
+def limit_run_memory(options: Any) -> None:
+    """Let sessions with these options share an allocator of ONNX Runtime's, which gives out half of what may be taken.
+
+    The other half is for what goes in and comes out. Unlike a limit on the process, it fails the one allocation that is too
+    large: native code of other threads, which may not survive that there is no memory, has enough.
+    """
+    _register_limited_arena(os.getpid())
+    options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@functools.cache
+def _register_limited_arena(pid: int) -> None:
+    import onnxruntime as ort  # noqa: TID251
+
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    as_requested = 1
+    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 2, "arena_extend_strategy": as_requested})
+    with contextlib.suppress(RuntimeError):  # a script has registered its own, or this process was forked
+        ort.create_and_register_allocator(info, settings)
+
+
+def out_of_memory(exc: Exception) -> bool:
+    """Whether ONNX Runtime failed for want of memory."""
+    return isinstance(exc, MemoryError) or any(said in str(exc) for said in ("bad_alloc", "Available memory of"))
 
 
 def _weight_bytes(model: onnx.ModelProto | str) -> int:

@@ -29,6 +29,7 @@ from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.limits import limited_memory, too_much
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.processes import temporary_prefix
 
@@ -291,8 +292,10 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
         try:
-            with log.collecting():
+            with log.collecting(), limited_memory(6 * proto.ByteSize()):  # it computes what is constant
                 ort.InferenceSession(serialize(proto), options, providers=list(DEFAULT_PROVIDERS))
+        except MemoryError:
+            raise errors.EngineBuildError(too_much("What is constant in the model")) from None
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
         return onnx.load(path)
