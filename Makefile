@@ -53,6 +53,7 @@ test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a camp
 	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
 
 test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stores through all commands (N=200)
+	TRTOPS_TEST_FUZZ=$(or $(N),2000) $(PY) -m pytest -q tests/backend/onnx/test_fuzz.py
 	$(PY) -m tests.attacks.fuzz --cases $(or $(N),200)
 
 test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)

@@ -122,7 +122,7 @@ def make_bases(work: Path) -> tuple[Path, str]:
     models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
     (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
     for line in (
-        "run m.onnx --onnxrt --save-inputs inputs.json",
+        "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json",
         "convert m.onnx --convert-to ort -o x.ort --experiment m",
     ):
         assert to_its_end(line, place) == 0, (place / "said").read_text()
@@ -346,10 +346,13 @@ def main_of_sigkills() -> int:
         "--servers", type=float, default=0.1, help="share of cases with a server, which is killed as well"
     )
     parser.add_argument("--only", default="", help="lines with this in them")
+    parser.add_argument(
+        "--no-flows", action="store_true", help="leave out flows, each of which starts a Prefect server"
+    )
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="sigkills-"))
     os.environ.update(HOME=str(work), PREFECT_HOME=str(work / "prefect"), TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
-    lines = [line for line in (*COMMANDS, *FLOWS) if given.only in line]
+    lines = [line for line in (*COMMANDS, *(() if given.no_flows else FLOWS)) if given.only in line]
     try:
         numbers = range(given.first, given.first + given.kills)
         return min(1, run_all(numbers, given.seconds, lines, given.servers, work))

@@ -9,14 +9,13 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.following import may_propagate
 from trtops.limits import limited_memory, too_much
 
 log = logging.getLogger(__name__)
 
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape asks for more must have the bytes to show for it
 _MOST_BYTES = 1 << 42  # 4 TiB, more than any model has
-_MOST_JOINED = 1 << 16
-_FOLLOWED = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
@@ -50,36 +49,6 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         except errors.InferenceError as exc:
             log.info("%s. Going on with the shapes that ONNX itself infers.", exc)
     _take_shapes(inferred, model)
-
-
-def may_propagate(model: onnx.ModelProto) -> bool:
-    """Whether values can be followed through a model.
-
-    ONNX follows each element of a vector on its own, in a hundred bytes: vectors that are long, or are joined with themselves
-    again and again, outgrow all.
-    """
-    lengths = _declared_lengths(model)
-    for node in walk.nodes(model):
-        longest = max((lengths[name] for name in node.input if name in lengths), default=0)
-        if node.op_type == "Concat":
-            longest = sum(lengths.get(name, 1) for name in node.input)
-        if longest > _MOST_JOINED and node.op_type in _FOLLOWED:
-            return False
-        if longest:
-            lengths.update((name, longest) for name in node.output)
-    return True
-
-
-def _declared_lengths(model: onnx.ModelProto) -> dict[str, int]:
-    """Lengths of the vectors that graphs declare."""
-    lengths = {}
-    for graph in walk.graphs(model.graph):
-        for value in (*graph.input, *graph.value_info):
-            dims = value.type.tensor_type.shape.dim
-            if len(dims) == 1 and dims[0].dim_value > 0:
-                lengths[value.name] = dims[0].dim_value
-        lengths.update((tensor.name, tensor.dims[0]) for tensor in graph.initializer if len(tensor.dims) == 1)
-    return lengths
 
 
 def _put_dense_for_sparse(model: onnx.ModelProto) -> None:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
-from trtops.backend.onnx.with_onnxruntime import limit_run_memory, out_of_memory
+from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     own = len(source) if isinstance(source, bytes) else bytes_of_files(source)
     if (len(source) if isinstance(source, bytes) else Path(source).stat().st_size) < SMALL and own < 64 * SMALL:
         limit_run_memory(options)
+    try:
+        check_loads(source if isinstance(source, bytes) else os.fspath(source))
+    except errors.InferenceError as exc:
+        raise errors.InvalidModelError(f"{name}: {exc}") from exc
     try:
         with limited_memory(4 * own):  # it computes what is constant, which may be of any size
             return ort.InferenceSession(
