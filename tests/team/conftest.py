@@ -25,7 +25,6 @@ from trtops.team.access import client_environment
 from trtops.team.config import Database, TeamState
 from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.mlflow.installed import library
 
 T = TypeVar("T")
 
@@ -141,7 +140,6 @@ class RunningTeam:
 @contextmanager
 def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
     """Start servers and a worker, and end them."""
-    library()  # its first call sets variables for the rest of this process: without, MLflow tries again for four minutes
     before = dict(os.environ)
     os.environ.update(QUICK)
     servers = team.TeamFolder(root=folder / "team")
