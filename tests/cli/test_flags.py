@@ -90,6 +90,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "judge"): ["abc", "--l2-threshold", "7"],
     ("runs", "audit"): ["--experiment", "e"],
     ("runs", "prune"): [],
+    ("runs", "bundle"): ["abc"],
     ("runs", "promote"): ["abc"],
     ("runs", "resolve"): ["m.onnx"],
     ("runs", "deny"): ["abc"],

@@ -318,6 +318,22 @@ def _rewrite_int8(
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
+def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None = None) -> onnx.ModelProto:
+    """The model as ONNX Runtime is given it when an engine is built: in the precision asked for, with its weights inside.
+
+    Args:
+        model: The model.
+        config: How the engine is built.
+        calibration: The calibration cache, where INT8 is built.
+
+    Raises:
+        CalibrationError: If INT8 is built without a cache.
+        ConfigError: If the config contradicts itself or the model.
+    """
+    request = _checked_request(model, config, Caches(calibration=calibration), OnnxRuntimeBackend().environment())
+    return _rewrite_precision(request, None, SessionLog()).proto
+
+
 @dataclass(frozen=True)
 class _WhyDenied:
     """Says why a candidate may not be built, or None if it may.
