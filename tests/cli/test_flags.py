@@ -265,6 +265,8 @@ def words_of(flag: Flag) -> list[str]:
         return ["sample.onnx"]
     if flag.dest == "output":
         return ["other.engine"]
+    if flag.dest == "zip":
+        return ["other.zip"]
     if flag.choices:
         return [str(flag.choices[-1])]
     if flag.convert in SAMPLES:
