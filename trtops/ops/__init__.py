@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     from trtops.ops.gate.policy import policy_of as policy_of
     from trtops.ops.gate.policy import read_policy as read_policy
     from trtops.ops.gate.result import GateResult as GateResult
+    from trtops.ops.guiding.config import GuideConfig as GuideConfig
+    from trtops.ops.guiding.op import guide as guide
+    from trtops.ops.guiding.result import GuideResult as GuideResult
     from trtops.ops.judging.command import CommandCheck as CommandCheck
     from trtops.ops.judging.compare import CompareConfig as CompareConfig
     from trtops.ops.judging.compare import CompareResult as CompareResult
@@ -131,6 +134,11 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side
+    from trtops.ops.search.isolation.marking import IsolationConfig as IsolationConfig
+    from trtops.ops.search.isolation.marking import MarkingResult as MarkingResult
+    from trtops.ops.search.isolation.marking import find_marks as find_marks
+    from trtops.ops.search.isolation.window import IsolateResult as IsolateResult
+    from trtops.ops.search.isolation.window import isolate as isolate
     from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
     from trtops.ops.search.precision.check import ModelWriter as ModelWriter
     from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig

@@ -134,10 +134,10 @@ def case_of(gathered: Gathered, name: str, verdict: Verdict) -> Case:
         reasons=() if recorded is None else recorded.reasons,
     )
     if case.backend == "tensorrt":
-        return replace(case, settings=_tensorrt_settings(gathered.build))
+        return built_case(case, gathered.build, None)
     emulated = None if recorded is None else recorded.emulated
     if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
-        return _built_case(case, gathered)
+        return built_case(case, gathered.build, gathered.caches.calibration)
     if emulated is not None and emulated.verdict == "bad":
         return emulated_case(case, emulated.precision)
     raise errors.ReproductionError(
@@ -156,13 +156,22 @@ def golden_outputs(model: Model, feeds: Sequence[Feed], golden: str | None) -> l
     return [{name: np.asarray(array) for name, array in iteration.items()} for iteration in results[0][1]]
 
 
-def _built_case(case: Case, gathered: Gathered) -> Case:
-    config, ranges = gathered.build.spec.config, gathered.caches.calibration
+def built_case(case: Case, build: Build, calibration: bytes | None) -> Case:
+    """The case of an engine: its model as the builder was given it, with the settings that it was built with.
+
+    Args:
+        case: The case, with the model that the engine was built from.
+        build: The build.
+        calibration: The calibration cache of an INT8 build.
+    """
+    if case.backend == "tensorrt":
+        return replace(case, settings=_tensorrt_settings(build))
+    config = build.spec.config
 
     def remake(proto: onnx.ModelProto) -> onnx.ModelProto:
-        return model_as_built(Model.from_proto(proto), config, ranges)
+        return model_as_built(Model.from_proto(proto), config, calibration)
 
-    return replace(case, model=remake(case.model), remake=remake, settings=_onnxruntime_settings(gathered.build))
+    return replace(case, model=remake(case.model), remake=remake, settings=_onnxruntime_settings(build))
 
 
 def emulated_case(case: Case, precision: LowPrecision, keep: Sequence[str] = ()) -> Case:
