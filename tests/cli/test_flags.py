@@ -41,6 +41,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("compare",): ["a.json", "b.json"],
     ("gate",): ["m.onnx", "--trt"],
     ("triage",): ["m.onnx", "--experiment", "e", "--trt"],
+    ("repair",): ["m.onnx", "--experiment", "e", "--trt"],
     ("sensitivity",): ["m.onnx", "--calibration-cache", "c.cache"],
     ("inspect", "model"): ["m.onnx", "--display-as", "trt"],
     ("inspect", "data"): ["d.json"],
@@ -175,6 +176,10 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "isolate"), "--trt"): ["m.onnx", "--onnxrt"],
     (("debug", "isolate"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
     (("triage",), "--trt"): ["m.onnx"],
+    (("repair",), "--trt"): ["m.onnx"],
+    (("repair",), "--allow-approximation"): ["m.onnx"],
+    (("repair",), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
+    (("convert",), "--config"): None,  # reads the file: tested with repair
     (("triage",), "--allow-approximation"): ["m.onnx"],
     (("triage",), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
     (("debug", "isolate"), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],

@@ -129,6 +129,9 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon.weights import resave as resave
     from trtops.ops.model.surgeon.weights import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
+    from trtops.ops.repairing.config import RepairConfig as RepairConfig
+    from trtops.ops.repairing.config import RepairResult as RepairResult
+    from trtops.ops.repairing.op import repair as repair
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
     from trtops.ops.runs.stored import judge_again as judge_again

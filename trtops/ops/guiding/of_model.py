@@ -28,6 +28,10 @@ from trtops.ops.search.triage.sides import reference
 _FAILING_NODE = re.compile(r"running (\S+) node\. Name:'([^']*)'")
 
 
+_WATCHED = 64
+"""Tensors of a model that are held in memory at a time, to see which change."""
+
+
 def ask_data(subject: Subject, parent: str) -> Answer:
     """Whether the inputs can say anything: finite, and not all the same."""
     evidence = [f"Inputs come from {subject.source}; {len(subject.feeds)} feeds."]
@@ -84,33 +88,57 @@ def ask_shapes(subject: Subject, parent: str) -> Answer:
 
 
 def ask_repeats(subject: Subject, parent: str) -> Answer:
-    """Whether the model itself, not optimized, gives the same twice, and no NaN."""
-    again = [dict(outputs) for outputs in reference_outputs(subject.model.proto(), subject.feeds)]
+    """Whether the model itself, not optimized, gives the same twice in one session, and no NaN."""
+    count = len(subject.feeds)
+    twice = reference_outputs(subject.model.proto(), [*subject.feeds, *subject.feeds])
     exactly = Tolerances(atol=0.0, rtol=0.0, nans_equal=True, infinities_equal=True)
-    report = compare_outputs(again, subject.outputs, exactly)
-    nans = [name for outputs in again for name, array in outputs.items() if _has_nan(array)]
-    if report and not nans:
+    report = compare_outputs(twice[count:], twice[:count], exactly)
+    nans = [name for outputs in twice for name, array in outputs.items() if _has_nan(array)]
+    if nans:
+        return _nan_of_model(subject, parent, nans[0])
+    if report:
         evidence = ("Run twice without optimizations, the model gives the same outputs to the bit, and no NaN.",)
         return Answer("yes", evidence, ruled_out=("random nodes", "NaN of the model itself"))
-    looked = TriageConfig(tolerances=replace(exactly, nans_equal=not nans))
-    found = triage(
-        str(subject.path), reference, looked, feeds=subject.feeds, tracker=subject.tracker, experiment=subject.experiment,
-        tags=subject.tags, parent=parent,
-    )  # fmt: skip
-    if nans and found.reference_nan is not None:
-        place = found.tensor(found.reference_nan)
-        evidence = (
-            f"The model itself gives NaN in {nans[0]!r}, first in {place.name!r}, made by {place.op} {place.node!r}.",
-        )
-        remedy = f"guard {place.op} {place.node!r} against what it is fed with"
-        return Answer("NaN", evidence, kind="nan", places=(place.node, place.name), remedy=remedy)
-    first = None if found.first is None else found.tensor(found.first)
-    places = () if first is None else (first.node, first.name)
-    evidence = (f"Run twice on the same data, {'; '.join(report.reasons)[:300]}",)
+    evidence = [f"Run twice on the same data, it differs: {'; '.join(report.reasons)[:300]}"]
+    first = _first_that_changes(subject, exactly)
+    places: tuple[str, ...] = ()
     if first is not None:
-        evidence += (f"The first tensor that changes is {first.name!r}, made by {first.op} {first.node!r}.",)
+        node = walk.makers(subject.model.structure().graph.node)[first]
+        places = (node_name(node), first)
+        evidence.append(f"The first tensor that changes is {first!r}, made by {node.op_type} {node_name(node)!r}.")
     remedy = "give random nodes a seed, or take them out; else compare under tolerances that allow for it"
-    return Answer("no", evidence, kind="not repeatable", places=places, remedy=remedy)
+    return Answer("no", tuple(evidence), kind="not repeatable", places=places, remedy=remedy)
+
+
+def _nan_of_model(subject: Subject, parent: str, output: str) -> Answer:
+    found = triage(
+        str(subject.path), reference, TriageConfig(), feeds=subject.feeds, tracker=subject.tracker,
+        experiment=subject.experiment, tags=subject.tags, parent=parent,
+    )  # fmt: skip
+    if found.reference_nan is None:
+        return Answer("NaN", (f"The model itself gives NaN in {output!r}.",), kind="nan", places=(output,))
+    place = found.tensor(found.reference_nan)
+    evidence = (
+        f"The model itself gives NaN in {output!r}, first in {place.name!r}, made by {place.op} {place.node!r}.",
+    )
+    remedy = f"guard {place.op} {place.node!r} against what it is fed with"
+    return Answer("NaN", evidence, kind="nan", places=(place.node, place.name), remedy=remedy)
+
+
+def _first_that_changes(subject: Subject, exactly: Tolerances) -> str | None:
+    """The first tensor, in order of execution, that differs between two runs in one session; some tensors are watched at a time."""
+    proto, count = subject.model.proto(), len(subject.feeds)
+    cutter = Cutter(proto)
+    names = [name for index in cutter.order for name in cutter.visible(index)]
+    for start in range(0, len(names), _WATCHED):
+        watched = names[start : start + _WATCHED]
+        twice = reference_outputs(with_outputs(proto, watched), [*subject.feeds, *subject.feeds])
+        report = compare_outputs(twice[count:], twice[:count], exactly)
+        bad = {output.name for output in report.outputs if output.verdict == "bad"}
+        first = next((name for name in watched if name in bad), None)
+        if first is not None:
+            return first
+    return None
 
 
 def _has_nan(array: Any) -> bool:
