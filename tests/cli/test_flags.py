@@ -94,6 +94,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "audit"): ["--experiment", "e"],
     ("runs", "prune"): [],
     ("runs", "bundle"): ["abc"],
+    ("runs", "import"): ["times.json"],
     ("runs", "promote"): ["abc"],
     ("runs", "resolve"): ["m.onnx"],
     ("runs", "deny"): ["abc"],

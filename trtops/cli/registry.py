@@ -74,6 +74,7 @@ COMMANDS: dict[Path, str] = {
     ("runs", "judge"): "judge stored runs again, by other tolerances or a policy",
     ("runs", "audit"): "hold runs against themselves, build them again, and grade each",
     ("runs", "prune"): "drop large artifacts of old bad runs",
+    ("runs", "import"): "make runs of what trtexec, Polygraphy and other tools left",
     ("runs", "bundle"): "pack a run into one zip with which a stranger repeats its verdict",
     ("runs", "promote"): "accept a run's engine for everybody",
     ("runs", "resolve"): "find the accepted engine for a model, here",

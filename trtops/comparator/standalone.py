@@ -91,7 +91,8 @@ def _error_objections(a: Array, b: Array, rule: dict[str, Any]) -> list[str]:
             return [f"{int(wrong.sum())} of {a.size} elements exceed atol {atol:.3g} and rtol {rtol:.3g}"]
         return []
     level = rule.get("error_quantile", 0.99)
-    measure = {"max": np.max, "mean": np.mean, "median": np.median}.get(statistic, lambda x: np.quantile(x, level))
+    measures: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
+    measure = measures.get(statistic, lambda x: np.quantile(x, level))
     if measure(difference) <= atol or measure(relative) <= rtol:
         return []
     return [f"{statistic} error exceeds atol {atol:.3g} and rtol {rtol:.3g}"]

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from trtops.ops.guiding.config import GuideConfig as GuideConfig
     from trtops.ops.guiding.op import guide as guide
     from trtops.ops.guiding.result import GuideResult as GuideResult
+    from trtops.ops.importing.op import ImportResult as ImportResult
+    from trtops.ops.importing.op import import_results as import_results
     from trtops.ops.judging.command import CommandCheck as CommandCheck
     from trtops.ops.judging.compare import CompareConfig as CompareConfig
     from trtops.ops.judging.compare import CompareResult as CompareResult

@@ -120,6 +120,8 @@ class Tag:
     """Ids of the shared timing caches that a run's cache holds as well, with commas between them; empty for the first one."""
     PARDONED = "trtops.pardoned"
     """``true`` for an entry of the deny-list that no longer counts."""
+    IMPORTED_FROM = "trtops.imported_from"
+    """The tool that made the results of an imported run."""
     FAULT = "trtops.fault"
     """The kind of fault that a guide found."""
     GATE = "trtops.gate"

@@ -193,6 +193,7 @@ def guide(
         digest = Model.load(path).info.sha256
         run.set_tags({schema.Tag.MODEL_SHA256: digest})
         run.log_params({"model": path.name, **schema.flat_params(config.build)})
+        _keep(subject, run, [])
         return _walk(subject, run, [], "data", progress)
 
 
@@ -293,7 +294,7 @@ def _keep(subject: Subject, run: Run, steps: Sequence[Step]) -> None:
     """Write down what is known so far: from it the guide is resumed."""
     values: dict[str, Any] = {"config": subject.config.to_dict(), "steps": [step.to_dict() for step in steps]}
     run.log_json(values, schema.Artifact.GUIDE)
-    if steps[-1].question.startswith(("minimal", "bundle")):
+    if steps and steps[-1].question.startswith(("minimal", "bundle")):
         of_build.log_files(run, subject.files)
 
 
