@@ -217,3 +217,54 @@ FAULTS: tuple[Planted, ...] = (
     Planted("dead branch, convolutional", ("dead branch",), ("gate", "h"), lambda f: against(convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(True), "closed": np.float32(0)}), convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(False), "closed": np.float32(0)}), f)),
 )  # fmt: skip
 """Twenty faults of ten kinds in five models."""
+
+
+def deep_transformer(gelu: int | None = None, layers: int = 12, width: int = 16) -> onnx.ModelProto:
+    """Twelve blocks of attention and a perceptron, with ReLU but for one with GELU in single ops.
+
+    Args:
+        gelu: The block with GELU.
+        layers: How many blocks.
+        width: Of all of them.
+    """
+    weights: Weights = {"gain": np.ones(width, np.float32), "shift": np.zeros(width, np.float32), **GELU_WEIGHTS}
+    lines = []
+    for i in range(layers):
+        shapes = {
+            "q": (width, width),
+            "k": (width, width),
+            "v": (width, width),
+            "o": (width, width),
+            "in": (width, 2 * width),
+            "out": (2 * width, width),
+        }
+        weights |= {
+            f"l{i}_w{n}": models.random(*s, seed=100 * i + j, scale=0.15) for j, (n, s) in enumerate(shapes.items())
+        }
+        p = f"l{i}_"
+        act = f"[{p}act] {p}f = Relu({p}m)"
+        if i == gelu:
+            act = (
+                f"[{p}g0] {p}e0 = Div({p}m, root2) [{p}g1] {p}e1 = Erf({p}e0) [{p}g2] {p}e2 = Add({p}e1, one) "
+                f"[{p}g3] {p}e3 = Mul({p}m, {p}e2) [{p}g4] {p}f = Mul({p}e3, half)"
+            )
+        x = "x" if i == 0 else f"l{i - 1}_y"
+        y = "y" if i == layers - 1 else f"{p}y"
+        lines.append(
+            f"[{p}norm1] {p}n = LayerNormalization<axis = -1>({x}, gain, shift) [{p}q] {p}tq = MatMul({p}n, {p}wq) "
+            f"[{p}k] {p}tk = MatMul({p}n, {p}wk) [{p}v] {p}tv = MatMul({p}n, {p}wv) [{p}t] {p}tt = Transpose<perm = [0,2,1]>({p}tk) "
+            f"[{p}s] {p}ts = MatMul({p}tq, {p}tt) [{p}p] {p}tp = Softmax<axis = -1>({p}ts) [{p}a] {p}ta = MatMul({p}tp, {p}tv) "
+            f"[{p}o] {p}to = MatMul({p}ta, {p}wo) [{p}r] {p}tr = Add({x}, {p}to) "
+            f"[{p}norm2] {p}n2 = LayerNormalization<axis = -1>({p}tr, gain, shift) [{p}in] {p}m = MatMul({p}n2, {p}win) {act} "
+            f"[{p}out] {p}u = MatMul({p}f, {p}wout) [{p}add] {y} = Add({p}tr, {p}u)"
+        )
+    text = f"(float[1,6,{width}] x) => (float[1,6,{width}] y) {{ {' '.join(lines)} }}"
+    return models.model(text, weights, name="deep")
+
+
+FUSED: tuple[tuple[str, ...], ...] = (
+    ("l0_s", "l0_p"), ("l2_p", "l2_a", "l2_o"), ("l4_o", "l4_r"), ("l5_in", "l5_act"), ("l7_in", "l7_act", "l7_out"),
+    ("l9_t", "l9_s", "l9_p", "l9_a"), ("l11_act", "l11_out", "l11_add"),
+)  # fmt: skip
+"""Nodes that a back end fuses wrongly, each in a block of the twelve; beside them GELU is computed wrongly by a real one."""
+GELUS = (1, 6, 10)

@@ -82,10 +82,11 @@ def test_a_guide_without_time_says_what_it_would_ask_next_and_goes_on_when_resum
 def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:
     case = models.conv_net()
     feed = {name: np.array(array) for name, array in case.feed.items()}
-    feed["x"].reshape(-1)[3] = np.nan
+    [name] = feed
+    feed[name].reshape(-1)[3] = np.nan
     np.savez(tmp_path / "x.npz", **feed)
     result = guide(case.write(tmp_path), GuideConfig(check=CheckConfig(data=str(tmp_path / "x.npz"))))
-    assert (result.kind, result.places, len(result.steps)) == ("data", ("x",), 1)
+    assert (result.kind, result.places, len(result.steps)) == ("data", (name,), 1)
 
 
 def test_every_answer_leads_to_a_question_that_there_is() -> None:

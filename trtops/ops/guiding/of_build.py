@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.precision import lower_precision
+from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnxrt.calibration import collect
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.calibration.cache import CalibrationCache, TensorRange
@@ -27,6 +27,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.guiding.answer import Answer
 from trtops.ops.guiding.of_model import first_lines
+from trtops.ops.guiding.result import Kind
 from trtops.ops.guiding.subject import Subject
 from trtops.ops.judging.emulated import judge_emulated
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
@@ -222,37 +223,39 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
     return _rounding_answer(found, flushed)
 
 
-def _rounding_answer(found: TriageResult, flushed: Any) -> Answer:
+def _rounding_answer(found: TriageResult, flushed: Mapping[str, int]) -> Answer:
     known = {tensor.name: tensor for tensor in found.tensors}
-    above = {name: known[name] for name in found.chain if name in known}
     too_large = next((t for t in found.tensors if t.magnitude > _LARGEST), None)
     if too_large is not None and (found.first_nonfinite is not None or found.verdict == "bad"):
-        evidence = (
-            f"{too_large.name!r}, made by {too_large.op} {too_large.node!r}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504.",
-        )
-        return Answer("a value overflows", evidence, kind="overflow", places=(too_large.node, too_large.name))
+        maker = f"{too_large.op} {too_large.node!r}"
+        said = f"{too_large.name!r}, made by {maker}, reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504."
+        return Answer("a value overflows", (said,), kind="overflow", places=(too_large.node, too_large.name))
     if found.first_nonfinite is not None:
-        place = known[found.first_nonfinite]
-        evidence = [
-            f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite, and nothing before it is beyond FP16."
-        ]
-        lost = [name for name in flushed]
-        if lost:
-            evidence.append(f"Weights that are 0 in FP16 and not in FP32: {', '.join(map(repr, lost))}.")
-        kind = "underflow" if place.op in _DIVIDING else "nan"
-        return Answer("NaN comes in", tuple(evidence), kind=kind, places=(place.node, place.name, *lost))
+        return _answer_of_nan(known[found.first_nonfinite], tuple(flushed))
     origin = known.get(found.origin or found.first or "")
     if origin is None:
         return Answer("nowhere to be seen", (found.text().splitlines()[0],), kind="rounding")
-    evidence = (
-        f"Most of the error comes in at {origin.name!r}, made by {origin.op} {origin.node!r}: relative error {origin.error:.3g}"
-        + ("" if origin.growth is None else f", {origin.growth:.3g} times that of what it reads") + ".",
-    )  # fmt: skip
-    larger = max((t.magnitude for n, t in above.items() if n != origin.name), default=0.0)
-    cancels = origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and _is_left_over(origin, larger, found)
-    kind = "cancellation" if cancels else "rounding"
-    answer = "what is left of a difference" if cancels else "rounding adds up"
-    return Answer(answer, evidence, kind=kind, places=(origin.node, origin.name))
+    said = f"Most of the error comes in at {origin.name!r}, made by {origin.op} {origin.node!r}: relative error {origin.error:.3g}"
+    if origin.growth is not None:
+        said += f", {origin.growth:.3g} times that of what it reads"
+    larger = max((known[n].magnitude for n in found.chain if n in known and n != origin.name), default=0.0)
+    places = (origin.node, origin.name)
+    if origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and _is_left_over(origin, larger, found):
+        return Answer("what is left of a difference", (f"{said}.",), kind="cancellation", places=places)
+    return Answer("rounding adds up", (f"{said}.",), kind="rounding", places=places)
+
+
+def _answer_of_nan(place: TensorError, lost: tuple[str, ...]) -> Answer:
+    """What a NaN or an infinity that no overflow explains comes from."""
+    said = (
+        f"{place.name!r}, made by {place.op} {place.node!r}, is NaN or infinite, and nothing before it is beyond FP16."
+    )
+    zeros = f"Weights that are 0 in FP16 and not in FP32: {', '.join(map(repr, lost))}."
+    evidence = (said, zeros) if lost else (said,)
+    places = (place.node, place.name, *lost)
+    if place.op in _DIVIDING:
+        return Answer("NaN comes in", evidence, kind="underflow", places=places)
+    return Answer("NaN comes in", evidence, kind="nan", places=places)
 
 
 def _is_left_over(origin: TensorError, larger: float, found: TriageResult) -> bool:
@@ -264,10 +267,10 @@ def _is_left_over(origin: TensorError, larger: float, found: TriageResult) -> bo
 def ask_keep(subject: Subject, parent: str) -> Answer:
     """Which nodes have to stay in FP32."""
     config = subject.config
-    to = "bf16" if config.build.precision == "bf16" else "fp16"
+    to: LowPrecision = "bf16" if config.build.precision == "bf16" else "fp16"
     asked = PrecisionConfig(
         to=to, tolerances=config.check.tolerances, max_checks=max(config.keep_checks, 2), latency_runs=0
-    )  # type: ignore[arg-type]
+    )
     found = find_nodes_to_keep(
         str(subject.path), asked, feeds=subject.feeds, tracker=subject.tracker, experiment=subject.experiment,
         tags=subject.tags, parent=parent,
@@ -312,10 +315,8 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
             return Answer(
                 "one is cut short", evidence, kind="range", places=tuple(worst[:count]), remedy=remedy, builds=count
             )
-    evidence = (
-        f"{worst[0]!r} reaches {ratios[worst[0]]:.3g} times what its range holds, and mending that does not help.",
-    )
-    return Answer("others are to blame", evidence, builds=len(worst))
+    said = f"{worst[0]!r} reaches {ratios[worst[0]]:.3g} times what its range holds, and mending that does not help."
+    return Answer("others are to blame", (said,), builds=len(worst))
 
 
 def _with_ranges(cache: CalibrationCache, ranges: Sequence[TensorRange]) -> CalibrationCache:
@@ -435,7 +436,7 @@ def ask_window(subject: Subject, parent: str, *, convicted: bool) -> Answer:
         evidence.append(
             f"It is a Heisenbug: with {', '.join(map(repr, marks.marked))} observed, the error is not there."
         )
-    kind = "fusion" if marks.vanishes and not convicted else None
+    kind: Kind | None = "fusion" if marks.vanishes and not convicted else None
     return Answer(
         f"{len(names)} nodes",
         tuple(evidence),

@@ -97,8 +97,8 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
     if nans:
         return _nan_of_model(subject, parent, nans[0])
     if report:
-        evidence = ("Run twice without optimizations, the model gives the same outputs to the bit, and no NaN.",)
-        return Answer("yes", evidence, ruled_out=("random nodes", "NaN of the model itself"))
+        same = "Run twice without optimizations, the model gives the same outputs to the bit, and no NaN."
+        return Answer("yes", (same,), ruled_out=("random nodes", "NaN of the model itself"))
     evidence = [f"Run twice on the same data, it differs: {'; '.join(report.reasons)[:300]}"]
     first = _first_that_changes(subject, exactly)
     places: tuple[str, ...] = ()

@@ -321,7 +321,7 @@ def _finished(subject: Subject, run: Run, steps: Sequence[Step]) -> GuideResult:
 
 def _with_files(subject: Subject, result: GuideResult) -> GuideResult:
     """Where the smallest case and its bundle are: in the folder that was asked for, else in the run."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, name in (("minimal", minimal.MINIMAL), ("bundle", minimal.BUNDLE)):
         file = subject.files / name
         if not file.is_file():

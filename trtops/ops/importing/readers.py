@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from trtops import errors
 from trtops.comparator.report import Tolerances, compare_outputs

@@ -175,7 +175,7 @@ class _Trying:
         if self.config.build.precision == "int8":
             return list(quantizable_layers(proto))
         if self.config.build.precision in ("fp16", "bf16"):
-            return list(lower_precision(proto, self.config.build.precision).lowered)  # type: ignore[arg-type]
+            return list(lower_precision(proto, self.config.build.precision).lowered)
         return []
 
     def _deniable(self) -> list[str]:
@@ -243,7 +243,7 @@ class _Trying:
         )  # fmt: skip
         folder = Path(self.config.output).absolute().parent if self.config.output else Path(self._folder())
         stem = Path(self.config.output).stem if self.config.output else self.path.stem
-        files = {}
+        files: dict[str, str] = {}
         for algorithm in self.config.algorithms:
             cache = _chosen(collected, algorithm)
             file = folder / f"{stem}_{algorithm}.cache.json"
@@ -263,7 +263,7 @@ class _Trying:
 
 def _chosen(collected: Any, algorithm: Any) -> CalibrationCache:
     """Ranges chosen in another way from the same histograms."""
-    cache = collected.cache
+    cache: CalibrationCache = collected.cache
     ranges = []
     for each in cache.ranges:
         histogram = collected.histograms[each.name]

@@ -31,6 +31,9 @@ from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
 
+_SHORT = 5
+"""Nodes of a window that is short enough."""
+
 _WIDEST_APART = 12
 """Nodes of the widest window that is tried around marked tensors."""
 
@@ -182,7 +185,7 @@ def _window_on_its_own(own: _OwnWindows, result: IsolateResult) -> IsolateResult
     try:
         window: algorithms.Interval | None = (0, own.count)
         if own.fails(0, own.count):
-            window = _shrunk(own, algorithms.halve(own.ask, (0, own.count)))
+            window = _narrowed(own, _shrunk(own, algorithms.halve(own.ask, (0, own.count))))
         else:  # cut apart from what feeds it, the whole is right: a part may go wrong still
             window = None
     except OutOfBuildsError:
@@ -205,6 +208,17 @@ def _shrunk(own: _OwnWindows, window: algorithms.Interval) -> algorithms.Interva
     while own.fails(low, high - 1):
         high -= 1
     return low, high
+
+
+def _narrowed(own: _OwnWindows, window: algorithms.Interval) -> algorithms.Interval:
+    """A short window inside of a long one, where there is one: what follows can hide an error, as normalization hides a shift."""
+    low, high = window
+    if high - low <= _SHORT:
+        return window
+    widths = range(1, _SHORT + 1)
+    inside = ((start, start + width) for width in widths for start in range(low, high - width + 1))
+    found = algorithms.first_failing(own.ask, inside)
+    return window if found is None else _shrunk(own, found)
 
 
 def _window_apart(apart: Apart, cutter: Cutter, result: IsolateResult) -> IsolateResult:
