@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from tests import models
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
+from trtops.comparator.report import Tolerances
 from trtops.metadata import TensorMetadata
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.judging.judgement import CheckConfig
@@ -217,6 +218,27 @@ FAULTS: tuple[Planted, ...] = (
     Planted("dead branch, convolutional", ("dead branch",), ("gate", "h"), lambda f: against(convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(True), "closed": np.float32(0)}), convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(False), "closed": np.float32(0)}), f)),
 )  # fmt: skip
 """Twenty faults of ten kinds in five models."""
+
+
+UP_AND_DOWN = "[up] g = Add(b, k) [down] c = Sub(g, k)"
+SQUARED = "[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)"
+MORE_TO_MEND: tuple[Planted, ...] = tuple(
+    Planted(name, (), (), make, True)
+    for name, make in {
+        "overflow, dense, by 5000": lambda f: plain(dense(SQUARED, {"k": np.float32(5000)}), FP16),
+        "overflow, convolutional, squared": lambda f: plain(convolutional(SQUARED, LARGE), FP16),
+        "overflow, dense, scaled": lambda f: plain(dense("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(6e4)}), FP16),
+        "cancellation, dense, by 1000": lambda f: plain(dense(UP_AND_DOWN, {"k": np.float32(1000)}), FP16),
+        "cancellation, convolutional": lambda f: plain(convolutional(UP_AND_DOWN, LARGE), FP16),
+        "tactic, convolutional": lambda f: plain(convolutional(GELU, GELU_WEIGHTS), APPROXIMATE),
+        "tactic, deep transformer": lambda f: plain(deep_transformer(3), APPROXIMATE, tolerances=Tolerances(atol=1e-5, rtol=1e-4)),
+        "range cut, dense, before": lambda f: range_cut(dense(), "x", f),
+        "range cut, convolutional, input": lambda f: range_cut(convolutional(), "x", f),
+        "range cut, dense, with GELU": lambda f: range_cut(dense(GELU, GELU_WEIGHTS), "c", f),
+        "guard underflows, normed, 1e-10": lambda f: plain(normed(eps=1e-10), FP16, data=flat_rows(f)),
+    }.items()
+)  # fmt: skip
+"""Eleven more that an engine can be built around, for repair."""
 
 
 def deep_transformer(gelu: int | None = None, layers: int = 12, width: int = 16) -> onnx.ModelProto:

@@ -28,6 +28,7 @@ from tests.guide.planted import (
     FP32,
     FUSED,
     GELUS,
+    MORE_TO_MEND,
     Planted,
     convolutional,
     deep_transformer,
@@ -82,8 +83,8 @@ def show_guide(folder: Path) -> bool:
 
 
 def show_repair(folder: Path) -> bool:
-    """Planted faults that an engine can be built around: all but one in twenty repaired, and judged again by convert."""
-    faults = [fault for fault in FAULTS if fault.mends]
+    """Twenty planted faults that an engine can be built around: at least 19 repaired, and judged again by convert."""
+    faults = [*(fault for fault in FAULTS if fault.mends), *MORE_TO_MEND]
     right = 0
     for number, fault in enumerate(faults):
         path, asked = fault.write(folder / str(number))
