@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -61,6 +61,9 @@ test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stor
 
 test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)
 	$(PY) -m tests.attacks.sigkills --kills $(or $(N),50)
+
+guide: $(VENV)/.test ## planted faults: named by the guide, isolated, bundled, repaired; some minutes, with tables
+	$(PY) -m tests.guide.shown
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
