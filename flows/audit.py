@@ -17,7 +17,6 @@ from prefect.states import Completed, Failed
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.parameters import Count
-from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops import errors
@@ -25,6 +24,7 @@ from trtops.ops.auditing.config import AtLeast, AuditConfig
 from trtops.ops.auditing.op import audit as audit_op
 from trtops.ops.auditing.result import AuditResult
 from trtops.spec import BackendName
+from trtops.terminal import progress
 from trtops.tracking.schema import Tag
 
 

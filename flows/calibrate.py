@@ -14,13 +14,13 @@ from typing import Annotated
 from flows.artifacts import show_result
 from flows.command import config_flag, run
 from flows.parameters import Count
-from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.calibration.histogram import Algorithm
 from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.spec import BackendName
+from trtops.terminal import progress
 
 
 @trtops_task(name="calibrate-model")

@@ -18,7 +18,6 @@ from prefect.states import Completed, Failed
 from flows.artifacts import show_result
 from flows.command import run
 from flows.parameters import Count
-from flows.progress import progress
 from flows.slots import current_slot
 from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops import errors
@@ -28,6 +27,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
 from trtops.ops.engines.model_list import ModelList
 from trtops.spec import BackendName
+from trtops.terminal import progress
 
 log = logging.getLogger(__name__)
 

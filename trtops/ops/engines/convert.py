@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,9 +32,9 @@ from trtops.ops.judging.judgement import (
     tolerances_for,
 )
 from trtops.ops.result import OpResult, op_run
-from trtops.ops.tables import size, table
 from trtops.record import Record, sha256
 from trtops.spec import BuildConfig
+from trtops.tables import size, table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
@@ -116,6 +117,17 @@ class ConvertResult(OpResult):
             named = ", ".join(f"`{name}`" for name in self.crashed)
             yield from (f"The builder took its process down under {named}; the engine is built without.", "")
         yield from describe(self.judgement)
+
+    @property
+    def next_step(self) -> str:
+        """A good engine can be accepted for everybody; of a bad one it can be asked where the error begins."""
+        if not self.run_id:
+            return ""
+        if self.verdict == "good":
+            return f"trtops runs promote {self.run_id}"
+        if self.precision in ("fp16", "bf16") and self.subject:
+            return f"trtops debug accuracy {shlex.quote(self.subject)} --emulate {self.precision}"
+        return super().next_step
 
     @property
     def called(self) -> str:
@@ -204,7 +216,7 @@ def convert(
         with _opened_backend(config) as backend:
             result = _build_and_judge(backend, loaded, config, run, tracker, built)
         run.finish(result.verdict)
-        return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
+        return replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ def reduce(
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
         found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
-        result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
+        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
