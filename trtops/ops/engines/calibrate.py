@@ -184,9 +184,11 @@ def calibrate(
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"
+    if config.data is None and data is None:
+        raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
+    loaded = Model.load(path)
     with op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
-        loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         remembered = None if data is None else _RememberedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))

@@ -16,7 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
-from trtops.metadata import TensorMetadata
+from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
@@ -211,12 +211,27 @@ def convert(
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} {config.build.precision} {config.build.backend}"
+    loaded = _readable(path, config)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
-        loaded = Model.load(path)
         with _opened_backend(config) as backend:
             result = _build_and_judge(backend, loaded, config, run, tracker, built)
         run.finish(result.verdict)
         return replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
+
+
+def _readable(path: Path, config: ConvertConfig) -> Model:
+    """The model, once model, data and back end are known to be there: a mistake leaves no run behind.
+
+    A script that makes data is not asked for any here, since it may take its time.
+    """
+    loaded = Model.load(path)
+    inputs = TensorMetadata.of(loaded.info.inputs)
+    feeds = config.check.open(inputs)
+    if config.check.data is not None and ".py" not in config.check.data:
+        check_feed(inputs, next(iter(feeds)))
+    if config.build.backend != "onnxruntime":
+        engine_backend(config.build.backend).environment()
+    return loaded
 
 
 @contextlib.contextmanager
