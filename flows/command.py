@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,10 +81,10 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
             result: Any = app(_in_our_words(sys.argv[1:], words))
     except (AuditError, BuildListError) as exc:
         result = exc.result  # its flow fails, so that its state says so; here it is a result like others
-    except (cyclopts.CycloptsError, ConfigError) as exc:
-        print(f"{prog}: {_one_line(exc)}\nTry: {prog} -h", file=sys.stderr)
-        return 2
-    except TrtopsError as exc:
+    except (cyclopts.CycloptsError, TrtopsError) as exc:
+        if not isinstance(exc, TrtopsError) or _is_about_options(exc):
+            print(f"{prog}: {_one_line(exc)}\nTry: {prog} -h", file=sys.stderr)
+            return 2
         print(f"error: {exc}", file=sys.stderr)
         return 3
     except OSError as exc:
@@ -111,6 +112,14 @@ def _words_text(words: Mapping[str, Sequence[str]]) -> str:
     if not words:
         return ""
     return "As in `trtops`: " + ", ".join(f"{word} for {' '.join(said)}" for word, said in words.items()) + "."
+
+
+def _is_about_options(exc: TrtopsError) -> bool:
+    """Whether an error was raised while the flow's parameters became a config, before anything was done."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    here = Path(__file__).parent
+    made = any(frame.name == "__post_init__" for frame in frames) or Path(frames[-1].filename).parent == here
+    return isinstance(exc, ConfigError) and made
 
 
 def _one_line(exc: Exception) -> str:

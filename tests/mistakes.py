@@ -71,7 +71,7 @@ MISTAKES = (
     Mistake(
         "The data is not there",
         "nowhere.npz",
-        2,
+        3,
         "convert model.onnx --convert-to ort --experiment e --load-inputs nowhere.npz",
         "convert model.onnx --load-inputs nowhere.npz",
         "convert('model.onnx', ConvertConfig(check=CheckConfig(data='nowhere.npz')), tracker=tracker)",
@@ -141,13 +141,13 @@ MISTAKES = (
         "FormatError",
     ),
     Mistake(
-        "INT8 is to be calibrated without data",
-        "data",
+        "There is no such algorithm",
+        "entropie",
         2,
-        "calibrate model.onnx",
-        "calibrate model.onnx",
-        "calibrate('model.onnx', CalibrateConfig(), tracker=tracker)",
-        "ConfigError",
+        "calibrate model.onnx --load-inputs images.npz --algorithm entropie",
+        "calibrate model.onnx images.npz --algorithm entropie",
+        'CalibrateConfig.from_json(\'{"algorithm": "entropie"}\')',
+        "FormatError",
     ),
     Mistake(
         "The policy is not there",

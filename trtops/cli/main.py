@@ -174,7 +174,7 @@ def _execute(module: Any, plan: Any, log: logging.Logger, words: list[str]) -> i
         if isinstance(exc, BrokenPipeError):
             raise
         log.error("%s", _error_text(exc))
-        return 2 if isinstance(exc, ConfigError) else 3
+        return 3
     except Exception as exc:
         if lines := _of_a_script(exc, words):
             log.error("%s", lines)
