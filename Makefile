@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-gpu test-gpus test-postgres ui up down status deploy serve constraints docs clean
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres ui up down status deploy serve constraints docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -51,6 +51,9 @@ format: $(VENV)/.test ## let ruff put the code in order
 
 test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
 	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
+
+test-long: $(VENV)/.test ## campaigns with all their seeds and kills, of which `make test` tries a part; takes some minutes
+	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
