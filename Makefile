@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide docs
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -109,9 +109,17 @@ deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the serve
 serve: $(VENV)/.demo ## serve all deployments from one process, without work pools, until Ctrl-C
 	@$(PY) -m flows.deployments serve
 
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "Installing what the documentation needs into $(VENV)"
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## write the documentation into build/docs; links that lead nowhere are errors
+	$(PY) -m mkdocs build --quiet --config-file docs/mkdocs.yml
+
 constraints: ## resolve the newest releases anew and write them down for this Python
 	$(PYTHON) -m venv $(VENV)-fresh
-	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask]'
+	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask,docs]'
 	(head -n 1 $(CONSTRAINTS); $(VENV)-fresh/bin/python -m pip freeze --exclude-editable) > $(VENV)-fresh/pins
 	mv $(VENV)-fresh/pins $(CONSTRAINTS)
 	rm -rf $(VENV)-fresh

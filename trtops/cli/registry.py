@@ -92,8 +92,8 @@ COMMANDS: dict[Path, str] = {
     ("team", "status"): "say what is up, where, and since when",
     ("team", "env"): "print what a shell needs to use the servers",
     ("team", "password"): "print user and password of a server",
-    ("doctor",): "say what is installed here, and what each TensorRT release can do",
-    ("completion",): "print a completion script for bash or zsh",
+    ("doctor",): "say whether store, servers, workers, GPU and releases can be used, and what to do",
+    ("completion",): "print a completion script for bash, zsh or fish",
 }
 """Every command, with a line about it. Its module follows from its words: see :func:`module_of`."""
 

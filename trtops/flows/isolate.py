@@ -1,6 +1,6 @@
 """The isolate flow: the smallest window of nodes that flips the verdict, or the fewest tensors to mark.
 
-From Python: ``from flows.isolate import isolate; isolate("model.onnx", precision="fp16")``. From the shell: ``python -m
+From Python: ``from trtops.flows.isolate import isolate; isolate("model.onnx", precision="fp16")``. From the shell: ``python -m
 flows.isolate model.onnx --precision fp16``, and with ``--marks`` for tensors. As a deployment: see ``prefect.yaml``.
 """
 

@@ -15,7 +15,7 @@ from trtops import errors, ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_page
+from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def execute(plan: Plan) -> int:
     result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment, built=write)
     if failed:
         raise failed[0]
-    say_page(result.page())
+    say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

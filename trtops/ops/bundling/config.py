@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trtops import errors
 from trtops.ops.result import OpResult
-from trtops.ops.tables import size
 from trtops.record import Record
+from trtops.tables import size
 from trtops.verdict import Verdict
 
 

@@ -10,8 +10,8 @@ from trtops import errors
 from trtops.ops.importing.found import Found
 from trtops.ops.importing.readers import read_results
 from trtops.ops.result import OpResult, op_run
-from trtops.ops.tables import table
 from trtops.record import sha256_file
+from trtops.tables import table
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
 from trtops.tracking.tables import log_table

@@ -14,9 +14,9 @@ from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.space import Outcome, Point, pareto_front
 from trtops.ops.result import OpResult
-from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 Change: TypeAlias = Literal["keep", "deny", "mark", "level", "calibration"]

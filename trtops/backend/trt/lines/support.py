@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops.backend.trt.lines import Feature
+from trtops.tables import markdown_table
 
 RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
     ("8.6", (8, 6), False),
@@ -138,7 +139,5 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 def support_table() -> str:
     """The table as Markdown. ``shown``: a test runs it on the real library; ``written``: to the API, not yet run."""
-    titles = [title for title, _, _ in RELEASES]
-    rows = [["", *titles], ["---", *["---"] * len(titles)]]
-    rows += [[capability.title, *(capability.cell(release) for release in RELEASES)] for capability in CAPABILITIES]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    cells = ([capability.title, *map(capability.cell, RELEASES)] for capability in CAPABILITIES)
+    return markdown_table(["", *(title for title, _, _ in RELEASES)], cells) + "\n"

@@ -97,7 +97,7 @@ def reduce(
             real = config.inputs == "real" and (feeds is not None or config.data is not None)
             config = replace(config, branches="frozen" if real else "inputs")
         found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
-        result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
+        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
