@@ -26,6 +26,7 @@ COMMANDS: dict[Path, str] = {
     ("build-list",): "build every model of a list, and say what became of each",
     ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
+    ("report",): "write a run, or two side by side, as one HTML page",
     ("gate",): "hold a candidate against the accepted engine, and accept or refuse it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",

@@ -125,6 +125,8 @@ if TYPE_CHECKING:
     from trtops.ops.model.template import template as template
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
+    from trtops.ops.runs.report import Report as Report
+    from trtops.ops.runs.report import report as report
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side

@@ -25,14 +25,16 @@ from trtops.ops.judging.judgement import (
     CheckConfig,
     Judgement,
     describe,
+    describe_beside,
     judge,
     log_judgement,
     shown_value,
     tolerances_for,
 )
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.tables import size, table
 from trtops.record import Record, sha256
+from trtops.reports.document import Section
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -116,6 +118,15 @@ class ConvertResult(OpResult):
             named = ", ".join(f"`{name}`" for name in self.crashed)
             yield from (f"The builder took its process down under {named}; the engine is built without.", "")
         yield from describe(self.judgement)
+
+    def sections(self) -> Iterable[Section]:
+        """Where the engine comes from, and what the table of outputs, which the report has, does not say."""
+        reused = f"The engine is that of run `{self.reused_from}`.\n\n" if self.reused_from else ""
+        crashed = ", ".join(f"`{name}`" for name in self.crashed)
+        without = (
+            f"The builder took its process down under {crashed}; the engine is built without.\n\n" if crashed else ""
+        )
+        return (Section(text=reused + without + "\n".join(describe_beside(self.judgement))),)
 
     @property
     def called(self) -> str:
@@ -203,7 +214,8 @@ def convert(
         loaded = Model.load(path)
         with _opened_backend(config) as backend:
             result = _build_and_judge(backend, loaded, config, run, tracker, built)
-        run.finish(result.verdict)
+        result = replace(result, title=f"convert {path.name} to {result.called} on {config.build.backend}")
+        finish_with(run, result, tracker)
         return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.mlflow.embedded import open_database
+from trtops.tracking.mlflow.run import read_status
 from trtops.tracking.schema import Tag
 
 
@@ -38,11 +39,18 @@ def run_rows(store: Store) -> list[RunRow]:
     Raises:
         StoreError: If its database cannot be read.
     """
-    kind = "SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?"
-    query = f"SELECT run_uuid, name, status, lifecycle_stage, EXISTS({kind}), artifact_uri FROM runs"
+    value = "(SELECT value FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?)"
+    query = f"SELECT run_uuid, name, status, lifecycle_stage, {value}, {value}, artifact_uri FROM runs"
     with open_database(store) as database:
-        rows = database.execute(query, (Tag.KIND,)).fetchall()
+        rows = database.execute(query, (Tag.KIND, Tag.MANIFEST_SHA256)).fetchall()
     return [
-        RunRow(run_id, name or "", status == "FINISHED", stage != "active", bool(ours), local_folder(store, uri or ""))
-        for run_id, name, status, stage, ours, uri in rows
+        RunRow(
+            run_id,
+            name or "",
+            read_status(status, {Tag.MANIFEST_SHA256: sealed or ""}) == "finished",
+            stage != "active",
+            kind is not None,
+            local_folder(store, uri or ""),
+        )
+        for run_id, name, status, stage, kind, sealed, uri in rows
     ]
