@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
+from flows.artifacts import ended
 from flows.command import config_flag, run
 from flows.parameters import Count
 from flows.progress import progress
@@ -37,7 +37,7 @@ def calibrate_model(model: str, config: CalibrateConfig, experiment: str | None)
         )
 
 
-@trtops_flow(name="calibrate", run_name="{model.stem}")
+@trtops_flow(name="calibrate")
 def calibrate(
     model: Path,
     data: str | None = None,
@@ -91,8 +91,7 @@ def calibrate(
         output=output or config.output,
     )
     result = calibrate_model(str(model), config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
+from flows.artifacts import ended
 from flows.command import config_flag, run
 from flows.parameters import Several
 from flows.progress import progress
@@ -63,8 +63,7 @@ def noise(
         statistic=statistic or config.statistic,
     )
     result = measure_noise(campaign, config)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

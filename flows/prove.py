@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
+from flows.artifacts import ended
 from flows.command import config_flag, run
 from flows.parameters import Count, Index
 from flows.progress import progress
@@ -57,8 +57,7 @@ def prove(
     if suspect is not None:
         config = replace(config, suspect=suspect)
     result = prove_suspect(campaign, replace(config, repeats=repeats or config.repeats))
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from flows.artifacts import show_result
+from flows.artifacts import ended
 from flows.command import config_flag, run
 from flows.parameters import Count, Positive
 from flows.slots import current_slot
@@ -41,7 +41,7 @@ def check_together(ask: Callable[[Parts], Any], candidates: Iterable[Parts]) -> 
     return [future.result() for future in futures]
 
 
-@trtops_flow(name="reduce", run_name="{model.stem}")
+@trtops_flow(name="reduce")
 def reduce(
     model: Path,
     data: str | None = None,
@@ -100,8 +100,7 @@ def reduce(
         result = reduce_op(
             model, check, config, tracker=tracker(), experiment=experiment, tags=flow_tags(), evaluate=evaluate
         )
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

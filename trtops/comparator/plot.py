@@ -145,7 +145,15 @@ def error_plot(a: Array, b: Array, name: str) -> Figure:
     figure = Figure(figsize=(7.5, 6.5), layout="constrained", dpi=110)
     upper, lower = figure.subplots(2, sharex=True)
     for axes, error, label in [(upper, absolute, "absolute error"), (lower, relative, "relative error")]:
-        axes.scatter(magnitude, error, s=4, alpha=0.4, linewidths=0, color="#2f5d8a", rasterized=True)
+        axes.scatter(
+            magnitude,
+            error,
+            s=4 if drawn > 5000 else 14,
+            alpha=0.4 if drawn > 5000 else 0.8,
+            linewidths=0,
+            color="#3b7dd8",
+            rasterized=True,
+        )
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
         _scale_axis(axes, "y", error)

@@ -18,7 +18,12 @@ GROUPS = (
                 help="the run's id or what it begins with: a build, a campaign, a proof, a gate, an audit",
             ),
             Flag(names=("beside",), takes="optional", help="another run, to be held against the first"),
-            Flag(names=("-o", "--output"), help="the file to write; report-<run>.html unless given"),
+            Flag(
+                names=("-o", "--output"),
+                to="output",
+                shown="FILE",
+                help="the file to write; report-<run>.html unless given",
+            ),
         ),
     ),
     groups.STORE,

@@ -44,7 +44,7 @@ def experiment_tags(experiment_id: str) -> dict[str, str]:
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "lifecycleFilter": "Active",
-        "selectedColumns": ["attributes.`Created`", "attributes.`Duration`", *COLUMNS],
+        "selectedColumns": ["attributes.`Created`", *COLUMNS],
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode("utf-8"))).decode("ascii")
     view = {"name": "Verdicts", "createdAt": now, "updatedAt": now, "state": f"deflate;{packed}"}
