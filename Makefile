@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
+.PHONY: help demo test check format bench bench-gpu test-kills test-browser test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -51,6 +51,9 @@ format: $(VENV)/.test ## let ruff put the code in order
 
 test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
 	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
+
+test-browser: $(VENV)/.test ## the pages of the real servers in Debian's chromium (apt install chromium); takes some minutes
+	TRTOPS_TEST_BROWSER=1 $(PY) -m pytest -q tests/reports
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

@@ -72,7 +72,7 @@ class CalledFlow(Flow[P, R]):
 
 
 def trtops_flow(
-    *, name: str, run_name: Callable[..., str] | str | None = None
+    *, name: str, run_name: Callable[[], str] | str | None = None
 ) -> Callable[[Callable[P, R]], CalledFlow[P, R]]:
     """Declare a flow: parameters validated, results never persisted (Prefect would pickle them)."""
 
@@ -95,8 +95,10 @@ _TELLING = ("model", "models", "folder", "actual", "golden", "campaign", "run_id
 """Parameters that tell runs of a flow apart, in the order in which a name has them."""
 
 
-def told_apart(parameters: dict[str, Any]) -> str:
-    """The name of a flow run: what it works on and in which precision. Prefect calls it, by this name, as the run begins."""
+def told_apart() -> str:
+    """The name of a flow run: what it works on and in which precision. Prefect calls it while the run begins."""
+    context = prefect.context.FlowRunContext.get()
+    parameters = {} if context is None else context.parameters or {}
     build = getattr(parameters.get("config"), "build", None)
     words = {name: getattr(build, name, None) for name in ("precision", "backend")} | _without_none(parameters)
     return " ".join(word for name in _TELLING if (word := _name_of(words.get(name))))[:200] or "run"

@@ -66,7 +66,8 @@ class OpResult(Record):
         """What a report shows below the reasons: the :meth:`body`, unless there is something better to show."""
         from trtops.reports.document import Section
 
-        return (Section(text="\n".join(self.body())),)
+        said = {f"- {reason}" for reason in getattr(self, "reasons", ())}
+        return (Section(text="\n".join(line for line in self.body() if line not in said)),)
 
     def document(self) -> Document:
         """What the report of the run says."""

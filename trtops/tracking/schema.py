@@ -245,7 +245,6 @@ class Artifact:
     """What an audit found so far."""
     AUDIT_RESULT = "audit/result.json"
     AUDIT_PAGE = "audit/report.md"
-    AUDIT_HTML = "audit/report.html"
     BUILD_LOG = "build.log"
     REPORT = "report/report.html"
     """The run as one page for people (:mod:`trtops.reports`)."""

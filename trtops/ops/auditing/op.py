@@ -15,7 +15,6 @@ from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.explaining import best, explain
 from trtops.ops.auditing.gathering import Folder, gather
 from trtops.ops.auditing.integrity import Shelf, check_integrity
-from trtops.ops.auditing.pages import html_page
 from trtops.ops.auditing.rebuilding import environment_differences, rebuild
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
 from trtops.ops.campaign.benches import bench, close_benches
@@ -275,7 +274,6 @@ def _is_asked_for(info: RunInfo, config: AuditConfig) -> bool:
 def _log_result(run: Run, result: AuditResult) -> None:
     run.log_json(result, schema.Artifact.AUDIT_RESULT)
     run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
-    run.log_text(html_page(result), schema.Artifact.AUDIT_HTML)
     _save_part(run, {})
     numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
     numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
