@@ -40,7 +40,8 @@ def verdict_state(result: OpResult, error: Exception | None = None) -> State[Any
     name = state_name(result)
     if result.verdict == "good":
         return Completed(name=name, message=result.headline, data=result)
-    return Failed(name=name, message=result.headline, data=error or VerdictError(result))
+    message = "; ".join(getattr(result, "reasons", ())) or result.headline
+    return Failed(name=name, message=message, data=error or VerdictError(result))
 
 
 def state_name(result: OpResult) -> str:
