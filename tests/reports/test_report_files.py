@@ -81,6 +81,7 @@ def test_a_run_s_description_begins_with_the_verdict_and_ends_with_digests(track
 def test_a_failed_run_says_so_in_its_report(tracker: MemoryTracker, tmp_path: Path) -> None:
     with pytest.raises(ValueError), tracked(tracker, "odd", "odd int8", kind="build") as run:
         raise ValueError("the calibrator ran dry")
+    assert tracker.info(run.id).tags[Tag.NOTE].startswith("**error**")
     written = ops.report(run.id, tracker=tracker, output=tmp_path / "r.html")
     page = Path(written.path).read_text("utf-8")
     assert "the calibrator ran dry" in page and 'class="verdict error"' in page

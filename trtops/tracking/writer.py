@@ -137,7 +137,9 @@ class RunWriter(ABC):
                 else:
                     # The tag of a manifest that could not be written would say that there is one.
                     unsealed = {Tag.MANIFEST_SHA256: ""} if self._sealed else {}
-                    self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error", **unsealed})
+                    text = error_text(error)
+                    note = failure_note(self.id, text)
+                    self._put_failure({Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: note, **unsealed})
             except Exception as exc:  # the error that the run fails with matters more
                 logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
@@ -486,6 +488,13 @@ def _copy_and_hash(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
             writer.write(block[:count])
             size += count
     return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
+
+
+def failure_note(run_id: str, error: str) -> str:
+    """The description of a run that did not come to its end: what happened, and what to do next."""
+    shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
+    lines = ("**error** · ended before its time", "", "```text", shown, "```", "", "**Next**", "", "```sh")
+    return "\n".join([*lines, f"trtops inspect run {run_id}  # all that the store holds of it", "```"])
 
 
 def json_text(value: Record | JSONValue) -> str:

@@ -22,7 +22,14 @@ from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, 
 from trtops.tracking.mlflow.views import experiment_tags
 from trtops.tracking.registry import ACCEPTED, RegisteredVersion, artifact_of, check_registration, source_of
 from trtops.tracking.schema import Artifact, Kind, Tag
-from trtops.tracking.writer import check_reopening, checked_names, read_manifest, starting_tags, without_dropped
+from trtops.tracking.writer import (
+    check_reopening,
+    checked_names,
+    failure_note,
+    read_manifest,
+    starting_tags,
+    without_dropped,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -158,7 +165,8 @@ class MlflowTracker:
             files = self._files(entity)
             whole = files.manifest() is not None
             if not whole:
-                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why}))
+                note = failure_note(run_id, why)
+                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why, Tag.NOTE: note}))
             verdict = entity.data.tags.get(Tag.VERDICT)
             self._connection.end(run_id, shown_status("finished", verdict) if whole else "KILLED")
             files.sweep()
