@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-browser test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
+.PHONY: help demo test check format bench bench-gpu test-kills test-browser test-long test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -54,6 +54,9 @@ test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a camp
 
 test-browser: $(VENV)/.test ## the pages of the real servers in Debian's chromium (apt install chromium); takes some minutes
 	TRTOPS_TEST_BROWSER=1 $(PY) -m pytest -q tests/reports
+
+test-long: $(VENV)/.test ## campaigns with all their seeds and kills, of which `make test` tries a part; takes some minutes
+	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "
     os.environ.pop(name, None)
 
 
+ROOT = Path(__file__).resolve().parents[1]
 _LONGEST = "the campaign on a GPU"
 
 
@@ -62,17 +65,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def together(nodeid: str) -> str:
     """What a test has in common with those that are to run in its process.
 
-    Flows share a Prefect server, tests of a team's servers these, GPU tests of a file their engines, and the documents'
-    command lines their folders. The one test that takes ten minutes has a few short ones with it: a process with only one
-    test left is given more to wait for it.
+    Flows share a Prefect server, and tests of a file with a fixture for the module what that makes, or the folder in which
+    each reads what others wrote. The one GPU test that takes ten minutes has a few short ones with it: a process with only
+    one test left is given more to wait for it.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/flows/"):
         return "flows"
-    if file.startswith("tests/team/test_team"):
-        return file
-    if "gpu" not in file:
-        return nodeid
-    if "campaign" in file or "checks" in file:
-        return _LONGEST
-    return f"{file} {test.partition('[')[2][:3]}" if "seeds" in file else file
+    if "gpu" in file:
+        if "campaign" in file or "checks" in file:
+            return _LONGEST
+        return f"{file} {test.partition('[')[2][:3]}" if "seeds" in file else file
+    return file if _has_module_fixture(file) else nodeid
+
+
+@functools.cache
+def _has_module_fixture(file: str) -> bool:
+    return 'scope="module"' in Path(ROOT, file).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ class Together(LoadScopeScheduling):
         return self._scope_of(nodeid)
 
     def _reschedule(self, node: WorkerController) -> None:
-        if node.shutting_down:
+        if node.shutting_down or node not in self.registered_collections:  # the latter is about to collect its tests
             return
         while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
             self._assign_work_unit(node)

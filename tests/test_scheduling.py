@@ -46,7 +46,3 @@ def test_the_run_ends_and_every_other_test_is_run(tmp_path: Path) -> None:
     assert "3 failed, 13 passed" in out, out
     for died in ("test_one[0]", "test_one[11]", "test_flow[1]"):
         assert f"crashed while running 'test_dying.py::{died}'" in out
-
-
-def test_without_a_death_all_is_run_once(tmp_path: Path) -> None:
-    assert "16 passed" in run_with_dying(tmp_path, dying=set(), flow=-1)

@@ -97,16 +97,20 @@ COMMANDS = (
 """In order: some read what others before them wrote."""
 
 VERDICTS = r"PASSED|FAILED|RUNNING \| Command|Accuracy |Finished \d+ iteration|L2 Norm|PSNR|Cosine Similarity"
-RUN = r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: "
+RUN = (
+    r".*Validating output: |mean=|Output Validation|.* \| Comparing Output: |Tolerance: |Error Metrics: "
+    r"|Minimum Required Tolerance: |.* \| Stats: |---- (Values|Histogram)|Bin Range |\(.* \|"
+)
 INSPECT = (
     r"==== |---- |Name: |Node |Initializer \||\{|-- Iteration|.* \| Stats: |.*iteration\(s\) matched|.*unbounded DDS"
 )
+SURGEON = r"(Original|New) Model:|Saving ONNX model to: |Folding Constants|Total Nodes \||---- |Name: "
 """Lines that people and scripts look for: of all commands, and of some."""
 
 
 def kept_lines(command: str, printed: str) -> list[str]:
     """The lines that are compared, without what differs from run to run: times, runners' names and the tool's."""
-    more = {"run": RUN, "inspect": INSPECT}.get(command.split()[0])
+    more = {"run": RUN, "inspect": INSPECT, "surgeon": SURGEON}.get(command.split()[0])
     wanted = re.compile(f"{VERDICTS}|{more}" if more else VERDICTS)
     found = []
     for line in printed.splitlines():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ from trtops.comparator import (
 )
 from trtops.comparator import metrics as metrics_module
 from trtops.comparator.judgements import LpipsThreshold
+from trtops.comparator.told import tell_statistics
 
 
 def pair(a, b):
@@ -289,3 +291,15 @@ def test_what_fails_never_prints_as_the_limit_that_it_exceeds():
 
     assert not found and "error: max 0.100001 " in found.summary() and "atol 0.1 " in found.summary()
     assert not CompareFunc.simple(atol=0, rtol=0)(*pair({"x": np.array([5e-324])}, {"x": np.array([0.0])}))["x"]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[0.01, 0.01 + 2e-18, np.nextafter(0.01, 1)], [3.0, 3.0], [np.nan, np.inf], [-np.inf, 1.0], [1e308, -1e308], []],
+)
+def test_any_numbers_are_told(numbers, caplog) -> None:
+    array = np.array(numbers)
+    with caplog.at_level(logging.DEBUG, "trtops"):
+        tell_statistics("y", array, failed=True, indent=0, among=-array)
+
+    assert caplog.records[0].getMessage().startswith("y | Stats: ")

@@ -5,28 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.amounts import amount
 from tests.tactics.cells import Cell, truth
+
+SEEDS = amount(10, in_every_run=6)
 
 
 @pytest.mark.parametrize(
     ("cell", "right", "builds"),
     [
-        (Cell(20, "one"), 10, 12),
-        (Cell(20, "one", 0.05), 8, 20),
-        (Cell(100, "one"), 10, 15),
-        (Cell(20, "together"), 7, 25),
-        (Cell(20, "either"), 7, 28),
-        (Cell(20, "sometimes"), 7, 40),
+        (Cell(20, "one"), 1.0, 12),
+        (Cell(20, "one", 0.05), 0.8, 20),
+        (Cell(100, "one"), 1.0, 15),
+        (Cell(20, "together"), 0.7, 25),
+        (Cell(20, "either"), 0.7, 28),
+        (Cell(20, "sometimes"), 0.7, 40),
     ],
     ids=str,
 )
 def test_campaigns_name_exactly_what_makes_builds_bad_within_few_builds_and_mixtures(cell, right, builds):
-    played = list(cell.play(range(10)))
+    played = list(cell.play(range(SEEDS)))
 
-    assert sum(p.convicted == truth(world) for world, p in played) >= right
+    assert sum(p.convicted == truth(world) for world, p in played) >= int(right * SEEDS)
     assert np.median([p.when for _, p in played if p.when]) <= builds
 
 
 @pytest.mark.parametrize("kind", ["none", "drift", "machines"])
 def test_innocent_campaigns_accuse_nobody(kind):
-    assert sum(bool(p.convicted) for _, p in Cell(20, kind).play(range(12))) <= 1
+    assert sum(bool(p.convicted) for _, p in Cell(20, kind).play(range(amount(12, in_every_run=5)))) <= 1

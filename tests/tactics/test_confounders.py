@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.amounts import amount
 from trtops.tactics.diff import diff
 from trtops.tactics.table import CampaignTable, Choice
 
@@ -39,7 +40,8 @@ def first(table: CampaignTable, builds: int) -> CampaignTable:
 @pytest.mark.parametrize("kind", ["drift", "machines"])
 def test_choices_that_go_with_time_or_a_machine_are_seldom_accused_of_what_these_do(kind):
     accused = accused_without = said = 0
-    for seed in range(50):
+    seeds = amount(50, in_every_run=15)
+    for seed in range(seeds):
         table, machines = innocent(seed, kind)
         blocks = machines if kind == "machines" else {}
         looks = [diff(first(table, n), blocks=blocks) for n in range(12, 61, 6)]
@@ -49,7 +51,7 @@ def test_choices_that_go_with_time_or_a_machine_are_seldom_accused_of_what_these
 
     assert accused <= 1
     assert accused_without == 0  # what else matters never makes anybody more suspicious
-    assert said >= 40
+    assert said >= 0.8 * seeds
 
 
 def test_a_culprit_is_convicted_where_nothing_else_matters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import multiprocessing
+import os
 import pickle
 import sqlite3
 import subprocess
@@ -21,7 +22,7 @@ from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.tracking import location
 from trtops.tracking.base import tracked
-from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow import MlflowTracker, installed
 
 
 @pytest.fixture
@@ -362,3 +363,13 @@ def test_start_times_order_runs_made_within_a_second(embedded: MlflowTracker):
         time.sleep(0.003)
 
     assert [info.id for info in embedded.find("m")] == ids[::-1]
+
+
+def test_a_server_that_is_away_is_left_to_us_though_the_host_program_restored_its_environment(monkeypatch) -> None:
+    """MLflow would try again by itself for four minutes at every call."""
+    installed.library()
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+
+    installed.library()
+
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"

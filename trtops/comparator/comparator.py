@@ -17,7 +17,7 @@ from trtops.comparator.data_loader import DataLoader, DataLoaderCache
 from trtops.comparator.results import IterationResult, PostprocessFunction, RunResults
 from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
 from trtops.comparator.streams import PathLike
-from trtops.comparator.told import START, statistics_text, tell, verdict_level
+from trtops.comparator.told import START, statistics_text, tell, tell_statistics, verdict_level
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
@@ -209,7 +209,9 @@ class Comparator:
                 tell(logging.INFO, f"Iteration: {index}")
                 failed = False
                 for (first, second), pair in zip(places, pairs):
-                    matches = _compare_pair(functions, run[first][1][0], run[second][1][0])
+                    one, other = run[first][1][0], run[second][1][0]
+                    matches = _compare_pair(functions, one, other)
+                    _tell_compared(pair, one, other, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)
                         failed = failed or not all(map(bool, match.values()))
@@ -372,6 +374,20 @@ def tell_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None
             rate = 100 * sum(passed) / len(passed) if passed else 100.0
             text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
         tell(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
+
+
+def _tell_compared(pair: RunnerPair, one: IterationResult, other: IterationResult, found: Sequence[Matches]) -> None:
+    """Tell statistics of the outputs that were compared, once for all compare functions."""
+    if not _log.isEnabledFor(logging.INFO) or not found:
+        return
+    for name, match in found[0].items():
+        name1 = getattr(match, "output1_name", name)
+        if name not in one or name1 not in other:
+            continue
+        failed = not all(bool(matches.get(name, True)) for matches in found)
+        a, b = to_numpy(one[name], f"Output {name!r}"), to_numpy(other[name1], f"Output {name1!r}")
+        tell_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b)
+        tell_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a)
 
 
 def _all_outputs(run: RunResults) -> Iterator[tuple[str, int, str, Any]]:

@@ -8,6 +8,7 @@ used together the statistics are computed once. In every one of them a per-outpu
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
@@ -17,8 +18,10 @@ from trtops import errors
 from trtops.comparator import judgements
 from trtops.comparator.arrays import Array, dtype_name, holds_strings
 from trtops.comparator.judgements import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
+from trtops.comparator.metrics.difference import difference_of
 from trtops.comparator.pairing import BaseCompareFunc, FindOutput, PerOutput, StatisticsCache, WithDefaults, of_output
 from trtops.comparator.table import COMPARISONS, Comparison
+from trtops.comparator.told import tell, tell_statistics
 
 __all__ = [
     "BaseCompareFunc",
@@ -87,6 +90,36 @@ class SimpleCompareFunc(WithDefaults):
 
             plot.draw_error_metrics(a, b, names[0], self.save_error_metrics_plot, self.show_error_metrics_plot)
         return OutputCompareResult.of(found, threshold)
+
+    def tell_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
+        """Tell the tolerances, those that would be required, and statistics of both errors, in Polygraphy's lines."""
+        limits, numbers = self.thresholds_for(name), dict[str, float | None]()
+        judged = limits.check_error_stat
+        tell(
+            logging.INFO,
+            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {judged} error",
+            indent=2,
+        )
+        tell(logging.INFO, f"Error Metrics: {name}", indent=2)
+        if isinstance(found, OutputCompareResult):
+            numbers = dict(found.metric_values())
+        extreme = "max" if judged == "elemwise" else judged
+        needed = [numbers.get(f"{extreme}_{kind}") for kind in ("absdiff", "reldiff")]
+        if None not in needed:
+            also = {
+                "elemwise": " (requirements may be lower if both abs/rel tolerances are set)",
+                "quantile": f" (quantile={limits.error_quantile:.4g})",
+            }.get(judged, "")
+            absolute, relative = (f"{value:.5g}" for value in needed)
+            text = f"Minimum Required Tolerance: {judged} error | [abs={absolute}] OR [rel={relative}]{also}"
+            tell(logging.INFO, text, indent=3)
+        if holds_strings(a):
+            return
+        difference = difference_of(a, b, self.infinities_compare_equal, nans_equal=False)
+        _, reference, distance = difference(a.reshape(-1), b.reshape(-1))
+        tell_statistics("Absolute Difference", distance.reshape(a.shape), failed=not found, indent=3)
+        relative_errors = difference.relative(distance, reference).reshape(a.shape)
+        tell_statistics("Relative Difference", relative_errors, failed=not found, indent=3)
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
         """Whether the difference is within the tolerances."""

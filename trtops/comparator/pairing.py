@@ -129,7 +129,7 @@ class BaseCompareFunc:
         found = self.match((name0, name1), a, b, cache)
         if not isinstance(found, bool):
             found.output0_name, found.output1_name = name0, name1
-        self._log_match(name0, a, found)
+        self._log_match(name0, a, b, found)
         return found
 
     def _tell_pair(self, name0: str, out0: Any, name1: str, out1: Any) -> None:
@@ -144,7 +144,7 @@ class BaseCompareFunc:
         else:
             tell(FINISH, f"PASSED | {self.label} | All outputs matched | Outputs: {list(matches)}", indent=1)
 
-    def _log_match(self, name: str, a: Array, found: CompareResult | bool) -> None:
+    def _log_match(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
         passed = bool(found)
         level = verdict_level(passed)
         if not _log.isEnabledFor(level):
@@ -152,7 +152,19 @@ class BaseCompareFunc:
         if not isinstance(found, bool) and found.describe() is None:
             shown = f"Output {name!r} ({dtype_name(a)}, shape {a.shape}) | {found.summary()}"
             tell(logging.ERROR if not passed else logging.INFO, shown, indent=2)
+        if _log.isEnabledFor(logging.INFO):
+            self.tell_numbers(name, a, b, found)
         tell(level, self.verdict_line(name, found), indent=2)
+
+    def tell_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
+        """Tell more of a match, where information is shown; nothing unless a subclass has more to tell.
+
+        Args:
+            name: The output's name.
+            a: The output under test.
+            b: Its counterpart, of the same shape.
+            found: The match.
+        """
 
     def verdict_line(self, name: str, found: CompareResult | bool) -> str:
         """Whether an output matches, in a line that begins with ``PASSED`` or ``FAILED`` or ends so."""

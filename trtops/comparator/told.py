@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 START, FINISH = 22, 28
 """Levels between INFO and WARNING: :attr:`trtops.logger.Logger.START` and ``FINISH``, without importing that module."""
 
 _log = logging.getLogger(__name__.rpartition(".")[0])
+_FEW_ELEMENTS = 100  # so many are shown one by one, by Polygraphy's rule
 
 
 def tell(level: int, text: str, indent: int = 0) -> None:
@@ -32,6 +36,59 @@ def verdict_level(passed: bool) -> int:
     return FINISH if passed else logging.ERROR
 
 
+def tell_statistics(label: str, array: Any, *, failed: bool, indent: int, among: Any = None) -> None:
+    """Tell an array's statistics; its histogram, and the elements of a small one, too where something failed or all is told.
+
+    Args:
+        label: What stands before the statistics.
+        array: In host memory; numbers or bool.
+        failed: Whether the rest is told at all levels that show information.
+        indent: How many steps of four spaces to put before each line.
+        among: Another array whose range the histogram covers as well.
+    """
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    array = np.asarray(array)
+    tell(logging.INFO, f"{label} | Stats: {statistics_text(array)}", indent)
+    level = logging.INFO if failed else logging.DEBUG
+    if not _log.isEnabledFor(level) or not array.size or not _is_numeric(array):
+        return
+    if array.size <= _FEW_ELEMENTS:
+        tell(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
+    if array.dtype.kind != "b":
+        both = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])
+        if histogram := "\n".join(histogram_lines(array, both)):
+            tell(level, histogram, indent + 1)
+
+
+def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = None) -> Iterator[str]:
+    """A histogram of an array's finite elements in ten lines and a heading; nothing where they lie too close together.
+
+    Args:
+        array: In host memory; numbers.
+        among: Elements whose range the histogram covers; the array's own unless given.
+    """
+    numbers, others = (np.asarray(found).astype(np.float64) for found in (array, array if among is None else among))
+    finite = others[np.isfinite(others)]
+    ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    try:
+        with np.errstate(all="ignore"):
+            counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10, range=ends)
+    except ValueError:  # the numbers differ by their last bits only, and there are not ten bins between them
+        return
+    most = max(int(counts.max()), 1)
+    texts = [f"{edge:.3g}" for edge in edges]
+    low, high = max(map(len, texts)), max(map(len, texts[1:]))
+    yield "---- Histogram ----"
+    yield f"{'Bin Range':{low + high + 5}}|  Num Elems | Visualization"
+    for count, begin, end in zip(counts, texts, texts[1:]):
+        yield f"({begin:<{low}}, {end:<{high}}) | {count:10} | {'#' * int(40 * float(count) / float(most))}"
+
+
+def _is_numeric(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "fiub" or "float" in array.dtype.name or "int" in array.dtype.name
+
+
 def statistics_text(array: Any) -> str:
     """Statistics of an array's elements in a line, NaN and infinities included; quantiles for all but bool.
 
@@ -39,7 +96,7 @@ def statistics_text(array: Any) -> str:
         array: In host memory. Text has no statistics, which is said.
     """
     array = np.asarray(array)
-    if array.dtype.kind not in "fiub" and "float" not in array.dtype.name and "int" not in array.dtype.name:
+    if not _is_numeric(array):
         return "<Error while computing statistics>"
     if not array.size:
         return "no elements"

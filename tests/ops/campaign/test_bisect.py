@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.amounts import amount
 from tests.campaigns import config, two_blocks
 from tests.dying import calls_of, run_until_killed
 from trtops import errors
@@ -61,7 +62,7 @@ def test_the_size_of_the_effect_stands_beside_the_probability(bisected: BisectRe
     assert "times larger" in bisected.page()
 
 
-@pytest.mark.parametrize("seed", range(0, 2000, 200))
+@pytest.mark.parametrize("seed", range(0, 200 * amount(10, in_every_run=3), 200))
 def test_from_the_first_good_and_bad_build_on_a_dozen_builds_suffice(model, seed):
     tracker = MemoryTracker()
     until = "good" if debug_build(model[0], config(model[1], until=1, seed=seed), tracker=tracker).bad else "bad"
@@ -186,7 +187,7 @@ def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_wa
     moments = random.Random(3)
     resume = None
 
-    for _ in range(4):
+    for _ in range(amount(4, in_every_run=3)):
         run_until_killed(int(moments.uniform(0.2, 0.5) * whole), until_decided, store, model, resume, "killed")
         found = store.find("killed", tags={Tag.KIND: "debug_build"})
         resume = found[0].id if found else None

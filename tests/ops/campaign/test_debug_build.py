@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import amount
 from tests.campaigns import FAST, GELUS, config, two_blocks
 from tests.dying import calls_of, run_until_killed
 from tests.waiting import timers_go_off_when
@@ -516,14 +517,15 @@ def live(
     debug_build(None if resume else model, campaign, tracker=tracker, experiment=experiment, resume=resume)
 
 
-def test_a_campaign_killed_at_twenty_random_moments_comes_to_the_same(model, data, tracker) -> None:
-    campaign = config(data, until=45, keep_model=False)
+def test_a_campaign_killed_at_random_moments_comes_to_the_same(model, data, tracker) -> None:
+    kills = amount(20, in_every_run=5)
+    campaign = config(data, until=2 * kills + 5, keep_model=False)
     undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
     short = calls_of(live, tracker, model, dataclasses.replace(campaign, until=1), None, "short")
     moments = random.Random(6)
     resume = None
 
-    for _ in range(20):
+    for _ in range(kills):
         run_until_killed(int(moments.uniform(0.0, 2.5 * short)), live, tracker, model, campaign, resume)
         parents = tracker.find("killed", tags={Tag.KIND: "debug_build"})
         assert len(parents) <= 1
@@ -532,7 +534,7 @@ def test_a_campaign_killed_at_twenty_random_moments_comes_to_the_same(model, dat
 
     runs = tracker.find("killed", parent=result.run_id)
     whole = [info for info in runs if info.status == "finished"]
-    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(45))
+    assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(campaign.until))
     assert {info.status for info in runs} == {"finished", "killed"}
     assert {info.id for info in runs if info.status == "killed"} == set(result.interrupted)
     assert tracker.find("killed", status="running") == []

@@ -682,3 +682,32 @@ def test_broken_models_are_reduced_or_refused_by_an_error_of_ours(seed: int):
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, object]):
     with pytest.raises(errors.ConfigError):
         ReduceConfig(**options)  # type: ignore[arg-type]
+
+
+def test_what_other_branches_bring_is_frozen_where_data_is_given_and_else_an_input(tmp_path: Path) -> None:
+    case = branchy()
+    check = Planted({"n5", "n7"})
+
+    plain = reduce(case.proto, check).culprits[0].model
+    given = reduce(case.proto, check, feeds=[case.feed], config=ReduceConfig(output=str(tmp_path / "small.onnx")))
+    asked = reduce(case.proto, check, ReduceConfig(branches="inputs"), feeds=[case.feed]).culprits[0].model
+    several = reduce(case.proto, check, feeds=[case.feed, {"x": models.random(8, seed=5)}]).culprits[0].model
+
+    for model in (plain, asked, several):  # values that differ between feeds cannot be frozen
+        assert {value.name for value in model.graph.input} == {"t3", "t4", "t6"}
+    frozen = given.culprits[0].model
+    assert [value.name for value in frozen.graph.input] == ["t3"]
+    whole = onnx.ModelProto()
+    whole.CopyFrom(case.proto)
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("t3", "t4", "t6"))
+    seen = ort.InferenceSession(whole.SerializeToString()).run(["t3", "t4", "t6"], case.feed)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in frozen.graph.initializer}
+    assert np.array_equal(weights["t4"], seen[1]) and np.array_equal(weights["t6"], seen[2])
+    assert given.culprits[0].inputs_path is not None
+    (feed,) = load_json(Path(given.culprits[0].inputs_path))
+    assert list(feed) == ["t3"] and np.array_equal(feed["t3"], seen[0])
+
+
+def test_frozen_branches_need_real_values() -> None:
+    with pytest.raises(errors.ConfigError, match="Branches can be frozen at real values only"):
+        ReduceConfig(branches="frozen", inputs="random")

@@ -21,6 +21,7 @@ from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 from trtops.backend.onnx.sizes import Array, KnownTensors
 from trtops.limits import memory_limit
+from trtops.logger import ON_STDOUT, Logger
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +65,20 @@ def fold_constants(
         InferenceError: If a node cannot be evaluated, unless ``error_ok``.
     """
     settings = _Settings(model, fold_shapes, size_threshold, error_ok)
-    before, bytes_before = sum(1 for _ in walk.nodes(model)), model.ByteSize()
-    done = 0
+    nodes, bytes_before = sum(1 for _ in walk.nodes(model)), model.ByteSize()
+    after, done = nodes, 0
     while passes is None or done < passes:
+        log.log(Logger.START, "Folding Constants | Pass %d", done + 1, extra=ON_STDOUT)
         if fold_shapes and infer_shapes:
             _infer_shapes(model, symbolic, error_ok)
         changed = _fold_graph(model.graph, {}, settings)
         remove_unused(model.graph)
         done += 1
+        before, after = after, sum(1 for _ in walk.nodes(model))
+        folded = f"Total Nodes | Original: {before:5}, After Folding: {after:5} | {before - after:5} Nodes Folded"
+        log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
             break
-    after = sum(1 for _ in walk.nodes(model))
-    log.info("Folded %d of %d nodes in %d passes", before - after, before, done)
     if model.ByteSize() > max(2 * bytes_before, _SMALL_MODEL):
         log.warning(
             "The model has %.1f MB now, and had %.1f MB: constants larger than what they are made of were folded. "
@@ -83,7 +86,7 @@ def fold_constants(
             model.ByteSize() / 1e6,
             bytes_before / 1e6,
         )
-    return before - after
+    return nodes - after
 
 
 def _infer_shapes(model: onnx.ModelProto, symbolic: bool, error_ok: bool) -> None:

@@ -285,13 +285,22 @@ class Cutter:
             allowed.append(until <= position)
         return allowed
 
-    def cut(self, nodes: Collection[int], values: Values, *, expose: Literal["ends", "all"] = "ends") -> SubModel:
+    def cut(
+        self,
+        nodes: Collection[int],
+        values: Values,
+        *,
+        expose: Literal["ends", "all"] = "ends",
+        freeze_branches: bool = False,
+    ) -> SubModel:
         """Make a sub-model of a set of nodes, connected or not.
 
         Args:
             nodes: Indices of nodes, no Constants among them; whole parts.
             values: Gives dtypes and shapes of what is cut through, and the data.
             expose: Which tensors become outputs: those at the ends, or all.
+            freeze_branches: Whether what other branches bring to nodes that the set leads to becomes a weight, where it is
+                the same for every feed. A beginning of the model keeps the model's own inputs.
 
         Raises:
             InvalidModelError: If the set is empty, or ``values`` knows nothing of a tensor that is cut through.
@@ -302,6 +311,10 @@ class Cutter:
             )
         inside = sorted(nodes, key=self._position.__getitem__)
         inputs, frozen = self._inputs_and_frozen(inside, values)
+        if freeze_branches and not {*inputs}.issubset(self._graph_inputs):
+            branches = self._branch_values(inside, inputs, values)
+            frozen |= branches
+            inputs = [name for name in inputs if name not in branches]
         outputs = self._outputs_of(inside) if expose == "ends" else [n for i in inside for n in self.visible(i)]
         # Filled in place: a copy of the finished graph would copy all weights once more.
         proto = onnx.ModelProto(ir_version=max(self.model.ir_version, _MIN_IR_VERSION), producer_name="trtops")
@@ -330,6 +343,24 @@ class Cutter:
         own = set(entering).intersection(self._graph_inputs)
         inputs = [n for n in self._graph_inputs if n in own] + [n for n in entering if n not in own and n not in frozen]
         return inputs, frozen
+
+    def _branch_values(self, inside: Iterable[int], inputs: Collection[str], values: Values) -> Arrays:
+        """What meets a sub-model's flow from outside, by name, where it is the same for every feed.
+
+        A node that nothing inside leads to keeps its inputs: back ends would compute it while loading the model, and a
+        failure of theirs would not show.
+        """
+        flowing: set[str] = set()
+        frozen: Arrays = {}
+        for index in inside:
+            entering = [name for name in self._reads[index] if name in inputs and name not in frozen]
+            if flowing.isdisjoint(self._reads[index]):
+                flowing.update(entering)
+            else:
+                met = {name: values.constant(name) for name in entering if name not in flowing}
+                frozen |= {name: array for name, array in met.items() if array is not None}
+            flowing.update(self.makes(index))
+        return frozen
 
     def _outputs_of(self, inside: list[int]) -> list[str]:
         """Names of what leaves a sub-model: outputs of the whole, and what only nodes outside of it read.

@@ -24,11 +24,18 @@ _QUIET = {
 }
 
 
-@functools.cache
 def library() -> Any:
     """MLflow, imported so that it is quiet, calls nobody, and leaves it to us when to give up on a server."""
-    for name, value in _QUIET.items():
+    for (
+        name,
+        value,
+    ) in _QUIET.items():  # every time: MLflow reads them at each call, and a host program may have restored its own
         os.environ.setdefault(name, value)
+    return _imported()
+
+
+@functools.cache
+def _imported() -> Any:
     import mlflow
     import mlflow.tracking.context.registry
 

@@ -47,6 +47,7 @@ GROUPS = (
             Flag(names=("--find-all",), takes="switch", help="find every culprit, not the first alone"),
             Flag(names=("--journal",), shown="FILE", help="where answers are kept, so that a killed search can resume (default: beside the output, begun anew and kept until the end)"),
             Flag(names=("--inputs-are",), choices=("real", "random", "declared"), help="what flows into parts: real values, random ones, or none (declared types only)"),
+            Flag(names=("--branches",), choices=("frozen", "inputs"), help="what other branches bring into a part: frozen at the data's values, or further inputs (default: frozen where data is given)"),
             Flag(names=("--max-checks",), convert=int, shown="N", help="stop after so many checks"),
             Flag(names=("--width",), convert=int, shown="N", help="check so many parts at a time"),
             Flag(
@@ -136,7 +137,9 @@ def plan(args: Asked) -> Plan:
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
         **configs.data_options(args, made_up=made_up is not None),
-        **configs.given(mode=args.mode, inputs=args.inputs_are, max_checks=args.max_checks, width=args.width),
+        **configs.given(
+            mode=args.mode, inputs=args.inputs_are, branches=args.branches, max_checks=args.max_checks, width=args.width
+        ),
     )
     check = configs.command_check(args, ARTIFACT) if args.check else None
     return Plan(

@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.comparator.accuracy import AccuracyResults
 from trtops.comparator.data_loader import StreamingDataLoader
 from trtops.comparator.results import RunResults
-from trtops.comparator.told import statistics_text
+from trtops.comparator.told import histogram_lines, statistics_text
 from trtops.json import load_json
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
@@ -218,7 +218,7 @@ def _iteration_lines(iterations: Sequence[Mapping[str, Any]], shown: _Shown) -> 
             if found.nan or found.inf:
                 yield f"{margin}    {_finite_text(found)}"
             if shown.histogram and found.mean is not None:
-                yield from (f"{margin}    {line}" for line in _histogram_lines(array.astype(np.float64)))
+                yield from (f"{margin}    {line}" for line in histogram_lines(array))
             if shown.values:
                 yield from (f"{margin}    {line}" for line in _value_lines(array, shown.items, shown.line_width))
 
@@ -283,17 +283,6 @@ def _finite_text(summary: ArraySummary) -> str:
         f"min={summary.minimum:.5g} at {summary.minimum_at}, max={summary.maximum:.5g} at {summary.maximum_at}, "
         f"avg-magnitude={summary.magnitude:.5g}, {levels}"
     )
-
-
-def _histogram_lines(numbers: npt.NDArray[np.float64]) -> Iterator[str]:
-    counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10)
-    most = max(int(counts.max()), 1)
-    texts = [f"{edge:.3g}" for edge in edges]
-    low, high = max(map(len, texts)), max(map(len, texts[1:]))
-    yield "---- Histogram ----"
-    yield f"{'Bin Range':{low + high + 5}}|  Num Elems | Visualization"
-    for count, begin, end in zip(counts, texts, texts[1:]):
-        yield f"({begin:<{low}}, {end:<{high}}) | {count:10} | {'#' * int(40 * float(count) / float(most))}"
 
 
 def _value_lines(array: npt.NDArray[Any], items: int, line_width: int | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.parsing import read_proto
 from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.summary import summary
+from trtops.logger import ON_STDOUT
 from trtops.ops.model.opening import Source
 from trtops.ops.model.saving import SaveConfig
 from trtops.record import Record
@@ -83,9 +86,11 @@ def operate(
     if output is not None:
         _check_output(Path(output), files, save_as)
     before = count_nodes(proto)
+    _tell_model("Original Model", proto)
     done = change(proto)
     proto, changes = done if isinstance(done, tuple) else (proto, done)
     if output is not None:
+        log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
         save_model(
             proto,
             output,
@@ -93,6 +98,7 @@ def operate(
             size_threshold=save_as.size_threshold,
             all_tensors_to_one_file=save_as.one_file,
         )
+        _tell_model("New Model", proto)
     for sentence in changes:
         log.debug("%s", sentence)
     return SurgeonResult(
@@ -102,6 +108,13 @@ def operate(
         changes=tuple(changes),
         _proto=proto,
     )
+
+
+def _tell_model(title: str, proto: onnx.ModelProto) -> None:
+    """Log what a model consists of, in the lines that Polygraphy has for it."""
+    if log.isEnabledFor(logging.INFO):
+        _, *lines = summary(proto).rstrip().splitlines()
+        log.info("%s:\n%s\n", title, textwrap.dedent("\n".join(lines)), extra=ON_STDOUT)
 
 
 def load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:

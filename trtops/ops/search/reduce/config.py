@@ -27,6 +27,9 @@ class ReduceConfig(DataConfig):
         inputs: What flows into sub-models: ``real`` values, as observed in the whole model, or ``random`` numbers. Or
             ``declared``, for models that ONNX Runtime does not run: no data at all, and types and shapes as the model
             declares them or as they can be inferred; the check must do without data.
+        branches: What becomes of tensors that other branches bring into a sub-model: weights with the values they have for
+            the data (``frozen``; where feeds differ in them, inputs all the same), or further inputs (``inputs``). Unless
+            given they are frozen where data is given, as Polygraphy does it, and else inputs.
         input_shapes: Shapes of inputs with dynamic dimensions, by name, for random data; 1 for each such dimension
             unless given.
         width: How many sub-models to check at a time.
@@ -51,6 +54,7 @@ class ReduceConfig(DataConfig):
     reduce_outputs: bool = True
     reduce_inputs: bool = True
     inputs: Literal["real", "random", "declared"] = "real"
+    branches: Literal["frozen", "inputs"] | None = None
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     width: int = 1
     memory_limit_bytes: int = 2 << 30
@@ -66,6 +70,10 @@ class ReduceConfig(DataConfig):
         if not (self.reduce_outputs or self.reduce_inputs):
             raise errors.ConfigError(
                 "Neither outputs nor inputs may be reduced: nothing is left to do. Allow one of them."
+            )
+        if self.branches == "frozen" and self.inputs != "real":
+            raise errors.ConfigError(
+                f"Branches can be frozen at real values only; found inputs={self.inputs!r}. Leave one of the two out."
             )
         for name in ("width", "max_culprits", "max_checks", "iterations"):
             if (value := getattr(self, name)) is not None and value < 1:

@@ -76,7 +76,7 @@ class Hunt:
 
     def cut(self, parts: Parts) -> SubModel:
         """The sub-model of some parts."""
-        return self.cutter.cut(self.nodes(parts), self._values)
+        return self.cutter.cut(self.nodes(parts), self._values, freeze_branches=self._config.branches == "frozen")
 
     def check_whole(self) -> CheckOutcome:
         """Check the whole model; what its check raises is raised."""

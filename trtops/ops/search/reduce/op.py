@@ -93,6 +93,9 @@ def reduce(
     name = f"{subject.name} reduce"
     with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
+        if config.branches is None:
+            real = config.inputs == "real" and (feeds is not None or config.data is not None)
+            config = replace(config, branches="frozen" if real else "inputs")
         found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
         result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
@@ -192,7 +195,7 @@ def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Seque
         path = str(_path_beside(Path(config.output), "journal.jsonl"))
     if path is None:
         return Journal()
-    data: str = config.inputs
+    data = f"{config.inputs}, branches {config.branches}"
     if given:
         data += f" {config.seed} {Feeds('', lambda: [_without_objects(feed) for feed in given]).digest()}"
     holds_for = {"model": model.info.sha256, "check": describe(check), "data": data}

@@ -1,0 +1,10 @@
+"""How much is tried of what takes long: a part in every test run, the whole in `make test-long`."""
+
+from __future__ import annotations
+
+import os
+
+
+def amount(whole: int, *, in_every_run: int) -> int:
+    """The number of seeds, kills or builds that a test tries."""
+    return whole if os.environ.get("TRTOPS_TEST_LONG") == "1" else in_every_run
