@@ -9,8 +9,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.tasks import VerdictError, tracker
 from trtops import errors
+from trtops.flows.tasks import VerdictError, tracker
 from trtops.ops.result import OpResult
 from trtops.tracking.schema import Artifact
 

@@ -11,9 +11,9 @@ import sys
 
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
 
-from flows.convert import convert
-from flows.digits import make_digits
-from flows.tasks import tracker
+from trtops.flows.convert import convert
+from trtops.flows.digits import make_digits
+from trtops.flows.tasks import tracker
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.runs.report import report
