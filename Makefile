@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide docs
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide docs test-browser
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -51,6 +51,9 @@ format: $(VENV)/.test ## let ruff put the code in order
 
 test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
 	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
+
+test-browser: $(VENV)/.test ## the pages of the real servers in Debian's chromium (apt install chromium); takes some minutes
+	TRTOPS_TEST_BROWSER=1 $(PY) -m pytest -q tests/reports
 
 test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
 	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py

@@ -87,6 +87,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("team", "status"): [],
     ("team", "env"): [],
     ("team", "password"): ["mlflow"],
+    ("report",): ["abc"],
     ("runs", "list"): [],
     ("runs", "show"): ["abc"],
     ("runs", "compare"): ["abc", "def"],

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import base64
 import io
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from trtops.comparator import CompareFunc, IterationResult, plot
+
+_SVG = "{http://www.w3.org/2000/svg}"
 
 
 def outputs(**arrays):
@@ -20,10 +24,15 @@ SHAPES = [(), (7,), (1000,), (3, 4), (2, 5, 6), (1, 40, 8, 9), (2, 1, 3, 2, 4, 5
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_outputs_of_any_rank_give_three_pictures_with_something_on_them(shape):
     pictures = dict(plot.error_figures(*outputs(x=np.random.default_rng(1).standard_normal(shape))))
-    assert list(pictures) == ["x.absolute.png", "x.relative.png", "x.errors.png"]
-    for png in pictures.values():
-        image = imread(io.BytesIO(png))
-        assert min(image.shape[:2]) > 300 and image.std() > 0.01
+    assert list(pictures) == ["x.absolute.svg", "x.relative.svg", "x.errors.svg"]
+    for svg in pictures.values():
+        root = ElementTree.fromstring(svg)
+        [title] = [text.text for text in root.iter(f"{_SVG}text") if "error" in text.text and "[" in text.text]
+        assert title.startswith(f"x {list(shape)}")  # as text, which can be found
+        for image in root.iter(f"{_SVG}image"):
+            png = base64.b64decode(image.get("{http://www.w3.org/1999/xlink}href").partition(",")[2])
+            assert imread(io.BytesIO(png)).size
+        assert any(True for _ in root.iter(f"{_SVG}image"))
 
 
 def test_of_many_slices_the_worst_are_shown_and_named():
@@ -72,5 +81,5 @@ def test_every_output_name_gives_a_file_name_of_its_own():
 def test_compare_functions_save_pictures(tmp_path):
     a, b = (IterationResult(o) for o in outputs(**{"out/1": np.ones((4, 4))}))
     CompareFunc.simple(save_heatmaps=str(tmp_path / "maps"), save_error_metrics_plot=str(tmp_path / "plots"))(a, b)
-    assert sorted(p.name for p in (tmp_path / "maps").iterdir()) == ["out%2F1.absolute.png", "out%2F1.relative.png"]
-    assert [p.name for p in (tmp_path / "plots").iterdir()] == ["out%2F1.errors.png"]
+    assert sorted(p.name for p in (tmp_path / "maps").iterdir()) == ["out~2f~1.absolute.png", "out~2f~1.relative.png"]
+    assert [p.name for p in (tmp_path / "plots").iterdir()] == ["out~2f~1.errors.png"]

@@ -227,7 +227,7 @@ def test_a_bad_engine_is_a_result_with_reasons_and_pictures(store: Path, model: 
     strict = convert(model, {"build": {"precision": "fp16"}, "check": {"tolerances": tolerances}})
 
     assert strict.verdict == "bad" and strict.reasons
-    pictures = [e.path for e in default_tracker().load(strict.run_id).manifest.artifacts if e.path.endswith(".png")]
+    pictures = [e.path for e in default_tracker().load(strict.run_id).manifest.artifacts if e.path.endswith(".svg")]
     assert pictures
     assert result.reused_from is None and strict.reused_from == result.run_id
     assert CheckConfig().tolerances is None

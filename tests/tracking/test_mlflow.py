@@ -100,7 +100,10 @@ class TestMlflowTrackerOverAServer(TrackerContract):
     def test_the_page_of_a_run_is_on_the_server(self, tracker: MlflowTracker, server: str):
         run = tracker.start("m", "r", kind="build")
 
-        assert run.url == f"{server}/#/experiments/{tracker._known_experiment('m')[0]}/runs/{run.id}"
+        assert (
+            run.url
+            == f"{server}/#/experiments/{tracker._known_experiment('m')[0]}/runs/{run.id}?workflowType=machine_learning"
+        )
 
 
 @pytest.mark.parametrize("place", ["embedded", "server"])

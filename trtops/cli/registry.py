@@ -28,6 +28,7 @@ COMMANDS: dict[Path, str] = {
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
     ("repair",): "find the fastest engine that passes, and write how to build it",
+    ("report",): "write a run, or two side by side, as one HTML page",
     ("gate",): "hold a candidate against the accepted engine, and accept or refuse it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",

@@ -1,4 +1,4 @@
-"""Pictures of errors, as PNG: where they are (heat maps), and how large they are beside the values they sit on.
+"""Pictures of errors: where they are (heat maps), and how large they are beside the values they sit on.
 
 Matplotlib is loaded when the first picture is drawn, and draws without a window.
 """
@@ -9,11 +9,11 @@ import hashlib
 import io
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
 
 import numpy as np
 
@@ -45,7 +45,8 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
         golden: The golden run, as :func:`trtops.comparator.report.compare_outputs` takes it.
 
     Yields:
-        A file name and a PNG file's bytes, three per output; outputs that cannot be compared are left out.
+        A file name and an SVG file's bytes, three per output, with its text as text; outputs that cannot be compared are
+        left out.
     """
     ours, theirs = iterations_of(actual, "actual"), iterations_of(golden, "golden")
     for name in ours[0] if ours and theirs else ():
@@ -55,9 +56,9 @@ def error_figures(actual: Outputs, golden: Outputs) -> Iterator[tuple[str, bytes
         if a.shape != b.shape or not a.size or holds_strings(a) or holds_strings(b):
             continue
         stem = file_stem(name)
-        yield f"{stem}.absolute.png", _png_bytes(heatmap(a, b, name, "absolute"))
-        yield f"{stem}.relative.png", _png_bytes(heatmap(a, b, name, "relative"))
-        yield f"{stem}.errors.png", _png_bytes(error_plot(a, b, name))
+        yield f"{stem}.absolute.svg", _svg_bytes(heatmap(a, b, name, "absolute"))
+        yield f"{stem}.relative.svg", _svg_bytes(heatmap(a, b, name, "relative"))
+        yield f"{stem}.errors.svg", _svg_bytes(error_plot(a, b, name))
 
 
 def draw_heatmaps(a: Array, b: Array, name: str, directory: str | None, show: bool = False) -> None:
@@ -83,8 +84,12 @@ def draw_error_metrics(a: Array, b: Array, name: str, directory: str | None, sho
 
 def file_stem(name: str) -> str:
     """A file name for an output, whatever is in its name, and different for each."""
-    safe = quote(name, safe=" ()[]+,=@").replace(".", "%2E") or "%"
-    return safe if len(safe) <= 120 else f"{safe[:100]}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    # MLflow decodes %2F in the name of an artifact, and then looks for a folder.
+    safe = re.sub(r"[^\w ()\[\]+,=@-]", lambda found: f"~{ord(found[0]):x}~", name) or "~"
+    if len(safe.encode("utf-8", "backslashreplace")) <= 120:
+        return safe
+    head = safe.encode("utf-8", "ignore")[:100].decode("utf-8", "ignore")
+    return f"{head}~{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:12]}"
 
 
 def heatmap(a: Array, b: Array, name: str, kind: Kind) -> Figure:
@@ -140,7 +145,15 @@ def error_plot(a: Array, b: Array, name: str) -> Figure:
     figure = Figure(figsize=(7.5, 6.5), layout="constrained", dpi=110)
     upper, lower = figure.subplots(2, sharex=True)
     for axes, error, label in [(upper, absolute, "absolute error"), (lower, relative, "relative error")]:
-        axes.scatter(magnitude, error, s=4, alpha=0.4, linewidths=0, color="#2f5d8a")
+        axes.scatter(
+            magnitude,
+            error,
+            s=4 if drawn > 5000 else 14,
+            alpha=0.4 if drawn > 5000 else 0.8,
+            linewidths=0,
+            color="#3b7dd8",
+            rasterized=True,
+        )
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
         _scale_axis(axes, "y", error)
@@ -263,10 +276,21 @@ def _scale_axis(axes: Axes, which: Literal["x", "y"], values: Array) -> None:
 
 
 def _png_bytes(figure: Figure) -> bytes:
+    return _drawn(figure, "png")
+
+
+def _svg_bytes(figure: Figure) -> bytes:
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "trtops"}):  # text stays text, and ids are always the same
+        return _drawn(figure, "svg", metadata={"Date": None})
+
+
+def _drawn(figure: Figure, form: str, **options: Any) -> bytes:
     out = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # names in scripts that the font lacks
-        figure.savefig(out, format="png")
+        figure.savefig(out, format=form, **options)
     return out.getvalue()
 
 

@@ -11,11 +11,8 @@ import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
-from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
-
 from trtops import errors
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import show_result, verdict_state
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
 from trtops.flows.slots import current_slot
@@ -78,18 +75,12 @@ def audit(
     )
     result = audit_runs(config, backend)
     show_result(result)
-    return _state_of(result)
+    return verdict_state(result, errors.AuditError(result.headline, result))
 
 
 def _this_week() -> int:
     year, week, _ = datetime.datetime.now(datetime.timezone.utc).isocalendar()
     return 100 * year + week
-
-
-def _state_of(result: AuditResult) -> State[Any]:
-    if result.failed:
-        return Failed(message=result.headline, data=errors.AuditError(result.headline, result))
-    return Completed(message=result.headline, data=result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Positive
 from trtops.flows.slots import bench_slot
@@ -57,8 +57,7 @@ def bisect(
     config = BisectConfig() if config is None else config
     config = replace(config, max_builds=max_builds or config.max_builds, max_minutes=max_minutes or config.max_minutes)
     result = build_mixtures(campaign, bad, config)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from trtops.calibration.histogram import Algorithm
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
 from trtops.flows.slots import current_slot
@@ -37,7 +37,7 @@ def calibrate_model(model: str, config: CalibrateConfig, experiment: str | None)
         )
 
 
-@trtops_flow(name="calibrate", run_name="{model.stem}")
+@trtops_flow(name="calibrate")
 def calibrate(
     model: Path,
     data: str | None = None,
@@ -91,8 +91,7 @@ def calibrate(
         output=output or config.output,
     )
     result = calibrate_model(str(model), config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

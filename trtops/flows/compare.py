@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.judging.compare import CompareConfig, CompareResult
@@ -49,8 +49,7 @@ def compare(
     if data is not None:
         config = replace(config, check=replace(config.check, data=data))
     result = compare_sides(actual, golden, config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -27,7 +27,7 @@ def convert_model(model: str, config: ConvertConfig, experiment: str | None) -> 
         return convert_op(model, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
 
 
-@trtops_flow(name="convert", run_name="{model.stem}")
+@trtops_flow(name="convert")
 def convert(
     model: Path,
     config: Annotated[ConvertConfig | None, config_flag] = None,
@@ -71,8 +71,7 @@ def convert(
         rebuild=config.rebuild if rebuild is None else rebuild,
     )
     result = convert_model(str(model), config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

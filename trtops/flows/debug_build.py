@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
 from trtops.flows.spread import spread
@@ -28,7 +28,7 @@ from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.opened import open_campaign
 from trtops.spec import BackendName, Precision
-from trtops.terminal import progress
+from trtops.terminal import Bar, progress
 
 _EVERY = 1.0  # seconds between updates of the artifact, each of which is a request
 
@@ -90,7 +90,7 @@ def debug_build(
         parallel=parallel or config.parallel,
         bisect=config.bisect and dask is None,  # mixtures are built here, and only Dask's workers may have the GPU
     )
-    with spread(config.parallel, dask) as submit, _shown_progress() as tell:
+    with spread(config.parallel, dask) as submit, _shown_progress() as shown:
         result = debug_build_op(
             model,
             config,
@@ -99,32 +99,51 @@ def debug_build(
             experiment=experiment,
             tags=flow_tags(),
             submit=submit,
-            progress=tell,
+            progress=shown.tell,
         )
-    show_result(result)
-    return result
+        shown.end(result)
+    return ended(result)
+
+
+class _Shown:
+    """Progress as a bar on a terminal and as an artifact of the flow run, which ends on what came of it."""
+
+    def __init__(self, bar: Bar) -> None:
+        artifact = create_progress_artifact(0.0, description="Builds: none yet")
+        assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
+        self._artifact, self._bar, self._shown = artifact, bar, time.monotonic()
+        self._share, self._text = 0.0, "none yet"
+
+    def tell(self, now: Progress) -> None:
+        """Show where the campaign stands."""
+        counted = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
+        found = f"; {now.found.conclusion}" if now.found is not None else ""
+        self._bar.update(now.done, now.limit, note=f"; {counted}{found}")
+        self._share, self._text = 100.0 * now.done / now.limit, f"{now.done} builds: {counted}{found}"
+        if time.monotonic() - self._shown >= _EVERY:
+            self._shown = time.monotonic()
+            update_progress_artifact(self._artifact, self._share, description=self._text)
+
+    def end(self, result: DebugBuildResult) -> None:
+        """Show what came of it."""
+        counted = f"{result.good} good, {result.bad} bad, {result.errors} crashed or hung, {result.mixtures} mixtures"
+        said = f"{result.iterations} builds: {counted}; {result.headline}"
+        update_progress_artifact(self._artifact, 100.0, description=said)
+
+    def stop(self) -> None:
+        """Show that it ended before its time."""
+        update_progress_artifact(self._artifact, self._share, description=f"Stopped after {self._text}")
 
 
 @contextmanager
-def _shown_progress() -> Iterator[Callable[[Progress], None]]:
-    """Progress as a bar on a terminal and as an artifact of the flow run."""
-    artifact = create_progress_artifact(0.0, description="Builds: none yet")
-    assert isinstance(artifact, UUID)  # a coroutine in asynchronous flows only
-    shown = time.monotonic()
+def _shown_progress() -> Iterator[_Shown]:
     with progress("Building", "builds") as bar:
-
-        def tell(now: Progress) -> None:
-            nonlocal shown
-            counted = f"{now.good} good, {now.bad} bad, {now.error} crashed or hung, {now.mixtures} mixtures"
-            found = f"; {now.found.conclusion}" if now.found is not None else ""
-            bar.update(now.done, now.limit, note=f"; {counted}{found}")
-            if time.monotonic() - shown >= _EVERY or now.done == now.limit:
-                shown = time.monotonic()
-                share = 100.0 * now.done / now.limit
-                update_progress_artifact(artifact, share, description=f"{now.done} builds: {counted}{found}")
-
-        yield tell
-    update_progress_artifact(artifact, 100.0)
+        shown = _Shown(bar)
+        try:
+            yield shown
+        except BaseException:
+            shown.stop()
+            raise
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect i
 
 from trtops.flows.convert import convert
 from trtops.flows.digits import make_digits
+from trtops.flows.tasks import tracker
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.runs.report import report
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.location import default_root
 
@@ -40,6 +42,8 @@ def main(rebuild: bool = True) -> int:
     accuracy = results[0].judgement.accuracy
     if accuracy is not None:
         print(f"Accuracy of the model itself on the {accuracy.samples} held-out images: {accuracy.golden:.2%}")
+    written = report(results[-1].run_id, tracker=tracker(), output=root / "demo" / "report.html")
+    print(f"The {results[-1].called} engine as a page, which needs no server: {written.path}")
     print("Look at the runs in MLflow:  make ui")
     print("and open  http://127.0.0.1:5000/#/experiments?workflowType=machine_learning")
     return 0 if all(result.verdict == "good" for result in results) else 1

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult
@@ -55,8 +55,7 @@ def diff_tactics(
         config = DiffTacticsConfig(runs=runs, experiment=experiment, folder=folder, good=good, bad=bad)
     config = replace(config, by=by or config.by, also=also or config.also)
     result = diff_builds(config)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

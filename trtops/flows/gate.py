@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from prefect.events import emit_event
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
 from trtops.flows.slots import bench_slot
@@ -95,9 +95,8 @@ def gate(
         result = gate_all(
             matrix, tracker=tracker(), experiment=experiment, tags=flow_tags(), submit=submit, progress=bar.update
         )
-    show_result(result)
     announce(result)
-    return result
+    return ended(result)
 
 
 @contextmanager

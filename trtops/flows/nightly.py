@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 
 from trtops import errors
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import show_result, verdict_state
 from trtops.flows.command import run
 from trtops.flows.parameters import Count
 from trtops.flows.slots import current_slot
@@ -39,7 +38,7 @@ def build_listed(model: str, config: ConvertConfig, experiment: str, tags: Mappi
         return convert_op(model, config, tracker=tracker(), experiment=experiment, tags=tags)
 
 
-@trtops_flow(name="nightly", run_name="{models}")
+@trtops_flow(name="nightly")
 def nightly(
     models: Path,
     *,
@@ -87,9 +86,7 @@ def build_and_show(models: Path | ModelList, config: BuildListConfig, experiment
         )
     if result.experiment:
         show_result(result)
-    if result.failed:
-        return Failed(message=result.headline, data=errors.BuildListError(result.headline, result))
-    return Completed(message=result.headline, data=result)
+    return verdict_state(result, errors.BuildListError(result.headline, result))
 
 
 def _convert_as_task(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Several
 from trtops.flows.slots import bench_slot
@@ -63,8 +63,7 @@ def noise(
         statistic=statistic or config.statistic,
     )
     result = measure_noise(campaign, config)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

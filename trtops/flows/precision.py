@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -46,7 +46,7 @@ def search_nodes(model: str, side: Side, config: PrecisionConfig, experiment: st
         )
 
 
-@trtops_flow(name="precision", run_name="{model.stem}")
+@trtops_flow(name="precision")
 def precision(
     model: Path,
     data: str | None = None,
@@ -72,8 +72,7 @@ def precision(
     config = PrecisionConfig() if config is None else config
     config = replace(config, data=data or config.data, output=output or config.output)
     result = search_nodes(str(model), side, config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

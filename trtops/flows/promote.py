@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import bench_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -37,8 +37,7 @@ def promote(good_run: str, config: Annotated[PromoteConfig | None, config_flag] 
         The registered version and its alias.
     """
     result = promote_build(good_run, PromoteConfig() if config is None else config)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

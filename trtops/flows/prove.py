@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Index
 from trtops.flows.slots import bench_slot
@@ -57,8 +57,7 @@ def prove(
     if suspect is not None:
         config = replace(config, suspect=suspect)
     result = prove_suspect(campaign, replace(config, repeats=repeats or config.repeats))
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

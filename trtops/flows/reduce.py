@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trtops.comparator.report import Tolerances
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Positive
 from trtops.flows.slots import current_slot
@@ -41,7 +41,7 @@ def check_together(ask: Callable[[Parts], Any], candidates: Iterable[Parts]) -> 
     return [future.result() for future in futures]
 
 
-@trtops_flow(name="reduce", run_name="{model.stem}")
+@trtops_flow(name="reduce")
 def reduce(
     model: Path,
     data: str | None = None,
@@ -100,8 +100,7 @@ def reduce(
         result = reduce_op(
             model, check, config, tracker=tracker(), experiment=experiment, tags=flow_tags(), evaluate=evaluate
         )
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Positive
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -38,7 +38,7 @@ def measure_layers(
         )
 
 
-@trtops_flow(name="sensitivity", run_name="{model.stem}")
+@trtops_flow(name="sensitivity")
 def sensitivity(
     model: Path,
     calibration_cache: str,
@@ -64,8 +64,7 @@ def sensitivity(
     config = SensitivityConfig() if config is None else config
     config = replace(config, data=data or config.data, budget=config.budget if budget is None else budget)
     result = measure_layers(str(model), calibration_cache, config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,14 @@ from trtops.ops.campaign.once import iterate_once
 T = TypeVar("T")
 
 
-@trtops_task(name="iteration")
+@trtops_task(name="iteration", run_name="iteration {number}")
 def make_iteration(campaign: Campaign, number: int) -> IterationResult:
     """One iteration, on a GPU of its own if it needs one."""
     with campaign_slot(campaign) as held:
         return iterate(held, number, tracker=tracker())
 
 
-@trtops_task(name="iteration")
+@trtops_task(name="iteration", run_name="iteration {number}")
 def make_iteration_once(campaign: Campaign, number: int) -> IterationResult:
     """The same where a task may run again though it had run: Dask does so when it loses the worker that has the answer."""
     with campaign_slot(campaign) as held:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import prefect.context
@@ -16,6 +18,7 @@ from trtops import errors
 from trtops.errors import TrtopsError
 from trtops.flows.home import ensure_prefect_home
 from trtops.masking import mask_log_records, masked_json
+from trtops.ops.result import OpResult
 from trtops.tracking import schema
 from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.store import default_tracker, existing_tracker, reap
@@ -24,6 +27,18 @@ mask_log_records()  # Prefect sends them to its server
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class VerdictError(Exception):
+    """Ends a flow run as failed whose result is not good.
+
+    Attributes:
+        result: The result, which is whole.
+    """
+
+    def __init__(self, result: OpResult) -> None:
+        super().__init__(result.headline)
+        self.result = result
 
 
 class CalledFlow(Flow[P, R]):
@@ -50,6 +65,8 @@ class CalledFlow(Flow[P, R]):
         try:
             with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
                 return super().__call__(*args, **kwargs)
+        except VerdictError as bad:
+            return bad.result  # a bad engine is a result like others
         except ParameterTypeError as exc:
             raise errors.ConfigError(f"{self.name}: {exc}") from None
 
@@ -63,7 +80,7 @@ def trtops_flow(
         return CalledFlow(
             function,
             name=name,
-            flow_run_name=run_name,
+            flow_run_name=run_name or told_apart,
             validate_parameters=True,
             persist_result=False,
             on_crashed=[close_runs],
@@ -71,6 +88,35 @@ def trtops_flow(
         )
 
     return declare
+
+
+_TELLING = ("model", "models", "folder", "actual", "golden", "campaign", "run_id", "proof_run", "bad", "runs", "resume",
+            "experiment", "precision", "precisions", "side", "backend")  # fmt: skip
+"""Parameters that tell runs of a flow apart, in the order in which a name has them."""
+
+
+def told_apart() -> str:
+    """The name of a flow run: what it works on and in which precision. Prefect calls it while the run begins."""
+    context = prefect.context.FlowRunContext.get()
+    parameters = {} if context is None else context.parameters or {}
+    build = getattr(parameters.get("config"), "build", None)
+    words = {name: getattr(build, name, None) for name in ("precision", "backend")} | _without_none(parameters)
+    return " ".join(word for name in _TELLING if (word := _name_of(words.get(name))))[:200] or "run"
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def _name_of(value: object) -> str:
+    """A parameter in a name: of a path its file, of a run's id its first digits."""
+    if isinstance(value, (list, tuple)):
+        shown = [_name_of(each) for each in value]
+        return f"{', '.join(shown[:2])}{f' and {len(shown) - 2} more' if len(shown) > 2 else ''}"
+    text = "" if value is None else str(value)
+    if isinstance(value, Path) or text.endswith((".onnx", ".ort", ".plan", ".engine", ".json", ".npz")):
+        return Path(text).stem
+    return text.removeprefix("run:")[:8] if re.fullmatch("(run:)?[0-9a-f]{8,}", text) else text
 
 
 def close_runs(flow: object, flow_run: Any, state: Any) -> None:
@@ -97,7 +143,7 @@ def tracker(*, existing: bool = False) -> KeepingTracker:
 _reaped: set[KeepingTracker] = set()
 
 
-def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:
+def trtops_task(*, name: str, run_name: str | None = None, retries: int = 3) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Declare a task of one op call: retried if infrastructure was lost, never for an error of ours, never cached.
 
     What is built once is found again by the op itself, in the store, by content; Prefect's own cache would key on
@@ -108,6 +154,7 @@ def trtops_task(*, name: str, retries: int = 3) -> Callable[[Callable[P, R]], Ta
         return Task(
             function,
             name=name,
+            task_run_name=run_name,
             retries=retries,
             retry_delay_seconds=[1.0, 5.0, 15.0][:retries],
             retry_condition_fn=worth_a_retry,

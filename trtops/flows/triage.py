@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from trtops.flows.artifacts import show_result
+from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -32,7 +32,7 @@ def compare_tensors(
         return triage_op(model, actual, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
 
 
-@trtops_flow(name="triage", run_name="{model.stem}")
+@trtops_flow(name="triage")
 def triage(
     model: Path,
     data: str | None = None,
@@ -58,8 +58,7 @@ def triage(
     config = TriageConfig() if config is None else config
     config = replace(config, data=data or config.data)
     result = compare_tensors(str(model), side, precision, config, experiment)
-    show_result(result)
-    return result
+    return ended(result)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from trtops.spec import BackendName, Precision
 log = logging.getLogger(__name__)
 
 
-@trtops_flow(name="watch", run_name="{folder}")
+@trtops_flow(name="watch")
 def watch(
     folder: Path,
     *,

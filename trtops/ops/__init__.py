@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from trtops.backend.onnx.edit import unbounded_tensors as unbounded_tensors
     from trtops.ops.auditing.config import AuditConfig as AuditConfig
     from trtops.ops.auditing.op import audit as audit
-    from trtops.ops.auditing.pages import html_page as html_page
     from trtops.ops.auditing.prune import PruneConfig as PruneConfig
     from trtops.ops.auditing.prune import PruneResult as PruneResult
     from trtops.ops.auditing.prune import prune_runs as prune_runs
@@ -136,6 +135,8 @@ if TYPE_CHECKING:
     from trtops.ops.repairing.op import repair as repair
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
+    from trtops.ops.runs.report import Report as Report
+    from trtops.ops.runs.report import report as report
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side

@@ -17,6 +17,7 @@ from trtops.record import Record
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from trtops.reports.document import Document, Section
     from trtops.tracking.base import Run, Tracker
     from trtops.tracking.schema import Kind
     from trtops.verdict import Verdict
@@ -83,6 +84,25 @@ class OpResult(Record):
         """Lines of Markdown below the heading: reasons, numbers, tables."""
         raise NotImplementedError
 
+    def sections(self) -> Iterable[Section]:
+        """What a report shows below the reasons: the :meth:`body`, unless there is something better to show."""
+        from trtops.reports.document import Section
+
+        said = {f"- {reason}" for reason in getattr(self, "reasons", ())}
+        return (Section(text="\n".join(line for line in self.body() if line not in said)),)
+
+    def document(self) -> Document:
+        """What the report of the run says."""
+        from trtops.reports.document import Document
+
+        return Document(
+            title=self.title,
+            verdict=self.verdict,
+            headline=self.headline,
+            why=tuple(getattr(self, "reasons", ())),
+            sections=tuple(self.sections()),
+        )
+
     def page(self) -> str:
         """The result as a page of Markdown: heading, :meth:`body`, and the way to the run where a person can look at it."""
         lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", "", *self.body()]
@@ -94,6 +114,27 @@ class OpResult(Record):
     def kept_in(self, run: Run, experiment: str) -> Self:
         """The result with its run written in; unchanged if the run keeps nothing."""
         return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
+
+
+def finish_with(run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", judged: bool = True) -> None:
+    """End a run with what came of it: description, report, verdict, and the manifest.
+
+    A report that cannot be made costs nothing but itself.
+
+    Args:
+        run: The run.
+        result: What came of it; its own run need not be written in yet.
+        tracker: The memory; None where nothing is kept.
+        title: What was done, where the result does not say.
+        judged: Whether the verdict is of what the run made, and so becomes the run's own.
+    """
+    from trtops.reports.present import present
+
+    if tracker is not None and run.id:
+        document = result.document()
+        document = replace(document, title=title or document.title, verdict=document.verdict if judged else "")
+        present(run, tracker, document)
+    run.finish(result.verdict if judged else None)
 
 
 @contextmanager

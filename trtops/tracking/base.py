@@ -187,6 +187,10 @@ class Run(Protocol):
         """Write a record or JSON value as artifact ``path``."""
         ...
 
+    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
+        """The artifacts and the names of the metrics that were logged so far."""
+        ...
+
     def finish(self, verdict: Verdict | None = None) -> None:
         """Write the verdict as a tag and then the manifest, and end the run as finished.
 
@@ -410,6 +414,10 @@ class _NoRun:
 
     def log_json(self, value: Record | JSONValue, path: str) -> None:
         """Keep nothing."""
+
+    def logged(self) -> tuple[tuple[ArtifactEntry, ...], frozenset[MetricName]]:
+        """Nothing."""
+        return (), frozenset()
 
     def finish(self, verdict: Verdict | None = None) -> None:
         """Keep nothing."""

@@ -19,6 +19,7 @@ from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete
+from trtops.tracking.pyfunc import mlmodel
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
         run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
+    run.log_json(mlmodel(engine, f"engine{engine_suffix}"), schema.Artifact.ENGINE_MLMODEL)
     run.log_json(build.tactics, schema.Artifact.TACTICS)
     run.log_json([layer.to_dict() for layer in build.layers], schema.Artifact.LAYERS)
     if build.timing_cache is not None:

@@ -26,6 +26,7 @@ from trtops.tracking.writer import (
     Scratch,
     check_reopening,
     checked_names,
+    failure_note,
     read_manifest,
     starting_tags,
     without_dropped,
@@ -169,7 +170,7 @@ class MemoryTracker:
             if kept.status == "running":
                 whole = Artifact.MANIFEST in kept.artifacts
                 if not whole:
-                    kept.tags[Tag.ERROR] = why
+                    kept.tags |= {Tag.ERROR: why, Tag.NOTE: failure_note(run_id, why)}
                 kept.end("finished" if whole else "killed")
             return self.info(run_id)
 

@@ -18,6 +18,10 @@ from trtops import errors
 from trtops.record import Record
 from trtops.tracking.base import Tracker
 
+ACCEPTED = "accepted"
+"""The alias of the version that was registered last, for those who load a model by MLflow's own means, as
+``models:/<name>@accepted``. It belongs to the store: :meth:`Registry.aliases` leaves it out."""
+
 _SOURCE = re.compile(r"runs:/(\w+)/(.+)")
 _ALIAS = re.compile(r"[\w\-]{1,255}")
 
@@ -85,9 +89,10 @@ class RegisteringTracker(Tracker, Registry, Protocol):
 
 def check_registration(tracker: Tracker, name: str, run_id: str, path: str, alias: str) -> None:
     """Raise what :meth:`Registry.register` must raise."""
-    if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
+    if not _ALIAS.fullmatch(alias) or alias.lower() in ("latest", ACCEPTED) or re.fullmatch(r"[vV]\d+", alias):
         raise errors.ConfigError(
-            f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest' nor a version's number."
+            f"Alias {alias!r}: expected 1 to 255 letters, digits, '_' or '-', and neither 'latest', {ACCEPTED!r} nor a "
+            "version's number."
         )
     if not name.strip() or len(name) > 250 or set("/:") & set(name):
         raise errors.ConfigError(f"Registered model {name[:60]!r}: expected 1 to 250 characters without '/' and ':'.")
@@ -95,8 +100,28 @@ def check_registration(tracker: Tracker, name: str, run_id: str, path: str, alia
 
 
 def source_of(run_id: str, path: str) -> str:
-    """Where a version's artifact is, as an address."""
-    return f"runs:/{run_id}/{path}"
+    """Where a version's artifact is, as an address: its folder, which MLflow takes for a model."""
+    return f"runs:/{run_id}/{path.rpartition('/')[0] or path}"
+
+
+def artifact_of(name: str, version: str, source: str, path: str | None) -> tuple[str, str]:
+    """The run and the artifact of a version.
+
+    Args:
+        name: The registered model.
+        version: Its version.
+        source: Where the version points to: the artifact itself, or its folder.
+        path: The artifact's path, where it is a folder.
+
+    Raises:
+        StoreError: If that is no artifact of a run.
+    """
+    run_id, found = parse_source(name, version, source)
+    if path is None or path == found:
+        return run_id, found
+    if not path.startswith(f"{found}/") or {"", ".", ".."} & set(path.split("/")):
+        raise errors.StoreError(f"Version {version} of {name!r} points to {source!r}, in which {path!r} cannot be.")
+    return run_id, path
 
 
 def parse_source(name: str, version: str, source: str) -> tuple[str, str]:

@@ -48,6 +48,7 @@ class RunWriter(ABC):
         self._artifacts: dict[str, ArtifactEntry] = {}
         self._names: set[MetricName] = set()
         self._stated: dict[str, bytes] = {}
+        self._sealed = False
         self._whole = False
         self._ended: RunStatus | None = None
 
@@ -111,6 +112,7 @@ class RunWriter(ABC):
                 self.log_json(names, Artifact.NAMES)  # type: ignore[arg-type]
             entries = tuple(entry for _, entry in sorted(self._artifacts.items()))
             manifest = Manifest(artifacts=entries).to_json().encode("utf-8")
+            self._sealed = True
             self._put_tags(({} if verdict is None else {Tag.VERDICT: verdict}) | manifest_tags(manifest, entries))
             last = [Artifact.MANIFEST]
             if signing.signs_here():
@@ -133,7 +135,11 @@ class RunWriter(ABC):
                 if self._whole:  # only the status that finish() sets was lost
                     self._end("finished")
                 else:
-                    self._put_failure({Tag.ERROR: error_text(error), Tag.VERDICT: "error"})
+                    # The tag of a manifest that could not be written would say that there is one.
+                    unsealed = {Tag.MANIFEST_SHA256: ""} if self._sealed else {}
+                    text = error_text(error)
+                    note = failure_note(self.id, text)
+                    self._put_failure({Tag.ERROR: text, Tag.VERDICT: "error", Tag.NOTE: note, **unsealed})
             except Exception as exc:  # the error that the run fails with matters more
                 logger.warning("Run %s could not be marked as %s: %s", self.id, self._ended, exc)
 
@@ -482,6 +488,13 @@ def _copy_and_hash(source: Path | bytes, target: Path, path: str) -> ArtifactEnt
             writer.write(block[:count])
             size += count
     return ArtifactEntry(path=path, size=size, sha256=digest.hexdigest())
+
+
+def failure_note(run_id: str, error: str) -> str:
+    """The description of a run that did not come to its end: what happened, and what to do next."""
+    shown = error.replace("```", "~~~")[: schema.MAX_TAG // 2]
+    lines = ("**error** · ended before its time", "", "```text", shown, "```", "", "**Next**", "", "```sh")
+    return "\n".join([*lines, f"trtops inspect run {run_id}  # all that the store holds of it", "```"])
 
 
 def json_text(value: Record | JSONValue) -> str:

@@ -152,7 +152,7 @@ def test_an_audit_signs_its_report(logged: Logged, monkeypatch: pytest.MonkeyPat
     envelope = logged.tracker.peek(result.run_id, Artifact.SIGNATURE)
     verified = signing.verify(envelope or b"", [logged.key])
 
-    assert {Artifact.AUDIT_RESULT, Artifact.AUDIT_HTML, Artifact.MANIFEST} <= set(verified.subjects)
+    assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= set(verified.subjects)
     assert verified.predicate["verdict"] == "good"
 
 

@@ -195,5 +195,6 @@ def test_a_run_is_bad_for_what_only_the_second_pair_or_the_validation_shows(mode
     )  # fmt: skip
 
     stored = tracker.load(result.run_id)
-    assert stored.info.tags[Tag.NOTE].startswith("**bad**\n\n- b and then differ in")
+    note = stored.info.tags[Tag.NOTE]
+    assert note.startswith("**bad** · run") and note.count("\n- b and then differ in") == 1
     assert Judgement.from_json(stored.read_bytes(Artifact.ACCURACY)).report.verdict == "good"  # of the first pair

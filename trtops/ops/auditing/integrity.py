@@ -22,7 +22,7 @@ from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import RunInfo, StoredRun
+from trtops.tracking.base import MetricName, RunInfo, StoredRun
 from trtops.tracking.materials import Materials, read_materials
 from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
 from trtops.tracking.signatures import check_signature
@@ -322,6 +322,11 @@ def _check_calibration(run: StoredRun, spec: BuildSpec, materials: Materials | N
         facts.add("model", path, cache.model_sha256)
 
 
+def _is_of_one_output(name: MetricName) -> bool:
+    """Whether a metric was taken from a comparison's output: what is over all of them follows from these."""
+    return name[0] == schema.Metric.ERROR and len(name) == 3
+
+
 def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
     """The store's numbers against the comparison that they were taken from, and the verdict against the numbers."""
     path = schema.Artifact.ACCURACY
@@ -329,8 +334,8 @@ def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
         return
     judgement = Judgement.from_json(run.read_bytes(path))
     expected = error_metrics(judgement.report)
-    families = (schema.Metric.ERROR, schema.Metric.ERROR_LOG10)
-    stored = {name: value for name, value in run.info.metrics.items() if name[0] in families}
+    expected = {name: value for name, value in expected.items() if _is_of_one_output(name)}
+    stored = {name: value for name, value in run.info.metrics.items() if _is_of_one_output(name)}
     if judgement.latency is not None:
         numbers = {(schema.Metric.LATENCY, name): getattr(judgement.latency, name) for name in _LATENCIES}
         expected |= {name: value for name, value in numbers.items() if value is not None}

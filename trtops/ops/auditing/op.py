@@ -15,12 +15,11 @@ from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.explaining import best, explain
 from trtops.ops.auditing.gathering import Folder, gather
 from trtops.ops.auditing.integrity import Shelf, check_integrity
-from trtops.ops.auditing.pages import html_page
 from trtops.ops.auditing.rebuilding import environment_differences, rebuild
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Place
-from trtops.ops.result import OnProgress
+from trtops.ops.result import OnProgress, finish_with
 from trtops.spec import BackendName
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun
@@ -177,7 +176,7 @@ def audit(
             seconds=earlier + time.perf_counter() - begun,
         ).kept_in(run, experiment)
         _log_result(run, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
     return result
 
 
@@ -275,9 +274,7 @@ def _is_asked_for(info: RunInfo, config: AuditConfig) -> bool:
 def _log_result(run: Run, result: AuditResult) -> None:
     run.log_json(result, schema.Artifact.AUDIT_RESULT)
     run.log_text(result.page(), schema.Artifact.AUDIT_PAGE)
-    run.log_text(html_page(result), schema.Artifact.AUDIT_HTML)
     _save_part(run, {})
     numbers = {"runs": len(result.runs), "failed": len(result.failed), "seconds": result.seconds}
     numbers |= {grade.replace(" ", "_"): count for grade, count in result.grades.items()}
     run.log_metrics({(schema.Metric.AUDIT, name): float(value) for name, value in numbers.items()})
-    run.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})

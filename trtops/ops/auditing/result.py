@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trtops.ops.auditing.config import GRADES, AtLeast, Grade, WayName, reaches
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.reports.document import Section, Table
 from trtops.tracking.base import Verdict
 
 
@@ -212,6 +213,21 @@ class AuditResult(OpResult):
     def headline(self) -> str:
         """How many pass."""
         return f"{len(self.runs) - len(self.failed)} of {len(self.runs)} runs pass"
+
+    def sections(self) -> Iterable[Section]:
+        """Grades, a table of the runs, and what is to be said of each, folded away where it passes."""
+        asked = f"Every run had to be free of contradictions and, where it is a build, at least: {self.at_least}."
+        grades = "\n".join(f"- {grade}: {count}" for grade, count in self.grades.items())
+        rows = tuple(
+            (r.name, r.kind, "good" if r.passes(self.at_least) else "bad", r.grade, r.headline(), r.id)
+            for r in self.runs
+        )
+        columns = ("run", "kind", "passes", "grade", "found", "id")
+        yield Section(title="Runs", text=f"{asked}\n\n{grades}", table=Table(columns=columns, rows=rows))
+        for run in self.runs:
+            if lines := list(run.details()):
+                table = Table(columns=("what was found",), rows=tuple((line.strip(),) for line in lines))
+                yield Section(title=f"{run.name} {run.id[:8]}", table=table, folded=run.passes(self.at_least))
 
     def body(self) -> Iterable[str]:
         """Grades, a line for each run, and what is wrong with those that do not pass."""

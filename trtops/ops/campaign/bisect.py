@@ -24,7 +24,7 @@ from trtops.ops.campaign.iteration import EngineJudge, largest_error, make
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import most_alike
-from trtops.ops.result import OnProgress, OpResult
+from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
 from trtops.tactics.bisection import Bisection, Bools, Clauses
@@ -259,8 +259,7 @@ def bisect(
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
         parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
-        parent.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
-        parent.finish()
+        finish_with(parent, result, tracker, judged=False)
     except BaseException as exc:
         parent.fail(exc)
         raise

@@ -31,7 +31,7 @@ from trtops.ops.campaign.opened import remembered_config
 from trtops.ops.campaign.turning import Turning, bisections, joined, results, summaries
 from trtops.ops.judging.feeds import check_source
 from trtops.ops.judging.judgement import collect
-from trtops.ops.result import LONGEST_NAME, OpResult
+from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
 from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.tactics.diff import diff
@@ -195,7 +195,7 @@ def debug_build(
                     state.add(result)
                     state.report(progress, result)
                 if not state.turns:
-                    return state.finish()
+                    return state.finish(tracker)
                 state.bisect(tracker, tags, judge, progress)
         except BaseException as exc:
             begun.run.fail(exc)
@@ -355,14 +355,15 @@ class _CampaignState:
                 Progress(done=len(self._table), limit=limit, mixtures=mixed, last=last, found=self._diff, **counts)
             )
 
-    def finish(self) -> DebugBuildResult:
+    def finish(self, tracker: Tracker) -> DebugBuildResult:
         """Log table, diff and page, and end the parent run."""
         run, table = self._run, self._table
         found = self._diff_now()
         campaigns.log_table(run, table)
         log_diff(run, table, found)
         result = _campaign_result(table, found, self._found.marked, self._turning.done)
-        run.finish(result.verdict)
+        title = f"debug build {Path(self._campaign.model).name}"
+        finish_with(run, result, tracker, title=title)
         return result.kept_in(run, self._campaign.experiment)
 
 
@@ -394,7 +395,6 @@ def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
     page = markdown(found)
     run.log_json(found, schema.Artifact.DIFF)
     run.log_text(page, schema.Artifact.DIFF_PAGE)
-    run.set_tags({schema.Tag.NOTE: page[: schema.MAX_TAG]})
     run.log_metrics(
         {
             (schema.Metric.DIFF, "p_innocent"): found.p_innocent,

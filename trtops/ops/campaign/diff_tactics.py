@@ -10,7 +10,7 @@ from trtops import errors
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import diff_body, log_diff
 from trtops.ops.campaign.iteration import largest_error
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.by_size import SizeFindings, by_size, size_lines
 from trtops.tactics.diff import diff
@@ -147,9 +147,10 @@ def diff_tactics(
             run.log_json(sizes, schema.Artifact.DIFF.replace("diff", "sizes"))
         for other in also:
             run.log_json(other, schema.Artifact.DIFF.replace("diff", f"diff_{other.by}"))
-    result = DiffTacticsResult(
-        builds=len(loaded.table), found=found, also=tuple(also), sizes=sizes, skipped=loaded.skipped
-    )
+        result = DiffTacticsResult(
+            builds=len(loaded.table), found=found, also=tuple(also), sizes=sizes, skipped=loaded.skipped
+        )
+        finish_with(run, result, tracker, title=name, judged=False)
     return result.kept_in(run, experiment)
 
 

@@ -30,6 +30,8 @@ from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import op_run
 from trtops.processes import temporary_prefix
 from trtops.record import Record, sha256
+from trtops.reports.document import Document
+from trtops.reports.present import present
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -120,7 +122,8 @@ def make(
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
                 raise
-            return _log_failure(run, exc)
+            return _log_failure(run, exc, tracker, campaign, order)
+    present(run, tracker, _document(campaign, order, verdict, reasons))
     run.finish(verdict)
     return IterationResult(
         number=0,
@@ -133,11 +136,21 @@ def make(
     )
 
 
-def _log_failure(run: Run, error: errors.BackendError) -> IterationResult:
+def _document(campaign: Campaign, order: Order, verdict: Verdict, reasons: Sequence[str]) -> Document:
+    varied = ", ".join(f"{name} = {value}" for name, value in order.varied)
+    precision = order.build.precision.upper()
+    title = f"build {Path(campaign.model).name} in {precision}{f' with {varied}' if varied else ''}"
+    return Document(title=title, verdict=verdict, headline=verdict, why=tuple(reasons))
+
+
+def _log_failure(
+    run: Run, error: errors.BackendError, tracker: Tracker, campaign: Campaign, order: Order
+) -> IterationResult:
     """An error of the build is a verdict, with whatever the child said last."""
     text = f"{type(error).__name__}: {error}"
     run.log_text(text, schema.Artifact.BUILD_LOG)
     run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
+    present(run, tracker, _document(campaign, order, "error", (text,)))
     run.finish("error")
     return IterationResult(number=0, run_id=run.id, verdict="error", reasons=(text,))
 

@@ -15,7 +15,7 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import errors_in_child, golden_file
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.turning import Turning
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.noise import NoiseSplit, noise_apart
@@ -140,7 +140,7 @@ def noise(
             shares = ("share_choice", "share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
             run.log_metrics({(schema.Metric.NOISE, share): getattr(found, share) for share in shares})
             run.log_metrics({(schema.Metric.NOISE, "limit"): found.limit()})
-            run.set_tags({schema.Tag.NOTE: found.summary})
+            finish_with(run, result, tracker, judged=False)
     finally:
         close_benches()
     return result

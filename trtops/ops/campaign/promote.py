@@ -22,7 +22,7 @@ from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
 from trtops.ops.judging.feeds import scripts_of
 from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
 from trtops.tactics.record import TacticRecord
@@ -236,7 +236,7 @@ def _build_and_register(
         agreement=agreement,
     )
     run.log_json(result, schema.Artifact.PROMOTION)
-    run.finish("good")
+    finish_with(run, result, tracker, title=f"promote {stored.info.name}")
     return _register_promotion(result.kept_in(run, stored.info.experiment), build, tracker)
 
 

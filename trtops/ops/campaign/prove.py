@@ -21,7 +21,7 @@ from trtops.ops.campaign.iteration import EngineJudge, IterationResult, largest_
 from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.engines.deny import deny
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
@@ -195,7 +195,8 @@ def prove(
             entry = case.denied(run.id)
             if entry is not None:
                 run.log_json(replace(entry, effect=_effect_text(trials, tracker)), schema.Artifact.DENIED)
-            run.set_tags({schema.Tag.PROOF: outcome, schema.Tag.NOTE: summary})
+            run.set_tags({schema.Tag.PROOF: outcome})
+            finish_with(run, result, tracker, title=name, judged=False)
     finally:
         close_benches()
     if outcome == "confirmed" and config.deny and entry is not None:

@@ -16,7 +16,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
 from trtops.tables import size
@@ -180,6 +180,7 @@ def build_list(
             plans[number] = _make_build(build, make, {**(tags or {}), **plan})
         result = _with_builds(result, plans).kept_in(run, experiment)
         _log_summary(run, result)
+        finish_with(run, result, tracker)
         return result
 
 
@@ -285,7 +286,6 @@ def _log_summary(run: Run, result: BuildListResult) -> None:
     run.log_metrics({("builds", "failed"): float(len(result.failed))})
     run.log_json(result, schema.Artifact.BUILD_LIST)
     run.log_text(result.page(), schema.Artifact.BUILD_LIST_PAGE)
-    run.finish(result.verdict)
 
 
 def _title_of(build: ListedBuild | BuildOutcome) -> str:

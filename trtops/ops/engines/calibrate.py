@@ -23,7 +23,7 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ROW_HEADER, ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import open_feeds
 from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.processes import temporary_prefix
 from trtops.record import Record
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
@@ -202,7 +202,7 @@ def calibrate(
             )
         _log_engines(run, engines)
         result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}", subject=str(path))
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 
 

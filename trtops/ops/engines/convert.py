@@ -26,13 +26,15 @@ from trtops.ops.judging.judgement import (
     CheckConfig,
     Judgement,
     describe,
+    describe_beside,
     judge,
     log_judgement,
     shown_value,
     tolerances_for,
 )
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
+from trtops.reports.document import Section
 from trtops.spec import BuildConfig
 from trtops.tables import size, table
 from trtops.tactics.record import TacticRecord
@@ -115,13 +117,22 @@ class ConvertResult(OpResult):
         made = f"reused from run `{self.reused_from}`" if self.reused_from else f"built in {self.build_seconds:.2f} s"
         yield from (f"- {reason}" for reason in self.reasons)
         yield from ("", f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
+        yield from self._left_out()
+        yield from describe(self.judgement)
+
+    def sections(self) -> Iterable[Section]:
+        """Where the engine comes from, and what the table of outputs, which the report has, does not say."""
+        reused = (f"The engine is that of run `{self.reused_from}`.", "") if self.reused_from else ()
+        return (Section(text="\n".join((*reused, *self._left_out(), *describe_beside(self.judgement)))),)
+
+    def _left_out(self) -> Iterable[str]:
+        """Settings that the builder did without, in sentences."""
         if self.crashed:
             named = ", ".join(f"`{name}`" for name in self.crashed)
             yield from (f"The builder took its process down under {named}; the engine is built without.", "")
         if self.skipped:
             named = ", ".join(f"`{name}`" for name in self.skipped)
             yield from (f"There was no time to try {named}; the option `timing_seconds` gives more.", "")
-        yield from describe(self.judgement)
 
     @property
     def next_step(self) -> str:
@@ -220,8 +231,11 @@ def convert(
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _opened_backend(config) as backend:
             result = _build_and_judge(backend, loaded, config, run, tracker, built)
-        run.finish(result.verdict)
-        return replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
+        result = replace(
+            result, title=f"convert {path.name} to {result.called} on {config.build.backend}", subject=str(path)
+        )
+        finish_with(run, result, tracker)
+        return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
 
 
 def _readable(path: Path, config: ConvertConfig) -> Model:

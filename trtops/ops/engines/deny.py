@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtops import errors
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.spec import Environment
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tracking import schema
@@ -85,6 +85,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
     experiment = stored.info.experiment
     with op_run(tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **own}) as run:
         run.log_json(entry, schema.Artifact.DENIED)
+        finish_with(run, result, tracker, title=f"deny {result.headline}", judged=False)
     return result.kept_in(run, experiment)
 
 
@@ -107,10 +108,12 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
         log.warning("What is pardoned cannot be told: %s", exc)
         version, device = own.values()
         entry = DeniedTactic(backend_version=version, device_sha256=device)
-    tags = own | {schema.Tag.PARDONED: deny_run, schema.Tag.NOTE: why}
+    tags = own | {schema.Tag.PARDONED: deny_run}
+    result = DenyResult(title="pardon", entry=entry, why=why)
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-    return DenyResult(title="pardon", entry=entry, why=why).kept_in(run, info.experiment)
+        finish_with(run, result, tracker, judged=False)
+    return result.kept_in(run, info.experiment)
 
 
 def deny_list(tracker: Tracker, environment: Environment) -> DenyList:

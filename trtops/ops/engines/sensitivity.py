@@ -19,7 +19,7 @@ from trtops.calibration.cache import CalibrationCache, FitPolicy
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
@@ -172,6 +172,7 @@ def sensitivity(
         result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}", subject=str(path))
         result = result.kept_in(run, experiment)
         _log_result(run, result)
+        finish_with(run, result, tracker, judged=False)
         return result
 
 

@@ -15,7 +15,7 @@ from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import HERE, Release, interpreter_of
 from trtops.ops.gate.op import gate
 from trtops.ops.gate.result import GateResult
-from trtops.ops.result import OnProgress, OpResult, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import builds, schema
@@ -266,7 +266,7 @@ def gate_matrix(
             outcomes = [_register_outcome(cell, outcome, tracker) for cell, outcome in zip(cells, outcomes)]
         result = MatrixResult(cells=tuple(outcomes)).kept_in(run, experiment)
         _log_matrix(run, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
     return result
 
 
@@ -383,4 +383,3 @@ def _log_matrix(run: Run, result: MatrixResult) -> None:
     log_table(run, schema.Artifact.GATE_TABLE, _COLUMNS, (_table_row(cell) for cell in result.cells))
     counts = Counter(cell.decision for cell in result.cells)
     run.log_metrics({(schema.Metric.GATE, decision): float(count) for decision, count in counts.items()})
-    run.set_tags({schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})

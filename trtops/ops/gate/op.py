@@ -14,7 +14,7 @@ from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.findings import judge_measured
 from trtops.ops.gate.result import GateResult, log_result
 from trtops.ops.gate.trial import RefusedError, Trial
-from trtops.ops.result import op_run
+from trtops.ops.result import finish_with, op_run
 from trtops.tracking.registry import RegisteringTracker
 
 
@@ -67,7 +67,7 @@ def gate(
         trial = Trial(loaded, config, run, tracker)
         result = replace(_judged_result(result, trial), seconds=time.perf_counter() - begun).kept_in(run, experiment)
         log_result(run, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
     if result.decision == "accept" and config.register and trial.build is not None and trial.holder:
         version, alias = accept(
             tracker, trial.holder, trial.build, name=config.name or loaded.name, evidence=result.run_id

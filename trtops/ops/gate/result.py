@@ -138,13 +138,13 @@ def log_result(run: Run, result: GateResult) -> None:
     measured = result.measured
     if measured is not None:
         judgement = Judgement(report=measured.reference, accuracy=measured.candidate_top1)
-        log_judgement(run, judgement, verdict=result.verdict, reasons=result.reasons)
+        log_judgement(run, judgement)
         if measured.rounds is not None:
             run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
         run.log_metrics(_metrics_of(measured, result.ratio))
     run.log_json(result, schema.Artifact.GATE)
     run.log_text(result.page(), schema.Artifact.GATE_PAGE)
-    run.set_tags({schema.Tag.GATE: result.decision, schema.Tag.NOTE: result.page()[: schema.MAX_TAG]})
+    run.set_tags({schema.Tag.GATE: result.decision})
 
 
 def _metrics_of(measured: Measured, ratio: RatioEstimate | None) -> dict[MetricName, float]:

@@ -13,9 +13,18 @@ from trtops.backend.engines import backend_of_suffix, engine_backend, reference_
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import CheckConfig, Judgement, describe, judge, log_judgement, tolerances_for
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.judging.judgement import (
+    CheckConfig,
+    Judgement,
+    describe,
+    describe_beside,
+    judge,
+    log_judgement,
+    tolerances_for,
+)
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
+from trtops.reports.document import Section
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.ids import RUN_PREFIX
@@ -51,6 +60,10 @@ class CompareResult(OpResult):
     def body(self) -> Iterable[str]:
         """Why the sides differ, and the numbers."""
         return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.judgement)]
+
+    def sections(self) -> Iterable[Section]:
+        """What the table of outputs, which the report has, does not say."""
+        return (Section(text="\n".join(describe_beside(self.judgement))),)
 
 
 def compare(
@@ -92,8 +105,8 @@ def compare(
         judgement = _judge_sides(actual, golden, config.check, tracker)
         log_judgement(run, judgement)
         report = judgement.report
-        run.finish(report.verdict)
         result = CompareResult(verdict=report.verdict, reasons=report.reasons, judgement=judgement)
+        finish_with(run, result, tracker, title=f"compare {name}")
         return result.kept_in(run, experiment)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -319,21 +319,39 @@ def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> 
 def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
     """Every metric of every output that could be compared, as ``("error", output, name)``.
 
-    Those that the table of metrics says so of, and quantiles of errors, are there a second time as decimal logarithms.
+    Each is there over all outputs as well, the worst of them, as ``("error", name)``: by it builds of different models can be
+    sorted together. The decimal logarithms of those over all outputs that the table of metrics says so of are there too.
     """
-    magnitudes: dict[MetricName, float] = {}
-    others: dict[MetricName, float] = {}
+    found: dict[MetricName, float] = {}
+    worst: dict[MetricName, float] = {}
     for output in report.outputs:
         statistics = output.statistics
         if statistics is None:
             continue
         for metric in RECORDED:
             if (value := getattr(statistics, metric.name)) is not None:
-                (magnitudes if metric.log10 else others)[schema.Metric.ERROR, output.name, metric.name] = float(value)
+                number = found[schema.Metric.ERROR, output.name, metric.name] = float(value)
+                overall = (schema.Metric.ERROR, metric.name)
+                worse = min if metric.better == "higher" else max
+                before = worst.get(overall, number)
+                worst[overall] = math.nan if math.isnan(number) or math.isnan(before) else worse(number, before)
         for quantile in statistics.quantiles:
-            magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_abs"] = quantile.abs
-            magnitudes[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_rel"] = quantile.rel
-    return magnitudes | schema.log10_twins(magnitudes) | others
+            found[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_abs"] = quantile.abs
+            found[schema.Metric.ERROR, output.name, f"q{quantile.level:g}_rel"] = quantile.rel
+    magnitudes = {(schema.Metric.ERROR, m.name) for m in RECORDED if m.log10} & worst.keys()
+    return found | worst | schema.log10_twins({name: worst[name] for name in magnitudes})
+
+
+def worst_output(report: ComparisonReport) -> str | None:
+    """The output with the largest error against its own scale; one that is bad before one that is not. None if there is none."""
+    compared = [output for output in report.outputs if output.statistics is not None]
+
+    def badness(output: OutputComparison) -> tuple[bool, float]:
+        assert output.statistics is not None
+        error = output.statistics.nrmse
+        return output.verdict != "good", math.inf if error is None or math.isnan(error) else error
+
+    return max(compared, key=badness).name if compared else None
 
 
 def shown_value(report: ComparisonReport, output: OutputComparison, metric: Metric) -> float | None:
@@ -355,30 +373,32 @@ def describe(judgement: Judgement) -> list[str]:
         numbers = (shown_value(judgement.report, output, metric) for metric in shown)
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
+    return [*lines, "", *describe_beside(judgement)]
+
+
+def describe_beside(judgement: Judgement) -> list[str]:
+    """What a judgement says beside the table of outputs, in lines of Markdown: latency, precision, accuracy."""
+    lines: list[str] = []
     if judgement.latency is not None:
         measured = judgement.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
-        lines += ["", f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}."]
+        lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
     if judgement.computed is not None:
-        lines += ["", judgement.computed.sentence()]
+        lines += [judgement.computed.sentence(), ""]
     if judgement.emulated is not None:
-        lines += ["", judgement.emulated.sentence()]
+        lines += [judgement.emulated.sentence(), ""]
     if judgement.accuracy is not None:
         a = judgement.accuracy
-        lines += ["", f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}."]
+        lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]
     return lines
 
 
-def log_judgement(
-    run: Run, judgement: Judgement, *, verdict: Verdict | None = None, reasons: Sequence[str] | None = None
-) -> None:
-    """Log a judgement: every statistic of every output as a metric, the whole as an artifact, a summary on its page.
+def log_judgement(run: Run, judgement: Judgement) -> None:
+    """Log a judgement: every statistic of every output as a metric, the whole as an artifact.
 
     Args:
         run: The run.
         judgement: What was measured.
-        verdict: The run's verdict; the judgement's unless given.
-        reasons: Why, one sentence each; the judgement's reasons unless given.
     """
     metrics = error_metrics(judgement.report)
     if judgement.latency is not None:
@@ -393,7 +413,6 @@ def log_judgement(
     if judgement.emulated is not None:
         metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(judgement.emulated.overflows))
     run.log_metrics(metrics)
+    if (worst := worst_output(judgement.report)) is not None:
+        run.set_tags({schema.Tag.WORST_OUTPUT: worst})
     run.log_json(judgement, schema.Artifact.ACCURACY)
-    why = judgement.reasons if reasons is None else reasons
-    lines = [f"**{verdict or judgement.verdict}**", "", *(f"- {reason}" for reason in why), ""]
-    run.set_tags({schema.Tag.NOTE: "\n".join([*lines, *describe(judgement)])[: schema.MAX_TAG]})

@@ -13,7 +13,7 @@ from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import PostprocessFunction, RunResults
 from trtops.ops.judging.decided import decided_report
 from trtops.ops.judging.judgement import Judgement, log_judgement
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
@@ -125,7 +125,7 @@ def run_models(
         )
         if accuracy is not None and len(accuracy[0]):
             _log_comparison(run, accuracy, results, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 
 
@@ -186,5 +186,5 @@ def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, re
     if run is NO_RUN:
         return
     report = decided_report(accuracy, results)
-    log_judgement(run, Judgement(report=report), verdict=result.verdict, reasons=result.reasons)
+    log_judgement(run, Judgement(report=report))
     run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)

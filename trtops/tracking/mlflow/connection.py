@@ -183,7 +183,7 @@ class Connection:
 
     def url(self, experiment_id: str, run_id: str) -> str:
         """A run's page: whole for a server, from the ``#`` on for an embedded store, whose UI may run anywhere."""
-        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}"
+        return f"{'' if self.store else self.shown + '/'}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
     def _drop_inherited_connections(self) -> None:
         """In a forked child, forget the parent's database connections: SQLite's cannot be shared."""

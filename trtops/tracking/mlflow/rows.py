@@ -12,6 +12,7 @@ from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import local_folder
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.embedded import open_database
+from trtops.tracking.mlflow.run import read_status
 from trtops.tracking.schema import Tag
 
 
@@ -42,13 +43,20 @@ def run_rows(store: Store) -> list[RunRow]:
     Raises:
         StoreError: If its database cannot be read.
     """
-    kind = "SELECT 1 FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?"
-    query = f"SELECT run_uuid, name, status, lifecycle_stage, EXISTS({kind}), artifact_uri FROM runs"
+    value = "(SELECT value FROM tags WHERE tags.run_uuid = runs.run_uuid AND tags.key = ?)"
+    query = f"SELECT run_uuid, name, status, lifecycle_stage, {value}, {value}, artifact_uri FROM runs"
     with open_database(store) as database:
-        rows = database.execute(query, (Tag.KIND,)).fetchall()
+        rows = database.execute(query, (Tag.KIND, Tag.MANIFEST_SHA256)).fetchall()
     return [
-        RunRow(run_id, name or "", status == "FINISHED", stage != "active", bool(ours), local_folder(store, uri or ""))
-        for run_id, name, status, stage, ours, uri in rows
+        RunRow(
+            run_id,
+            name or "",
+            read_status(status, {Tag.MANIFEST_SHA256: sealed or ""}) == "finished",
+            stage != "active",
+            kind is not None,
+            local_folder(store, uri or ""),
+        )
+        for run_id, name, status, stage, kind, sealed, uri in rows
     ]
 
 
@@ -70,7 +78,7 @@ def served_run_rows(connection: Connection, artifacts: Path) -> list[RunRow]:
         RunRow(
             id=run.info.run_id,
             name=run.info.run_name or "",
-            finished=run.info.status == "FINISHED",
+            finished=read_status(run.info.status, run.data.tags) == "finished",
             deleted=run.info.lifecycle_stage != "active",
             ours=Tag.KIND in run.data.tags,
             folder=_served_folder(artifacts, run.info.artifact_uri or ""),

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.tracking import owner, schema
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus
+from trtops.tracking.materials import read_materials
 from trtops.tracking.mlflow.artifacts import Files
 from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.datasets import dataset_inputs
 from trtops.tracking.writer import RunReader, RunWriter
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class MlflowRun(RunWriter):
         self._taken_by: owner.Owner | None = None
         self._beating = threading.Lock()
         tags = entity.data.tags
+        self._verdict = tags.get(schema.Tag.VERDICT)
         self._metrics: dict[str, tuple[float, int]] = {
             m.key: (schema.read_number(m.key, m.value, tags), int(m.timestamp)) for m in entity.data._metric_objs
         }
@@ -87,6 +90,7 @@ class MlflowRun(RunWriter):
     def _put_tags(self, tags: Mapping[str, str]) -> None:
         self._must_be_ours()
         self._connection.log_batch(self.id, tags=stored_tags(tags))
+        self._verdict = tags.get(schema.Tag.VERDICT, self._verdict)
 
     def _put_metrics(self, metrics: Mapping[MetricName, float]) -> None:
         self._must_be_ours()
@@ -108,12 +112,25 @@ class MlflowRun(RunWriter):
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         self._must_be_ours()
-        return self._files.put(source, path)
+        entry = self._files.put(source, path)
+        if path == schema.Artifact.MATERIALS:
+            self._log_datasets(source)
+        return entry
+
+    def _log_datasets(self, source: Path | bytes) -> None:
+        """The data that a build is judged on, as MLflow's own entity; the run does not depend on it."""
+        try:
+            materials = read_materials(source if isinstance(source, bytes) else source.read_bytes())
+            inputs = dataset_inputs(materials) if materials is not None else []
+            if inputs:
+                self._connection.call(self._connection.client.log_inputs, self.id, inputs)
+        except (errors.TrtopsError, ValueError) as exc:
+            log.warning("Run %s: its data could not be logged as a data set (%s).", self.id, exc)
 
     def _end(self, status: RunStatus, at: float | None = None) -> None:
         self._must_be_ours()
         with self._beating:  # a beat would have a run that has ended go on
-            self._connection.end(self.id, status.upper(), at)
+            self._connection.end(self.id, shown_status(status, self._verdict), at)
             self._over = True
 
     def _put_failure(self, tags: Mapping[str, str]) -> None:
@@ -137,6 +154,27 @@ class MlflowStoredRun(RunReader):
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         return self._files.get(entry)
+
+
+def shown_status(status: RunStatus, verdict: str | None) -> str:
+    """How MLflow is told that a run ended: one that finished with a bad verdict has no green check in its tables."""
+    return "FAILED" if status == "finished" and verdict in ("bad", "error") else status.upper()
+
+
+def read_status(shown: str, tags: Mapping[str, str]) -> RunStatus:
+    """What :func:`shown_status` was given: a run that failed on the way has no manifest."""
+    if shown == "FAILED" and tags.get(schema.Tag.MANIFEST_SHA256):
+        return "finished"
+    return _STATUS[shown]
+
+
+_STATUS: dict[str, RunStatus] = {
+    "RUNNING": "running",
+    "SCHEDULED": "running",
+    "FINISHED": "finished",
+    "FAILED": "failed",
+    "KILLED": "killed",
+}
 
 
 def stored_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -20,10 +20,18 @@ from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
 from trtops.tracking.mlflow.rows import RunRow, run_rows, served_run_rows
-from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
-from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
+from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, read_status, shown_status, stored_tags
+from trtops.tracking.mlflow.views import experiment_tags
+from trtops.tracking.registry import ACCEPTED, RegisteredVersion, artifact_of, check_registration, source_of
 from trtops.tracking.schema import Artifact, Kind, Tag
-from trtops.tracking.writer import check_reopening, checked_names, read_manifest, starting_tags, without_dropped
+from trtops.tracking.writer import (
+    check_reopening,
+    checked_names,
+    failure_note,
+    read_manifest,
+    starting_tags,
+    without_dropped,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
@@ -33,13 +41,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAGE = 1000
-_STATUS: dict[str, RunStatus] = {
-    "RUNNING": "running",
-    "SCHEDULED": "running",
-    "FINISHED": "finished",
-    "FAILED": "failed",
-    "KILLED": "killed",
-}
 _PARENT = "mlflow.parentRunId"
 
 
@@ -65,6 +66,7 @@ class MlflowTracker:
         self.shown = self._connection.shown
         self.context: Mapping[str, str] = masked_values(library().tracking.context.registry.resolve_tags())
         self._experiments: dict[str, str] = {}
+        self._arranged: set[str] = set()
 
     def __repr__(self) -> str:
         return f"MlflowTracker({self.shown!r})"
@@ -99,6 +101,7 @@ class MlflowTracker:
         self._connection.require_writable()
         stored = stored_tags(tags) | ({} if parent is None else {_PARENT: parent})
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
+        self._arrange(experiment_id)
         looked_for = known
 
         def make() -> MlflowRunEntity:
@@ -176,12 +179,14 @@ class MlflowTracker:
         self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
-        if _STATUS[entity.info.status] == "running":
+        if read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
             whole = files.manifest() is not None
             if not whole:
-                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why}))
-            self._call(self._client.set_terminated, run_id, "FINISHED" if whole else "KILLED")
+                note = failure_note(run_id, why)
+                self._connection.log_batch(run_id, tags=stored_tags({Tag.ERROR: why, Tag.NOTE: note}))
+            verdict = entity.data.tags.get(Tag.VERDICT)
+            self._connection.end(run_id, shown_status("finished", verdict) if whole else "KILLED")
             files.sweep()
         return self.info(run_id)
 
@@ -204,7 +209,7 @@ class MlflowTracker:
 
     def _rewrite(self, entity: MlflowRunEntity) -> MlflowRun:
         run_id, files = entity.info.run_id, self._files(entity)
-        for tag in {Tag.ERROR, Tag.VERDICT} & entity.data.tags.keys():
+        for tag in {Tag.ERROR, Tag.VERDICT, Tag.MANIFEST_SHA256} & entity.data.tags.keys():
             self._call(self._client.delete_tag, run_id, tag)
         self._call(self._client.update_run, run_id, status="RUNNING")
         files.sweep()
@@ -235,10 +240,17 @@ class MlflowTracker:
             except errors.TrackingError:
                 if self._registered_model(name) is None:  # otherwise another process has just made it
                     raise
+        kept = {**(tags or {}), Tag.REGISTERED_PATH: path}
         version = self._call(
-            self._client.create_model_version, name, source_of(run_id, path), run_id, tags=stored_tags(tags or {})
+            self._client.create_model_version,
+            name,
+            source_of(run_id, path),
+            run_id,
+            tags=stored_tags(kept),
+            description=_version_text(self.info(run_id)),
         )
-        self._call(self._client.set_registered_model_alias, name, alias, version.version)
+        for each in (alias, ACCEPTED):
+            self._call(self._client.set_registered_model_alias, name, each, version.version)
         return self._version(name, str(version.version))
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -249,7 +261,8 @@ class MlflowTracker:
     def aliases(self, name: str) -> dict[str, str]:
         """A registered model's aliases, as names to version numbers."""
         model = self._registered_model(name)
-        return {} if model is None else {alias: str(version) for alias, version in model.aliases.items()}
+        aliases = {} if model is None else model.aliases
+        return {alias: str(version) for alias, version in aliases.items() if alias != ACCEPTED}
 
     def accepted(self) -> list[tuple[str, RegisteredVersion]]:
         """Every alias of every registered model with the version that it points to."""
@@ -272,13 +285,13 @@ class MlflowTracker:
 
     def _version(self, name: str, number: str) -> RegisteredVersion:
         version = self._call(self._client.get_model_version, name, number)
-        run_id, path = parse_source(name, number, str(version.source))
         long = schema.long_texts(version.tags)
         tags = {
             _decoded_name(k, long): schema.whole_value(v, long)
             for k, v in version.tags.items()
             if not schema.is_internal(k)
         }
+        run_id, path = artifact_of(name, number, str(version.source), tags.pop(Tag.REGISTERED_PATH, None))
         return RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=tags)
 
     def _entity(self, run_id: str) -> MlflowRunEntity:
@@ -311,6 +324,17 @@ class MlflowTracker:
             if not self._known_experiment(name):
                 raise
         return self._known_experiment(name)[0]
+
+    def _arrange(self, experiment_id: str) -> None:
+        """Give an experiment its saved view and its description, unless it has them."""
+        if experiment_id in self._arranged:
+            return
+        with contextlib.suppress(errors.TrackingError):  # a run needs neither
+            there = self._call(self._client.get_experiment, experiment_id).tags
+            for tag, value in experiment_tags(experiment_id).items():
+                if tag not in there:
+                    self._call(self._client.set_experiment_tag, experiment_id, tag, value)
+            self._arranged.add(experiment_id)
 
     def _known_experiment(self, name: str) -> list[str]:
         experiment = self._call(self._client.get_experiment_by_name, name)
@@ -403,7 +427,7 @@ class MlflowTracker:
             experiment=self._experiment_name(info.experiment_id),
             name=info.run_name or "",
             parent=stored.get(_PARENT),
-            status=_STATUS[info.status],
+            status=read_status(info.status, stored),
             start_time=info.start_time / 1000,
             end_time=None if end_time is None or info.status == "RUNNING" else end_time / 1000,
             tags={
@@ -432,9 +456,20 @@ def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatu
         for key, value in wanted.items()
         if value and len(value) < schema.MAX_TAG and value.isprintable() and not set("'\"`\\") & set(value)
     ]
-    if status is not None:
+    if status == "finished":  # MLflow shows bad ones as failed (mlflow.run.shown_status)
+        conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
+    elif status is not None:
         conditions.append(f"attributes.status = '{status.upper()}'")
     return " and ".join(conditions)
+
+
+def _version_text(info: RunInfo) -> str:
+    """What a registered version is, for the registry's page."""
+    precision = info.params.get("precision", "").upper()
+    where = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.tags.get(tag)))
+    size = info.metrics.get(schema.Metric.ENGINE_BYTES)
+    bytes_ = "" if size is None else f", {size / 2**20:.1f} MiB"
+    return f'{precision} engine for {where}{bytes_}. Run it: `mlflow.pyfunc.load_model("models:/<name>@{ACCEPTED}")`.'
 
 
 def _decoded_name(key: str, long: Mapping[str, str]) -> str:

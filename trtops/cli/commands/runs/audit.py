@@ -125,13 +125,14 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Audit, and print."""
+    tracker = configs.existing(plan.store)
     result = ops.audit(
         plan.config,
-        tracker=configs.existing(plan.store),
+        tracker=tracker,
         progress=lambda done, total: log.info("%d of %d runs", done, total),
     )
     if plan.html:
-        save_bytes(ops.html_page(result).encode("utf-8"), plan.html)
+        ops.report(result.run_id, tracker=tracker, output=plan.html)
     if plan.markdown:
         save_bytes(result.page().encode("utf-8"), plan.markdown)
     if plan.json:

@@ -18,7 +18,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.save import save_model
 from trtops.ops.model.opening import Source, Subject, open_model
-from trtops.ops.result import op_run
+from trtops.ops.result import finish_with, op_run
 from trtops.ops.search import algorithms
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, Names, emulated_runner
 from trtops.ops.search.precision.config import PrecisionConfig
@@ -85,7 +85,7 @@ def precision(
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
             _log_result(run, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result
 
 

@@ -33,7 +33,7 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.judging.feeds import Feeds
 from trtops.ops.judging.submodel import Check, describe
 from trtops.ops.model.opening import Source, Subject, open_model
-from trtops.ops.result import op_run
+from trtops.ops.result import finish_with, op_run
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.control import require_control
 from trtops.ops.search.reduce.hunt import Evaluate, Hunt, Parts
@@ -101,7 +101,7 @@ def reduce(
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result
 
 

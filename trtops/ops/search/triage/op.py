@@ -18,7 +18,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison
 from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
-from trtops.ops.result import op_run
+from trtops.ops.result import finish_with, op_run
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.result import Probe, TensorError, TriageResult
 from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
@@ -80,7 +80,7 @@ def triage(
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
             _log_result(run, result)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result
 
 

@@ -1,0 +1,197 @@
+"""The real MLflow and Prefect in a real browser: verdicts and pictures are there, whatever outputs are called.
+
+Takes a minute or two, so `make test-browser` runs it, and `make test` does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRTOPS_TEST_BROWSER") != "1", reason="takes minutes; asked for by `make test-browser`"
+)
+
+OUTPUTS = ("two/y", "a b", "ä:0")
+PATIENCE = 120_000  # milliseconds; the machine may be busy
+
+MAKE = """
+import json, sys
+import numpy as np, onnx
+from onnx import TensorProto, helper, numpy_helper
+names = json.loads(sys.argv[1])
+nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "mm")]
+nodes += [helper.make_node(op, ["h"], [name]) for op, name in zip(("Relu", "Sigmoid", "Tanh"), names)]
+info = lambda name, width: helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, width])
+weights = np.random.default_rng(0).standard_normal((32, 24)).astype(np.float32)
+graph = helper.make_graph(nodes, "g", [info("x", 32)], [info(n, 24) for n in names], [numpy_helper.from_array(weights, "w")])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "odd.onnx")
+from flows.convert import convert
+from trtops.comparator.report import Tolerances
+from trtops.ops import CheckConfig, ConvertConfig
+from trtops.spec import BuildConfig
+good = convert("odd.onnx")
+strict = CheckConfig(tolerances=Tolerances(atol=1e-9, rtol=1e-9))
+bad = convert("odd.onnx", ConvertConfig(build=BuildConfig(precision="int8"), check=strict))
+print(json.dumps({"good": good.run_id, "bad": bad.run_id, "url": bad.url, "verdict": bad.verdict}))
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Servers that show two builds: their addresses, and what the flows returned."""
+
+    mlflow: str
+    prefect: str
+    made: dict[str, str]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    ports = free_port(), free_port()
+    environment = {
+        **os.environ,
+        "TRTOPS_HOME": str(folder / "mlruns"),
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{ports[1]}/api",
+        "PREFECT_UI_API_URL": f"http://127.0.0.1:{ports[1]}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "true",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(ports[1])]
+    mlflow = [sys.executable, "-m", "trtops.tracking.store", "ui", "--port", str(ports[0])]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str]) -> None:
+        log = open(folder / f"{len(started)}.log", "wb")  # noqa: SIM115 - the process keeps it
+        started.append(
+            subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        )
+
+    try:
+        start(prefect)
+        wait_for(f"http://127.0.0.1:{ports[1]}/api/health", started[0])
+        made = subprocess.run(
+            [sys.executable, "-c", MAKE, json.dumps(OUTPUTS)],
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr.decode()[-3000:]
+        start(mlflow)
+        wait_for(f"http://127.0.0.1:{ports[0]}/health", started[1])
+        told = json.loads(made.stdout.decode().splitlines()[-1])
+        yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", told)
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers; its process' end is an error at once."""
+    while process.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+        except (OSError, urllib.error.URLError):
+            try:
+                process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+        else:
+            return
+    raise AssertionError(f"{process.args!r} ended with {process.returncode}")
+
+
+@dataclass
+class Watched:
+    """A page, and what went wrong on it: errors of scripts, and answers that are errors."""
+
+    page: Any
+    wrong: list[str]
+
+    def see(self, address: str, *texts: str) -> None:
+        """Open an address, and wait for texts on it."""
+        self.page.goto(address, timeout=PATIENCE)
+        for text in texts:
+            self.page.get_by_text(text).first.wait_for(timeout=PATIENCE)
+
+
+OWN_GAPS = ("/users/current", "/favicon")
+"""Addresses that the servers' own pages ask for in vain, whatever is shown."""
+
+
+@pytest.fixture
+def watched(browser: Any) -> Iterator[Watched]:
+    page = browser.new_page(viewport={"width": 2600, "height": 1200})
+    found = Watched(page, [])
+    page.on("pageerror", lambda error: found.wrong.append(str(error)))
+    page.on(
+        "response",
+        lambda answer: (
+            found.wrong.append(f"{answer.status} {answer.url}")
+            if answer.status >= 400 and not any(gap in answer.url for gap in OWN_GAPS)
+            else None
+        ),
+    )
+    page.set_default_timeout(PATIENCE)
+    yield found
+    page.close()
+
+
+def test_mlflow_s_table_says_which_build_is_bad(served: Served, watched: Watched) -> None:
+    assert served.made["verdict"] == "bad"  # a bad engine is a result of a flow that is called
+    experiment = served.made["url"].split("/")[2]
+    view = f"{served.mlflow}/#/experiments/{experiment}/runs?viewStateShareKey=trtops&workflowType=machine_learning"
+    watched.see(view, "Runs with their verdicts", "odd int8 onnxruntime", "error/max_abs", "trtops.verdict")
+    assert watched.page.get_by_text("bad", exact=True).count() >= 1
+    assert watched.wrong == []
+
+
+def test_a_run_s_page_begins_with_its_verdict_and_shows_its_pictures(served: Served, watched: Watched) -> None:
+    run = f"{served.mlflow}/{served.made['url'].partition('?')[0]}"
+    watched.see(f"{run}?workflowType=machine_learning", "convert odd.onnx to INT8 on onnxruntime", "two/y: ")
+    for stem in ("two~2f~y", "a b", "ä~3a~0"):
+        watched.see("about:blank")
+        watched.see(f"{run}/artifacts/accuracy/{quote(stem)}.errors.svg")
+        shown = "[...document.images].some(i => i.src.startsWith('blob:') && i.complete && i.naturalWidth > 100)"
+        watched.page.wait_for_function(shown, timeout=PATIENCE)
+    watched.see("about:blank")
+    watched.see(f"{run}/artifacts/report/report.html")
+    watched.page.frame_locator("iframe").get_by_text("Largest error of each output").first.wait_for(timeout=PATIENCE)
+    assert watched.wrong == []
+
+
+def test_prefect_s_list_says_the_verdict_and_its_artifact_leads_to_the_report(served: Served, watched: Watched) -> None:
+    watched.see(f"{served.prefect}/runs", "Bad: two/y", "Good", "odd int8 onnxruntime")
+    watched.see(f"{served.prefect}/artifacts", "convert odd.onnx")
+    watched.page.locator("a[href*='/artifacts/key/convert-odd-onnx']").first.click()
+    watched.page.locator("a[href*='/artifacts/artifact/']").first.click()  # the newest
+    watched.page.get_by_text(f"trtops report {served.made['bad']}").first.wait_for(timeout=PATIENCE)
+    assert watched.wrong == []

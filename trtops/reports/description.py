@@ -1,0 +1,85 @@
+"""A run's description in MLflow: Markdown that begins with what matters, since the page shows three lines and folds the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from trtops.reports.document import Document, Section, Table
+from trtops.reports.facts import Facts, facts_of
+from trtops.tracking import schema
+from trtops.tracking.base import RunInfo
+
+_ROWS = 40
+"""Rows of a table that a description shows; the report shows all."""
+
+
+def description(document: Document, info: RunInfo, further: Iterable[Section] = ()) -> str:
+    """What the run is and its verdict, why, the numbers that decided, size and speed, machine, what to do next, links, digests.
+
+    Cut at whole lines to what a tag takes.
+
+    Args:
+        document: What the op says.
+        info: The run.
+        further: What the store says (:func:`trtops.reports.sight.further_sections`); folded sections are left out.
+    """
+    facts = facts_of(info, document.verdict)
+    lines = [f"**{document.verdict or document.headline or 'done'}**{_headline(document)} · {_plain(document.title)}"]
+    lines += ["", *(f"- {reason}" for reason in document.why)] if document.why else []
+    for section in (*document.sections, *further):
+        lines += ["", *_section_lines(section)]
+    lines += _fact_lines("Size and speed", facts.size_and_speed) + _fact_lines("Machine", facts.machine)
+    following = [f"{command}  # {why}" for command, why in facts.following]
+    lines += ["", "**Next**", "", "```sh", *following, "```"]
+    lines += _fact_lines("Links", facts.links) + _fact_lines("Digests", facts.digests)
+    return _cut_to_fit(lines)
+
+
+def _headline(document: Document) -> str:
+    said = document.headline
+    return f": {_plain(said)}" if said and said != document.verdict and document.verdict else ""
+
+
+def _section_lines(section: Section) -> list[str]:
+    if section.folded:
+        return []
+    lines = [f"**{section.title}**", ""] if section.title else []
+    lines += [section.text, ""] if section.text else []
+    return lines + (_table_lines(section.table) if section.table else [])
+
+
+def _table_lines(table: Table) -> list[str]:
+    lines = [f"| {' | '.join(map(_plain, table.columns))} |", "|---" * len(table.columns) + "|"]
+    lines += [f"| {' | '.join(_cell_text(cell) for cell in row)} |" for row in table.rows[:_ROWS]]
+    left = len(table.rows) - _ROWS
+    return lines if left <= 0 else [*lines, "", f"{left} more in the report."]
+
+
+def _cell_text(cell: str | float | None) -> str:
+    return "-" if cell is None else _plain(cell) if isinstance(cell, str) else f"{cell:.4g}"
+
+
+def _fact_lines(title: str, facts: Facts) -> list[str]:
+    return ["", f"**{title}**", "", *(f"- {name}: {code(value)}" for name, value in facts)] if facts else []
+
+
+def _plain(text: str) -> str:
+    """Text that stays text in Markdown, also in a table."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """Text as code in Markdown, whatever is in it."""
+    text = " ".join(text.split()) or " "
+    ticks = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    edge = " " if text[0] == "`" or text[-1] == "`" else ""
+    return f"{ticks}{edge}{text}{edge}{ticks}"
+
+
+def _cut_to_fit(lines: list[str]) -> str:
+    text = "\n".join(lines)
+    if len(text) <= schema.MAX_TAG:
+        return text
+    note = "\n\nThe rest is in the report (artifact report/report.html)."
+    return text[: schema.MAX_TAG - len(note)].rpartition("\n")[0] + note

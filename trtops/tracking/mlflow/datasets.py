@@ -1,0 +1,36 @@
+"""The data of a run as MLflow's own data sets, which its tables show and filter by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtops.tracking.materials import Materials
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+_DIGEST = 36  # characters that MLflow takes
+
+
+def dataset_inputs(materials: Materials) -> list[DatasetInput]:
+    """What a build was judged on and against, for ``MlflowClient.log_inputs``."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    contexts = {"data": "judged on", "golden": "golden outputs"}
+    found = []
+    for material in materials.given:
+        if (context := contexts.get(material.name)) is None:
+            continue
+        place = materials.check.get(material.name)
+        name = Path(str(place)).name if place else f"random, seed {materials.check.get('seed', 0)}"
+        source = {"uri": str(place)} if place else {"seed": materials.check.get("seed", 0)}
+        dataset = Dataset(
+            name=name[:500],
+            digest=material.sha256[:_DIGEST],
+            source_type="trtops",
+            source=json.dumps({**source, "artifact": material.path, "sha256": material.sha256}),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return found
