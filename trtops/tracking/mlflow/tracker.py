@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
+from trtops.tracking.mlflow.rows import RunRow, run_rows, served_run_rows
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
 from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
 from trtops.tracking.schema import Artifact, Kind, Tag
@@ -25,6 +27,8 @@ from trtops.tracking.writer import check_reopening, checked_names, read_manifest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -152,6 +156,20 @@ class MlflowTracker:
                 if len(found) == limit:
                     break
         return found
+
+    def run_rows(self, artifacts: Path | None = None) -> list[RunRow]:
+        """All runs, of other programs and deleted ones too, with the folders of their files on this machine.
+
+        Args:
+            artifacts: Of a server: the folder that it keeps artifacts in.
+
+        Raises:
+            TrackingError: If the store cannot be read.
+        """
+        if self.store is not None:
+            return run_rows(self.store)
+        assert artifacts is not None
+        return served_run_rows(self._connection, artifacts)
 
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose own process can no longer do it."""
@@ -337,7 +355,11 @@ class MlflowTracker:
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-            yield from map(self._info, page)
+            for entity in page:
+                try:
+                    yield self._info(entity)
+                except errors.IncompleteRunError as exc:
+                    log.warning("Passed over: %s", exc)
             token = self._next_page(page.token, token)
             if not token:
                 return
@@ -357,8 +379,23 @@ class MlflowTracker:
         return []
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
+        """What is known of a run.
+
+        Raises:
+            StoreError: If its id is none.
+            IncompleteRunError: If it cannot be read: SQLite keeps anything in any column.
+        """
+        check_id(entity.info.run_id, self.shown)
+        try:
+            return self._read_info(entity)
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
+            raise errors.IncompleteRunError(
+                f"Run {entity.info.run_id} of {self.shown} cannot be read ({type(exc).__name__}: {masked(str(exc)):.200}). It "
+                "was damaged, or something else than MLflow wrote it. Use another run, or restore the store from a backup."
+            ) from exc
+
+    def _read_info(self, entity: MlflowRunEntity) -> RunInfo:
         info, stored = entity.info, entity.data.tags
-        check_id(info.run_id, self.shown)
         long = schema.long_texts(stored)
         end_time = info.end_time
         return RunInfo(
