@@ -1,6 +1,6 @@
 """The bundle flow: a run's verdict in one zip, for a stranger to repeat.
 
-From Python: ``from flows.bundle import bundle; bundle("<run>")``. From the shell: ``python -m flows.bundle <run>``.
+From Python: ``from trtops.flows.bundle import bundle; bundle("<run>")``. From the shell: ``python -m trtops.flows.bundle <run>``.
 """
 
 from __future__ import annotations

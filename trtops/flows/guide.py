@@ -1,6 +1,6 @@
 """The guide flow: from a bad engine to the kind of fault, its place, and the smallest case that shows it.
 
-From Python: ``from flows.guide import guide; guide("model.onnx", config)``. From the shell: ``python -m flows.guide
+From Python: ``from trtops.flows.guide import guide; guide("model.onnx", config)``. From the shell: ``python -m trtops.flows.guide
 model.onnx --minutes 30``, and with ``--resume <run>`` what was stopped. As a deployment: see ``prefect.yaml``.
 """
 

@@ -1,6 +1,6 @@
 """The repair flow: the fastest engine that passes.
 
-From Python: ``from flows.repair import repair; repair("model.onnx", precision="fp16")``. From the shell: ``python -m flows.repair
+From Python: ``from trtops.flows.repair import repair; repair("model.onnx", precision="fp16")``. From the shell: ``python -m trtops.flows.repair
 model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
 """
 
