@@ -1,7 +1,7 @@
 """The import flow: what other tools left becomes runs.
 
 From Python: ``from trtops.flows.import_results import import_results; import_results(["times.json"])``. From the shell: ``python -m
-flows.import_results times.json``.
+trtops.flows.import_results times.json``.
 """
 
 from __future__ import annotations

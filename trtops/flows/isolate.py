@@ -1,7 +1,7 @@
 """The isolate flow: the smallest window of nodes that flips the verdict, or the fewest tensors to mark.
 
 From Python: ``from trtops.flows.isolate import isolate; isolate("model.onnx", precision="fp16")``. From the shell: ``python -m
-flows.isolate model.onnx --precision fp16``, and with ``--marks`` for tensors. As a deployment: see ``prefect.yaml``.
+trtops.flows.isolate model.onnx --precision fp16``, and with ``--marks`` for tensors. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.comparator.standalone import RULES
-from trtops.metadata import TensorMetadata
 from trtops.ops.auditing.gathering import Gathered
 from trtops.ops.judging.judgement import collect, tolerances_for
 from trtops.record import JSONValue, to_jsonable
@@ -116,7 +115,7 @@ def case_of(gathered: Gathered, name: str, verdict: Verdict) -> Case:
         TrtopsError: If the data or the model cannot be read.
     """
     model, check = gathered.model, gathered.check
-    feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in check.open(TensorMetadata.of(model.info.inputs))]
+    feeds = [{n: np.asarray(a) for n, a in feed.items()} for feed in check.open_for(model)]
     golden = golden_outputs(model, feeds, check.golden)
     recorded = gathered.recorded
     case = Case(

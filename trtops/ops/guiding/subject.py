@@ -18,7 +18,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
-from trtops.metadata import TensorMetadata
 from trtops.ops.engines.job import read_cache_file
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.judging.judgement import tolerances_for
@@ -57,13 +56,13 @@ class Subject:
     @cached_property
     def feeds(self) -> list[dict[str, Any]]:
         """Its inputs."""
-        opened = self.config.check.open(TensorMetadata.of(self.model.info.inputs))
+        opened = self.config.check.open_for(self.model)
         return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
 
     @property
     def source(self) -> str:
         """Where the inputs come from, in words."""
-        return self.config.check.open(TensorMetadata.of(self.model.info.inputs)).source
+        return self.config.check.open_for(self.model).source
 
     @cached_property
     def outputs(self) -> list[dict[str, Any]]:

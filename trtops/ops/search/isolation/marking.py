@@ -14,7 +14,6 @@ from pathlib import Path
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.comparator.report import Tolerances
-from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import DataConfig
 from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
@@ -133,7 +132,7 @@ def opened_sides(
 ) -> Sides:
     """Both sides of a comparison: what is under test, and the model as it is."""
     opened = open_model(model)
-    given = [dict(feed) for feed in config.open(TensorMetadata.of(opened.info.inputs), feeds)]
+    given = [dict(feed) for feed in config.open_for(opened, feeds)]
     precision = actual.precision if isinstance(actual, BuildConfig) else "fp32"
     tolerances = replace(tolerances_for(precision, config.tolerances, opened), clamped_equal=True)
     make: MakeRunner = Built(actual) if isinstance(actual, BuildConfig) else actual
