@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-fuzz test-kills test-long test-sigkills test-gpu test-gpus test-postgres ui up down status deploy serve constraints clean
+.PHONY: help demo test check format bench bench-gpu test-fuzz test-kills test-long test-sigkills test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -59,8 +59,8 @@ test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stor
 test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)
 	$(PY) -m tests.attacks.sigkills --kills $(or $(N),50)
 
-test-long: $(VENV)/.test ## campaigns with all their seeds and kills, of which `make test` tries a part; takes some minutes
-	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign
+test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
+	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
@@ -71,7 +71,16 @@ test-gpus: ## the tests that need two GPUs, likewise
 test-postgres: $(VENV)/.test ## the tests that need PostgreSQL (Debian: apt install postgresql); none may be skipped
 	TRTOPS_REQUIRE_POSTGRES=1 $(PY) -m pytest -q -m postgres
 
-bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy in one run
+test-matrix: $(VENV)/.test ## the wheel outside the checkout: each Python there is, oldest and newest releases; takes long
+	$(PY) tests/matrix.py $(VENV)-matrix
+
+zoo: $(VENV)/.test ## real architectures by their exporters, and what each command makes of them beside Polygraphy; takes long
+	test -x $(VENV)-zoo/bin/python || $(PYTHON) -m venv $(VENV)-zoo
+	$(VENV)-zoo/bin/python -m pip install --quiet -r tests/real/requirements.txt
+	$(VENV)-zoo/bin/python tests/real/export.py $(VENV)-zoo/models
+	$(PY) tests/real/table.py $(VENV)-zoo/models
+
+bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy in one run; about ten minutes
 	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; \
 	    echo "== $$file"; $(PY) $$file || missed="$$missed $$file"; done; \
 	if [ -n "$$missed" ]; then echo "A goal was missed in:$$missed"; exit 1; fi; echo "Every goal was kept."

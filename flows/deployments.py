@@ -19,12 +19,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.forms import form_of
 from trtops import errors, team
 from trtops.team.config import POOLS
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
-    from prefect.utilities.callables import ParameterSchema
 
 # Prefect reads the address of its server when it is first imported: nothing here does so before `_use_server`.
 
@@ -35,8 +35,9 @@ SILENT_FOR = timedelta(minutes=10)
 
 _ANSWER_SECONDS = 60.0
 _WITHOUT_SERVER = (
-    "Start one on this machine by `make up` (trtops team up), or set PREFECT_API_URL to one that runs, such as "
-    "http://127.0.0.1:4200/api."
+    "Start one on this machine by `make up` (trtops team up). One that runs already is found by PREFECT_API_URL, such as "
+    "http://127.0.0.1:4200/api; where `trtops team up` was called in another folder, this sets it, called there: "
+    'eval "$(trtops team env)".'
 )
 
 
@@ -134,19 +135,6 @@ def _deployment_from(deployment: Mapping[str, Any], paused: bool | None) -> Runn
     )
     described._parameter_openapi_schema = form_of(flow)
     return described
-
-
-def form_of(flow: Any) -> ParameterSchema:
-    """The schema that Prefect's form for a flow is made of, with parameters titled in words.
-
-    Descriptions are those of the docstrings: of the flow, and of the records among its parameters.
-    """
-    from prefect.utilities.callables import parameter_schema
-
-    schema = parameter_schema(flow)
-    for name, part in schema.properties.items():
-        part["title"] = name.replace("_", " ").capitalize()
-    return schema
 
 
 def _use_server() -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from trtops.tracking.location import Store
+from trtops.tracking.mlflow import server_command
+
 
 class MlflowServer:
     """A server in a process group of its own.
@@ -28,6 +31,7 @@ class MlflowServer:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -42,12 +46,19 @@ class MlflowServer:
         return self._process is not None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it answers.
+
+        First by the command that people use; again without its first half, which would import MLflow once more.
+        """
         log = self.root.parent / "log.txt"
         words = ["-m", "trtops.tracking.store", "ui", "--root", str(self.root), "--port", str(self.port)]
+        command, environment = [sys.executable, *words], dict(os.environ)
+        if self._started:
+            command, environment = server_command(Store(database=self.root.resolve() / "mlflow.db"), self.port)
+        self._started = True
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *words], stdout=output, stderr=output, start_new_session=True
+                command, stdout=output, stderr=output, env=environment, start_new_session=True
             )
         while True:
             try:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from setuptools import find_packages
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 HEAVY = ("tensorrt", "tensorrt_rtx", "onnxruntime", "mlflow", "prefect", "onnx", "numpy", "pandas", "matplotlib")
 
@@ -81,3 +92,23 @@ def test_the_choice_of_tensorrt_rtx_is_read_in_one_place(prefix: str, value: str
     )
 
     assert done.stdout.split() == [str(expected)] * 2
+
+
+def test_the_wheel_has_the_flows_and_leaves_the_place_of_deployments_out() -> None:
+    chosen = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+
+    packages = set(find_packages(str(ROOT), include=chosen))
+
+    assert {"trtops", "trtops.flows"} <= packages
+    assert {package.partition(".")[0] for package in packages} == {"trtops"}
+
+
+def test_a_flow_is_one_module_under_both_names() -> None:
+    flow = importlib.import_module("flows.command")
+
+    assert flow is importlib.import_module("trtops.flows.command")
+    assert flow.__spec__ is not None and flow.__spec__.name == "trtops.flows.command"
+    assert importlib.import_module("flows").command is flow
+    assert importlib.util.find_spec("flows.convert").origin == importlib.util.find_spec("trtops.flows.convert").origin
+    with pytest.raises(ModuleNotFoundError, match=r"flows\.nothing"):
+        importlib.import_module("flows.nothing")

@@ -63,6 +63,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "tactics": (OnnxRuntimeOptions(), OnnxRuntimeOptions(tactics=())),
         "allow_approximation": (OnnxRuntimeOptions(), OnnxRuntimeOptions(allow_approximation=True)),
         "timing_iterations": (OnnxRuntimeOptions(), OnnxRuntimeOptions(timing_iterations=9)),
+        "timing_seconds": (OnnxRuntimeOptions(), OnnxRuntimeOptions(timing_seconds=9.0)),
         "intra_op_threads": (OnnxRuntimeOptions(), OnnxRuntimeOptions(intra_op_threads=1)),
         "tactic_seed": (OnnxRuntimeOptions(), OnnxRuntimeOptions(tactic_seed=0)),
     },

@@ -2,7 +2,7 @@
 
 The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect.
 Loaders and runners, under Polygraphy's names, are in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
-:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows are in the package ``flows``.
+:mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows are in :mod:`trtops.flows`.
 """
 
 import os

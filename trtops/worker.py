@@ -5,8 +5,9 @@ was working on fails with a :class:`~trtops.errors.WorkerError` that says how it
 the next call gets a new child. No child outlives its parent: it ends when nobody holds the other end of its pipe, however
 the parent went. Ctrl-C is the parent's: it ends the child whose answer was waited for, and a child ignores its own.
 
-The child runs this interpreter with this process' module search path, or one of another environment. What crosses the pipe is pickled, as
-``multiprocessing`` does it, between two processes of one program; nothing is ever read from a file.
+The child runs this interpreter with this process' module search path, or another environment's interpreter, which is
+given this package alone. What crosses the pipe is pickled, as ``multiprocessing`` does it, and only these two processes
+hold its ends; no pickle is ever read from a file.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Parts, each run by name:
 * ``planted``: twenty regressions, each of which must be refused for what it is,
 * ``matrix``: six models in three precisions on the releases whose constraints files are given, each against an engine that is
   accepted here,
-* ``cost``: the gate's own time beside its builds; this one unless another is named.
+* ``cost``: the gate's own time beside its builds; this one unless another is named, of one model unless ``--full`` is said.
 
 Run: ``python tests/benchmarks/bench_gate.py planted``, ``... repeats --count 100``, ``... matrix ort-1.23.txt ort-1.27.txt``.
 """
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,15 +183,15 @@ def matrix(folder: Path, constraints: list[str], *, timed: bool, precisions: tup
     return all(cell.decision != "error" for cell in result.cells)
 
 
-def cost(folder: Path) -> bool:
+def cost(folder: Path, models: Sequence[str], repeats: int) -> bool:
     """The gate's own time beside its builds."""
     tracker = MemoryTracker()
     config = GateConfig(build=DEFAULT, policy=POLICY, keep_model=False)
-    for name in ("conv_net", "convolutions", "perceptron"):
+    for name in models:
         path = write(ZOO[name](), folder, name)
         gate(path, config, tracker=tracker)
         for label, policy in (("with latency", POLICY), ("without", UNTIMED)):
-            results = [gate(path, replace(config, policy=policy), tracker=tracker) for _ in range(3)]
+            results = [gate(path, replace(config, policy=policy), tracker=tracker) for _ in range(repeats)]
             built_in = statistics.median(each.measured.candidate.build_seconds for each in results if each.measured)
             whole = statistics.median(each.seconds for each in results)
             say(f"{name} {label}: {whole:.1f} s in all, of which the build {built_in:.2f} s")
@@ -204,6 +204,7 @@ def main() -> int:
     parser.add_argument("constraints", nargs="*")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--precisions", nargs="+", default=("fp32", "fp16", "int8"))
+    parser.add_argument("--full", action="store_true", help="cost: three models, thrice each")
     parser.add_argument(
         "--untimed", action="store_true", help="in a matrix: without latency, which takes most of the time"
     )
@@ -215,8 +216,12 @@ def main() -> int:
             passed = repeats(folder, asked.count)
         elif asked.part == "matrix":
             passed = matrix(folder, asked.constraints, timed=not asked.untimed, precisions=tuple(asked.precisions))
+        elif asked.part == "planted":
+            passed = planted(folder)
+        elif asked.full:
+            passed = cost(folder, ("conv_net", "convolutions", "perceptron"), 3)
         else:
-            passed = {"planted": planted, "cost": cost}[asked.part](folder)
+            passed = cost(folder, ("conv_net",), 1)
     return 0 if passed else 1
 
 

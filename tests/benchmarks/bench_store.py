@@ -30,7 +30,8 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, embedded
 
-RUNS, PROCESSES, ASKED, ITERATIONS = 40, 4, 15, 60
+FULL = "--full" in sys.argv
+RUNS, PROCESSES, ASKED, ITERATIONS = (40, 4, 15, 60) if FULL else (12, 4, 7, 20)
 ALLOWED_SECONDS = 1.0
 
 fork = multiprocessing.get_context("fork")

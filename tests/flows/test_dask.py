@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import flows.cluster
+from flows.cluster import dask_runner, require_memory
 from flows.debug_build import debug_build
 from tests import models
 from tests.waiting import until
@@ -35,6 +37,7 @@ from trtops.tracking.store import default_tracker, reap
 pytest.importorskip("prefect_dask")
 import dask
 from distributed import LocalCluster
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 BUILDS = 40 if os.environ.get("TRTOPS_TEST_KILLS") == "1" else 8
 
@@ -182,3 +185,46 @@ def test_a_scheduler_that_is_not_there_is_named(store: Path, case, monkeypatch: 
         pytest.raises(errors.ConfigError, match=r"tcp://127\.0\.0\.1:9"),
     ):
         debug_build(model, campaign, dask="tcp://127.0.0.1:9")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """A cluster of one worker, for what is asked of workers before any work."""
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster
+
+
+def refused(cluster: LocalCluster, api_url: str | None, message: str) -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: api_url}),
+        pytest.raises(errors.ConfigError, match=message),
+        dask_runner(cluster.scheduler_address),
+    ):
+        pass
+
+
+def test_workers_that_do_not_reach_the_flow_s_server_or_memory_are_refused(
+    store: Path, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    refused(cluster, "http://127.0.0.1:9/api", "do not reach the Prefect server of this flow, http://127.0.0.1:9/api")
+    run = default_tracker().start("m", "campaign", kind="debug_build")
+    with cluster.get_client() as client:
+        client.run(keep_runs_in, str(store))
+        require_memory(client, run.id)
+        client.run(keep_runs_in, str(tmp_path / "other"))
+        with pytest.raises(errors.ConfigError, match=r"runs elsewhere.*other/mlflow\.db.*MLFLOW_TRACKING_URI"):
+            require_memory(client, run.id)
+
+        client.run(come_from_another_machine)
+
+    refused(cluster, None, r"other machines \(tcp://.*set PREFECT_API_URL")
+    refused(cluster, "http://localhost:4200/api", "another machine for each of the Dask workers tcp://.*")
+    run.finish()
+
+
+def keep_runs_in(folder: str) -> None:
+    os.environ["TRTOPS_HOME"] = folder
+
+
+def come_from_another_machine() -> None:
+    flows.cluster.boot_id = lambda: "another"

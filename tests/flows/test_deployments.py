@@ -15,7 +15,8 @@ import pytest
 
 from flows import deployments
 from flows.command import run
-from flows.deployments import form_of, read_deployments
+from flows.deployments import read_deployments
+from flows.forms import form_of
 from flows.nightly import nightly
 from flows.watch import watch
 from tests import models
@@ -51,8 +52,13 @@ def test_choices_and_ranges_are_in_the_form():
     assert properties["precisions"]["minItems"] == 1
     assert (properties["attempts"]["minimum"], properties["settle_seconds"]["minimum"]) == (1, 0)
     assert properties["bad"]["enum"] == ["fail", "report"]
+    assert properties["attempts"]["description"].endswith(" (at least 1)")
     until = form_of(flow_of("flows.debug_build.debug_build")).properties["until"]["anyOf"]
-    assert {"minimum": 1, "type": "integer"} in until and ["good", "bad", "decided"] in [u.get("enum") for u in until]
+    assert until == [
+        {"title": "whole number, at least 1", "type": "integer", "minimum": 1},
+        {"title": "good | bad | decided", "type": "string", "enum": ["good", "bad", "decided"]},
+        {"title": "not given", "type": "null"},
+    ]
 
 
 def test_parameters_of_deployments_are_ones_of_their_flows_and_beat_no_config():

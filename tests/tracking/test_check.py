@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def log_one(tracker: KeepingTracker, name: str) -> tuple[str, Path]:
     return run.id, tracker.store.artifacts / "m" / run.id
 
 
-def found(tracker: KeepingTracker, **options: bool) -> dict[str, tuple[str, bool]]:
+def found(tracker: KeepingTracker, **options: Any) -> dict[str, tuple[str, bool]]:
     """What was found: by the last part of what it is, what was said and whether it was mended."""
     return {Path(f.what).name: (f.says, f.mended) for f in check_store(tracker, **options).findings}
 
@@ -239,6 +240,39 @@ def dead_owner() -> str:
     from trtops.tracking import owner
 
     return dataclasses.replace(owner.current(), pid=2**22 + 1, started=1).to_json()
+
+
+def test_the_files_of_a_server_are_seen_where_their_folder_is_named(
+    server: str, server_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = KeepingTracker(MlflowTracker(server), Outbox([tmp_path / "outbox"]))
+    files = server_root / "artifacts"
+    with tracked(tracker, "checked", "kept", kind="build") as run:
+        run.log_bytes(b"plan", "engine/x.plan")
+    with tracked(tracker, "checked", "without files", kind="build") as bare:
+        bare.log_bytes(b"plan", "engine/x.plan")
+    shutil.rmtree(next(files.rglob(bare.id)))
+    orphan = files / "checked" / ("f" * 32)
+    (orphan / "artifacts").mkdir(parents=True)
+    (orphan / "artifacts" / "x.plan").write_bytes(b"plan")
+
+    told = found(tracker, artifacts=files, mend=True)
+
+    assert "has no folder" in told.pop(f"run {bare.id}")[0]
+    assert told.pop("f" * 32) == ("its files belong to no run", True)
+    assert (server_root / "lost" / "checked" / ("f" * 32) / "artifacts" / "x.plan").read_bytes() == b"plan"
+    assert not [what for what in told if run.id in what] and tracker.load(run.id).read_bytes("engine/x.plan") == b"plan"
+    tracker.inner._client.delete_run(bare.id)
+
+    shutil.copytree(server_root / "lost" / "checked", tmp_path / "another server's" / "checked")
+    with pytest.raises(errors.ConfigError, match="knows none of the 1 runs whose files are in"):
+        check_store(tracker, artifacts=tmp_path / "another server's")
+    with pytest.raises(errors.ConfigError, match="is no folder"):
+        check_store(tracker, artifacts=tmp_path / "none")
+    # Opening a store makes it: every file beside a new database would be of no run.
+    assert store.main(["check", "--root", str(tmp_path / "another server's"), "--mend"]) == 3
+    assert "holds no store: it has no mlflow.db" in capsys.readouterr().err
+    assert not (tmp_path / "another server's" / "mlflow.db").exists()
 
 
 def test_of_a_server_it_is_said_what_cannot_be_seen(server: str, tmp_path: Path) -> None:

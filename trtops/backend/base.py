@@ -153,6 +153,7 @@ class Build:
         timing_cache: The timing cache after the build, with what was given and what was added; None if the back end
             keeps none.
         timing_cache_use: What the given timing cache was good for.
+        skipped: Settings that the builder had no time to try.
         calibration_cache: The calibration cache that INT8 was built with.
         seconds: Wall time of the build, without reading the model and without logging.
         log: What the builder said.
@@ -164,6 +165,7 @@ class Build:
     layers: tuple[Layer, ...]
     timing_cache: bytes | None = field(default=None, repr=False)
     timing_cache_use: TimingCacheUse = TimingCacheUse()
+    skipped: tuple[str, ...] = ()
     calibration_cache: bytes | None = field(default=None, repr=False)
     seconds: float
     log: str = field(default="", repr=False)

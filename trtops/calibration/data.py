@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ class FeedDigest:
         for name in sorted(feed):
             array = np.ascontiguousarray(feed[name])
             self._sha.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-            self._sha.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+            if array.dtype == object:  # strings
+                self._sha.update(json.dumps([str(text) for text in array.reshape(-1)]).encode())
+            else:
+                self._sha.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
         self._sha.update(b"\0\0")
 
     def hexdigest(self) -> str:

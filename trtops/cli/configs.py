@@ -24,6 +24,12 @@ BACKEND = Group(
         Flag(names=("--onnxrt",), takes="switch", to="backend", value="onnxruntime", help="ONNX Runtime, on the CPU"),
         Flag(names=("--trt",), takes="switch", to="backend", value="tensorrt", help="TensorRT"),
         Flag(names=("--allow-approximation",), takes="switch", help="ONNX Runtime: allow tactics that are less exact"),
+        Flag(
+            names=("--timing-seconds",),
+            shown="SECONDS",
+            convert=float,
+            help="ONNX Runtime: how long settings may be tried; as long as five starts and 60 inferences take unless given",
+        ),
     ),
 )
 
@@ -36,7 +42,10 @@ def build_config(args: Asked, backend: str) -> BuildConfig:
     """
     _refuse_others(args, backend)
     asked = [name for name in ("int8", "fp8", "bf16", "fp16") if getattr(args, name, None)]
-    options: Any = OnnxRuntimeOptions(allow_approximation=bool(getattr(args, "allow_approximation", False)))
+    options: Any = OnnxRuntimeOptions(
+        allow_approximation=bool(getattr(args, "allow_approximation", False)),
+        timing_seconds=getattr(args, "timing_seconds", None),
+    )
     if backend == "tensorrt":
         mode, layers = loading.constraints(args)
         layers = dict(getattr(args, "layer_precisions", None) or ()) | layers
@@ -81,8 +90,9 @@ def _refuse_others(args: Asked, backend: str) -> None:
             raise UsageError(
                 f"{flag.names[0]} is for TensorRT; the engine is ONNX Runtime's. Leave it out, or add --trt"
             )
-    if backend == "tensorrt" and getattr(args, "allow_approximation", None):
-        raise UsageError("--allow-approximation is for ONNX Runtime; add --onnxrt")
+    for name in ("allow_approximation", "timing_seconds") if backend == "tensorrt" else ():
+        if getattr(args, name, None) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} is for ONNX Runtime; add --onnxrt")
 
 
 _EVERYWHERE = ("fp16", "bf16", "fp8", "int8", "trt_min_shapes", "trt_opt_shapes", "trt_max_shapes")

@@ -60,6 +60,7 @@ class DataLoader:
         data_loader_backend_module: Literal["numpy", "torch"] | None = "numpy",
         int_range: tuple[int, int] | None = None,
         float_range: tuple[float, float] | None = None,
+        words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Describe the inputs; None stands for a default.
 
@@ -72,6 +73,7 @@ class DataLoader:
             data_loader_backend_module: What arrays to make: ``numpy`` or ``torch``.
             int_range: As ``val_range``, for integers and booleans only; older scripts pass it.
             float_range: As ``val_range``, for floating-point inputs only; older scripts pass it.
+            words: What to draw from for inputs of strings, by name; others of these must be supplied.
 
         Raises:
             ConfigError: If the module is neither of the two, or a range is empty.
@@ -83,6 +85,7 @@ class DataLoader:
         self.val_range: Range | Mapping[str, Range] = (0.0, 1.0) if val_range is None else val_range
         self.int_range = int_range
         self.float_range = float_range
+        self.words = words or {}
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
@@ -133,6 +136,8 @@ class DataLoader:
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
             return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
+        if dtype is DataType.STRING and name in self.words and isinstance(draw, _Numpy):
+            return draw.words(fixed, self.words[name])
         low, high = self._value_range(name, self.float_range)
         return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
 
@@ -190,6 +195,9 @@ class _Numpy:
             scale = high
         with np.errstate(invalid="ignore", over="ignore"):
             return np.array((self.random.random_sample(shape) * scale + shift).astype(dtype.numpy()))
+
+    def words(self, shape: tuple[int, ...], words: Sequence[str]) -> Array:
+        return np.array(words, object)[self.random.randint(0, len(words), shape)]
 
     def constant(self, value: Shape, dtype: DataType | None) -> Array:
         return np.array(value, None if dtype is None else dtype.numpy())

@@ -68,6 +68,8 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
     engine = build.engine
     run.set_tags({schema.Tag.ENGINE_SHA256: sha256(engine.plan)})
+    if build.skipped:
+        run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
     run.log_json(build.tactics, schema.Artifact.TACTICS)

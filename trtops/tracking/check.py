@@ -2,14 +2,14 @@
 
 What is safe is mended when that is asked for: runs of dead processes are closed, what they left half-written is removed, and
 files that belong to no run are put aside, never deleted. Of a server only what it answers and what lies on this machine can be
-seen; the rest is said to be unseen.
+seen: its files where their folder is named; the rest is said to be unseen.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from trtops.record import Record
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.keeping import KeepingTracker
-from trtops.tracking.location import Store
-from trtops.tracking.mlflow.rows import run_rows
+from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.rows import RunRow
 from trtops.tracking.schema import Artifact
 from trtops.tracking.writer import TEMPORARY
 
@@ -113,27 +113,32 @@ def close(tracker: Tracker, run: str, *, why: str = "", force: bool = False) -> 
     return [tracker.close(each.id, why or _DEAD) for each in (*below, info)]
 
 
-def check_store(tracker: KeepingTracker, *, mend: bool = False) -> StoreCheck:
+def check_store(tracker: KeepingTracker, *, mend: bool = False, artifacts: Path | None = None) -> StoreCheck:
     """Look for what is not as it should be, and mend what is safe if that is asked for.
 
+    Args:
+        tracker: The memory.
+        mend: Whether to mend.
+        artifacts: Of a server whose files lie on this machine: their folder, its ``--artifacts-destination``.
+
     Raises:
+        ConfigError: If a folder is given that is not the server's.
         StoreError: If the store cannot be read.
         TrackingUnavailableError: If it does not answer.
     """
-    store = tracker.store
     found = [
         *_dead_runs(tracker),
         *_outbox_findings(tracker),
         *leftovers(tracker.lock_folder),
-        *(_in_store(store) if store else ()),
+        *_file_findings(tracker, artifacts),
     ]
     findings = [mended(finding, do) if mend else finding for finding, do in found]
     unseen = (
         ()
-        if store
+        if tracker.store or artifacts
         else (
-            f"Files without runs, and runs without files, can be seen where {tracker.shown} keeps them: say "
-            "`trtops store check --root <its folder>` there. `trtops runs audit` reads runs through it.",
+            f"Files without runs, and runs without files, can be seen where {tracker.shown} keeps its files: say "
+            f"`trtops store check --root {tracker.shown} --artifacts <their folder>` there.",
         )
     )
     return StoreCheck(store=tracker.shown, findings=tuple(findings), unseen=unseen)
@@ -195,39 +200,86 @@ def _outbox_findings(tracker: KeepingTracker) -> Found:
         yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]
 
 
-def _in_store(store: Store) -> Found:
+def _file_findings(tracker: KeepingTracker, artifacts: Path | None) -> Found:
+    """What is wrong with files of runs, as far as they lie on this machine."""
+    if tracker.store is not None:
+        if artifacts is not None:
+            raise errors.ConfigError(
+                f"{tracker.shown} is no server: its files are in {tracker.store.artifacts} (no --artifacts)."
+            )
+        folder, aside = tracker.store.artifacts, tracker.store.root / "lost"
+    elif artifacts is not None:
+        folder, aside = artifacts.absolute(), artifacts.absolute().parent / "lost"
+        if not folder.is_dir():
+            raise errors.ConfigError(
+                f"--artifacts {folder} is no folder; expected the server's --artifacts-destination."
+            )
+    else:
+        return
     # Folders first: a run is in the database before it has a folder.
-    folders = {folder for folder in store.artifacts.glob("*/*") if _RUN_ID.fullmatch(folder.name) and folder.is_dir()}
-    rows = run_rows(store)
+    folders = {each for each in folder.glob("*/*") if _RUN_ID.fullmatch(each.name) and each.is_dir()}
+    assert isinstance(tracker.inner, MlflowTracker)
+    rows = tracker.inner.run_rows(folder)
+    yield from _orphans(tracker, folders, rows, aside)
+    yield from _runs_without_files(rows)
+    halves = [*folder.rglob(f"{TEMPORARY}*")]
+    if tracker.store is not None:
+        halves += tracker.store.root.glob(f".{tracker.store.database.name}.*")
+    yield from _half_written(halves)
+
+
+def _orphans(tracker: KeepingTracker, folders: set[Path], rows: list[RunRow], aside: Path) -> Found:
+    """Folders of no run."""
     known = {row.id for row in rows}
-    for folder in sorted(folders):
-        if folder.name not in known:
-            yield _orphan_finding(store, folder)
+    lost = sorted(folder for folder in folders if folder.name not in known and not _is_run(tracker, folder.name))
+    if tracker.store is None and lost and len(lost) == len(folders):
+        raise errors.ConfigError(
+            f"{tracker.shown} knows none of the {len(lost)} runs whose files are in {lost[0].parents[1]}. "
+            "Expected the folder that this server keeps its artifacts in (its --artifacts-destination)."
+        )
+    for folder in lost:
+        yield _orphan_finding(folder, aside / folder.parent.name / folder.name)
+
+
+def _is_run(tracker: KeepingTracker, run_id: str) -> bool:
+    """Whether there is such a run though the list of all did not have it: one that is new, or that a user may not see."""
+    if tracker.store is not None:
+        return False  # its database has all
+    try:
+        tracker.info(run_id)
+    except errors.RunNotFoundError:
+        return False
+    except errors.TrackingUnavailableError:
+        raise
+    except errors.TrackingError:
+        return True  # this user may not see it
+    return True
+
+
+def _runs_without_files(rows: list[RunRow]) -> Found:
     for row in rows:
         if row.finished and row.ours and not row.deleted and row.folder is not None:
+            what = f"run {row.id}"
             if not row.folder.is_dir():
-                yield Finding(what=f"run {row.id}", says=f"{row.name!r} has no folder {row.folder}"), None
+                yield Finding(what=what, says=f"{row.name!r} has no folder {row.folder}"), None
             elif not (row.folder / Artifact.MANIFEST).is_file():
-                yield (
-                    Finding(
-                        what=f"run {row.id}", says=f"{row.name!r} has no {Artifact.MANIFEST}, so it counts for nothing"
-                    ),
-                    None,
-                )
+                says = f"{row.name!r} has no {Artifact.MANIFEST}, so it counts for nothing"
+                yield Finding(what=what, says=says), None
+
+
+def _half_written(files: Iterable[Path]) -> Found:
     forgotten = time.time() - _FORGOTTEN_SECONDS
-    halves = (*store.artifacts.rglob(f"{TEMPORARY}*"), *store.root.glob(f".{store.database.name}.*"))
-    for file in sorted(halves):
+    for file in sorted(files):
         if file.is_file() and file.stat().st_mtime < forgotten:
             finding = Finding(what=str(file), says="it was left half-written", mend="it is removed")
             yield finding, lambda file=file: file.unlink(missing_ok=True)  # type: ignore[misc]
 
 
-def _orphan_finding(store: Store, folder: Path) -> tuple[Finding, Callable[[], object]]:
+def _orphan_finding(folder: Path, target: Path) -> tuple[Finding, Callable[[], object]]:
     """Artifacts of no run: what `mlflow gc` leaves is empty; a database from a backup leaves what may be wanted."""
     if not any(path.is_file() for path in folder.rglob("*")):
         finding = Finding(what=str(folder), says="it is the empty folder of no run", mend="it is removed")
         return finding, lambda: processes.remove_folder(folder)
-    target = store.root / "lost" / folder.parent.name / folder.name
     finding = Finding(what=str(folder), says="its files belong to no run", mend=f"it is put aside, into {target}")
 
     def put_aside() -> None:

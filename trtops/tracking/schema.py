@@ -80,6 +80,8 @@ class Tag:
     MODEL_PATH = "trtops.model.path"
     CRASHED = "trtops.crashed"
     """Settings under which the builder took its process down, as a JSON list of the names that it gave them."""
+    SKIPPED = "trtops.skipped"
+    """Settings that the builder had no time to try, as a JSON list of their names."""
     SPEC_SHA256 = "trtops.spec.sha256"
     ENGINE_SHA256 = "trtops.engine.sha256"
     BUILD_KEY = "trtops.build_key"

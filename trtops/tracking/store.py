@@ -82,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if verb == "check":
             command.add_argument("--mend", action="store_true", help="mend what is safe")
+            command.add_argument("--artifacts", type=Path, help="of a server: the folder that it keeps its files in")
         if verb == "ui":
             command.add_argument("--port", type=int, default=5000)
     given = parser.parse_args(arguments)
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.verb == "ui":
             serve(given.root, port=given.port)
         elif given.verb == "check":
-            found = check_store(open_tracker(given.root), mend=given.mend)
+            _require_store(given.root)
+            found = check_store(open_tracker(given.root), mend=given.mend, artifacts=given.artifacts)
             print(found.text())
             return 0 if found.sound else 1
         else:
@@ -107,6 +109,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(exc, file=sys.stderr)
         return 3
     return 0
+
+
+def _require_store(root: str | None) -> None:
+    """Make sure that there is a store: opening one would make it, and every file in its folder would belong to no run.
+
+    Raises:
+        StoreError: If there is none.
+    """
+    where = resolve(root)
+    if isinstance(where, Store) and not where.database.exists():
+        raise errors.StoreError(
+            f"{where.root} holds no store: it has no {where.database.name}. Where an MLflow server keeps its files there: "
+            f"trtops store check --root <the server's address> --artifacts {where.artifacts}"
+        )
 
 
 def _say_uploaded(found: Sequence[Uploaded]) -> int:

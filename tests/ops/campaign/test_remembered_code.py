@@ -15,13 +15,14 @@ from trtops.cli.main import main
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.noise import NoiseConfig, noise
 from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.campaign.prove import prove
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.record import sha256
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.schema import Artifact
+from trtops.tracking.schema import Artifact, Tag
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,18 @@ def restored(tracker: MlflowTracker, campaign: str) -> None:
     yield
     for path, data in before.items():
         write_artifact(tracker.store.root, campaign, path, data)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_diff_needs_neither_the_model_nor_the_scripts_of_its_campaign(tracker, campaign, script, folder) -> None:
+    plant(tracker, campaign, "data", str(script), manifest=True)
+    model = Path(tracker.info(campaign).tags[Tag.MODEL_PATH])
+    aside = model.rename(model.with_suffix(".aside"))
+
+    result = diff_tactics(DiffTacticsConfig(runs=(campaign,)), tracker=tracker)
+
+    aside.rename(model)
+    assert result.run_id and not (folder / "ran").exists()
 
 
 @pytest.mark.usefixtures("restored")

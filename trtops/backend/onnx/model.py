@@ -229,10 +229,11 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, where: s
 
 
 def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """Name, dtype and shape of an ONNX value; what is not declared, or is no tensor, stays None."""
-    if not value.type.HasField("tensor_type"):
+    """Name, dtype and shape of an ONNX value, of an optional tensor's too; what is not declared, or is no tensor, stays None."""
+    kind = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
+    if not kind.HasField("tensor_type"):
         return TensorSpec(value.name)
-    tensor_type = value.type.tensor_type
+    tensor_type = kind.tensor_type
     shape = tuple(map(_declared_dim, tensor_type.shape.dim)) if tensor_type.HasField("shape") else None
     return TensorSpec(value.name, data_type(tensor_type.elem_type), shape)
 

@@ -61,11 +61,14 @@ class Quantization(Record):
         layers: Layers that compute in INT8 now; named by their node, or by their first output where that has no name.
         kept: Layers of the same types that were to stay in higher precision.
         missing: Tensors that the cache lacks, in whose layers nothing was changed.
+        in_bodies: Layers of the same types in bodies of If, Loop and Scan, which stay as they are: a calibration sees no values
+            there.
     """
 
     layers: tuple[str, ...]
     kept: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    in_bodies: tuple[str, ...] = ()
 
     def require_layers(self) -> None:
         """Refuse to call a model INT8 that has no INT8 layer.
@@ -75,6 +78,11 @@ class Quantization(Record):
         """
         if not self.layers:
             why = f"all of them are kept ({', '.join(self.kept)})" if self.kept else "it has none that computes in FP32"
+            if self.in_bodies and not self.kept:
+                why = (
+                    f"it has none but in bodies of If, Loop or Scan ({', '.join(self.in_bodies)}), where a calibration "
+                    "sees no values"
+                )
             raise errors.CalibrationError(
                 f"INT8 was asked for, and no layer of the model is quantized: of {', '.join(DEFAULT_OP_TYPES)} {why}. "
                 "Keep fewer, start from the model in FP32, or build another precision."
@@ -200,8 +208,17 @@ def insert_qdq(
     writer = _Writer(model, cache.by_name(), style, per_channel, frozenset(kept))
     writer.write(layers)
     return Quantization(
-        layers=tuple(walk.node_name(layer.node) for layer in layers), kept=tuple(kept), missing=tuple(sorted(missing))
+        layers=tuple(walk.node_name(layer.node) for layer in layers),
+        kept=tuple(kept),
+        missing=tuple(sorted(missing)),
+        in_bodies=tuple(walk.node_name(node) for node in _body_nodes(model) if walk.is_onnx_op(node, *op_types)),
     )
+
+
+def _body_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes in bodies of control flow, of whatever depth."""
+    _, *bodies = walk.graphs(model.graph)
+    return [node for body in bodies for node in body.node]
 
 
 def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationCache:
@@ -342,7 +359,9 @@ class _Writer:
                 _tell_kernel_shape(layer.node, self.constants)
             for index, axis in layer.weights:
                 key = (layer.node.input[index], axis if self.per_channel else None)
-                if key not in weights:
+                # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a weight that layers share
+                # is stored for each.
+                if key not in weights or not self.symmetric:
                     weights[key] = self._quantize_weight(*key)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:

@@ -20,6 +20,7 @@ from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCa
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
+from trtops.backend.onnxrt.budget import Budget
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
@@ -121,6 +122,7 @@ class OnnxRuntimeBackend:
             layers=layers,
             timing_cache=request.timing_cache.to_bytes(),
             timing_cache_use=choice.cache_use,
+            skipped=choice.skipped,
             calibration_cache=rewritten.calibration_cache,
             seconds=time.perf_counter() - start,
             log=log.text(),
@@ -182,6 +184,7 @@ class _Request:
             providers=self.options.providers,
             threads=self.options.intra_op_threads,
             iterations=self.options.timing_iterations,
+            budget=Budget(self.options.timing_seconds),
             shapes=self.shapes,
             inputs=self.model.info.inputs,
             log=log,
@@ -245,6 +248,8 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
         )
     if options.timing_iterations < 1:
         raise errors.ConfigError(f"timing_iterations is {options.timing_iterations}; expected 1 or more.")
+    if options.timing_seconds is not None and not options.timing_seconds >= 0:
+        raise errors.ConfigError(f"timing_seconds is {options.timing_seconds}; expected 0 or more, or none.")
     if options.intra_op_threads < 0:
         raise errors.ConfigError(f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) or more.")
     if config.precision in ("bf16", "fp8"):

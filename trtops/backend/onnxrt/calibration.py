@@ -22,7 +22,9 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
-from trtops.backend.onnx.save import serialize
+from trtops.backend.onnx.save import save_model, serialize
+from trtops.backend.onnx.submodel import is_large
+from trtops.backend.onnxrt.inference import run_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
@@ -122,7 +124,7 @@ class RangeCollector:
         for name, array in arrays.items():
             _check_finite(number, name, array)
         try:
-            found = self._session.run(self._watched, arrays)
+            found = run_session(self._session, self._watched, arrays, self._inputs)
         except ORT_ERRORS as exc:
             raise errors.CalibrationError(f"Calibration feed {number}: the model fails on it: {why(exc)}") from exc
         for name, array in (*arrays.items(), *zip(self._watched, found)):
@@ -284,16 +286,22 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
 
     Raises:
         EngineBuildError: If ONNX Runtime refuses the model.
-        InvalidModelError: If it is too large for one protobuf message.
     """
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
+        source: bytes | str
+        if is_large(proto):  # for one protobuf message, on the way in and on the way out
+            source = str(Path(folder, "model.onnx"))
+            save_model(proto, source, external_data_path="")
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "folded.data")
+        else:
+            source = serialize(proto)
         try:
             with log.collecting(), limited_memory(6 * proto.ByteSize()):  # it computes what is constant
-                ort.InferenceSession(serialize(proto), options, providers=list(DEFAULT_PROVIDERS))
+                ort.InferenceSession(source, options, providers=list(DEFAULT_PROVIDERS))
         except MemoryError:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None
         except ORT_ERRORS as exc:
@@ -353,6 +361,8 @@ def quantize(
     there = [name for node in folded.graph.node for name in (node.name, *node.output) if name in kept]
     done = insert_qdq(folded, cache, style="onnxruntime", keep=there, op_types=INT8_OP_TYPES, policy=policy)
     done.require_layers()
+    if done.in_bodies:
+        log.add(f"[trtops] in bodies of If, Loop or Scan, so kept in FP32: {', '.join(done.in_bodies)}")
     log.add(f"[trtops] {len(done.layers)} layers in INT8, {len(done.kept)} kept in FP32: {', '.join(done.kept) or '-'}")
     if done.missing:
         log.add(f"[trtops] no ranges for {', '.join(done.missing)}: the layers that read them stay in FP32")

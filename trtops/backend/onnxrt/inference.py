@@ -115,6 +115,17 @@ class Inference:
         return errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}")
 
 
+def run_session(
+    session: ort.InferenceSession, outputs: list[str], feed: Mapping[str, np.ndarray[Any, Any]], inputs: TensorMetadata
+) -> list[Any]:
+    """Outputs, of types that numpy has, of a session whose inputs may be of others; raises what ONNX Runtime does."""
+    if not any(spec.dtype in _ORT_VALUE_TYPES for spec in inputs.values()):
+        found: list[Any] = session.run(outputs, feed)
+        return found
+    values = {name: _to_ort_value(array, inputs[name].dtype) for name, array in feed.items()}
+    return [value.numpy() for value in session.run_with_ort_values(outputs, values)]
+
+
 def _arrays_of(name: str, value: Any) -> dict[str, Any]:
     """A sequence or map as arrays: one where its items can be stacked, else one for each, named after its place.
 

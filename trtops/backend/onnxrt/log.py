@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CHANGED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
 _LINE = re.compile(r"\[([VIWEF]):onnxruntime:([^,\]]*), ([^\]]*)\] (.*)")
 _ids = itertools.count(1)
 
@@ -29,15 +30,26 @@ class SessionLog:
 
     Attributes:
         log_id: To be given to those sessions as ``SessionOptions.logid``.
-        lines: Severity letter and message of each line so far, without time and colour; equal lines once.
+        lines: Severity letter and message of each line so far, without time and colour; equal lines once. What is said
+            below a warning is left out.
+        optimizers: Names of ONNX Runtime's optimizers that were heard of, and whether one of them changed a graph. A session
+            says so if its ``log_severity_level`` is 0.
     """
 
     log_id: str = field(default_factory=lambda: f"trtops-{os.getpid()}-{next(_ids)}")
     lines: dict[str, None] = field(default_factory=dict)
+    optimizers: dict[str, bool] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
         """Note a line of our own, or of a session."""
         self.lines[line] = None
+
+    def hear(self, severity: str, message: str) -> None:
+        """Note what a session of the build said."""
+        if severity not in "VI":
+            self.add(f"[{severity}] {message}")
+        elif ran := _CHANGED.search(message):
+            self.optimizers[ran[1]] = self.optimizers.get(ran[1], False) or ran[2] != "0"
 
     def text(self) -> str:
         """All lines in order, each ended by a newline."""
@@ -103,4 +115,4 @@ def _deliver_lines(sink: IO[bytes]) -> None:
         if found is None or log is None:
             os.write(_stderr, raw)
         else:
-            log.add(f"[{found[1]}] {found[4].rstrip()}")
+            log.hear(found[1], found[4].rstrip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
-from trtops.backend.onnxrt.tactics import Candidate
+from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.limits import limited_memory, too_much
 from trtops.processes import temporary_prefix
 
@@ -33,10 +34,12 @@ class Optimized:
     Attributes:
         candidate: The candidate.
         path: File with the optimized model in ONNX Runtime's format; there as long as its :class:`Optimizer` is open.
+        seconds: How long it took.
     """
 
     candidate: Candidate
     path: Path
+    seconds: float
 
     @property
     def plan(self) -> bytes:
@@ -114,9 +117,32 @@ class Optimizer:
             self.begin(candidate)
             path = Path(self._folder.name, f"{self._made}.ort")
             self._made += 1
+            start = time.perf_counter()
             self._write_optimized(candidate, path)
-            done = self._done[candidate.id] = Optimized(candidate, path)
+            done = self._done[candidate.id] = Optimized(candidate, path, time.perf_counter() - start)
         return done
+
+    def may_change(self, tactic: Tactic) -> bool:
+        """Whether a tactic's other setting can give another graph than the default, as far as one look at that one tells.
+
+        While it optimizes, ONNX Runtime says of each optimizer whether it changed anything. One that did not can be left out
+        and changes nothing. Rules that run many at a time are not told of; they, and what is off by default, are known by
+        the ops that they are for.
+
+        Raises:
+            EngineBuildError: If ONNX Runtime refuses the model.
+        """
+        graph = self(Candidate()).graph
+        if not tactic.default or tactic.rule:
+            ops = {node.op for node in graph.nodes} if not tactic.default else self._ops
+            return not ops.isdisjoint(tactic.ops)
+        heard = self._log.optimizers
+        return heard.get(tactic.name, False) or not heard  # a release that tells nothing leaves all to be tried
+
+    @cached_property
+    def _ops(self) -> set[str]:
+        """Types of the ops in the model, in bodies and functions too."""
+        return {node.op_type for node in walk.nodes(self.model)}
 
     def begin(self, candidate: Candidate) -> None:
         """Note that ONNX Runtime is given a candidate now."""
@@ -125,6 +151,8 @@ class Optimizer:
 
     def _write_optimized(self, candidate: Candidate, path: Path) -> None:
         options = session_options(self._threads, log_id=self._log.log_id)
+        if candidate == Candidate():
+            options.log_severity_level = 0  # see `may_change`
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, candidate.optimization_level)
         options.add_session_config_entry("session.save_model_format", "ORT")
         for key, value in candidate.session_config.items():
@@ -150,6 +178,11 @@ class Optimizer:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
         if "bad_alloc" in said:
             return too_much("What is constant in the model")
+        if "do not support type [9]" in said:
+            return (
+                "The model has optional values, which ONNX Runtime's own format, in which engines are kept, does not hold. "
+                f"Take them apart inside the model (OptionalGetElement). {said}"
+            )
         missing = unsupported_op(exc)
         if missing is None:
             return f"No engine came out. {said}"

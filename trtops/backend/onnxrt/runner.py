@@ -88,7 +88,9 @@ class OnnxrtRunner(BaseRunner):
 
 def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
     """A session's input or output; what is no tensor has neither dtype nor shape."""
-    if not node.type.startswith("tensor("):
+    kind = node.type.removeprefix("optional(")  # is fed, and comes out, as the tensor in it
+    if not kind.startswith("tensor("):
         return TensorSpec(node.name)
-    element = node.type.removeprefix("tensor(").removesuffix(")").upper()
-    return TensorSpec(node.name, DataType.__members__.get(_RENAMED.get(element, element)), tuple(node.shape))
+    element = kind.removeprefix("tensor(").rstrip(")").upper()
+    shape = tuple(node.shape) if kind == node.type else None
+    return TensorSpec(node.name, DataType.__members__.get(_RENAMED.get(element, element)), shape)

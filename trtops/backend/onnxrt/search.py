@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -15,22 +13,16 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import TimingCacheUse
-from trtops.backend.onnxrt.engine import open_plan
+from trtops.backend.onnxrt.budget import Budget
 from trtops.backend.onnxrt.log import SessionLog
-from trtops.backend.onnxrt.optimize import Optimized, Optimizer
-from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.onnxrt.measure import Measurement
+from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic
-from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, TimingKey
+from trtops.backend.onnxrt.timing_cache import TimingCache, TimingKey
 from trtops.limits import MEMORY, check_memory
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import OptimizationProfile
-
-_WARM_UP = 3  # inferences that are not counted: the first ones allocate memory and pack weights
-
-# Candidates are timed in turns, so that all suffer alike from whatever else the machine does. That keeps all of their
-# sessions in memory; beyond this many bytes of engines they are timed one after the other.
-_INTERLEAVE_BYTES = 1 << 30
 
 # Up to this many tactics that matter, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
@@ -58,11 +50,13 @@ class Choice:
         candidate: The fastest.
         applicable: Names of the tactics that change the model's graph at all.
         cache_use: What the timing cache was good for.
+        skipped: Ids of the candidates that there was no time for.
     """
 
     candidate: Candidate
     applicable: tuple[str, ...]
     cache_use: TimingCacheUse
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,7 +69,8 @@ class Search:
         cache: Timings known before; what is measured is added to it.
         providers: Execution providers in order of preference.
         threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        iterations: Timed inferences per candidate and shape.
+        iterations: Timed inferences per candidate and shape at most.
+        budget: How long it may take.
         shapes: Shapes to time at; a candidate's time is the sum over them.
         inputs: The model's inputs.
         log: Gets a line per decision.
@@ -89,6 +84,7 @@ class Search:
     providers: tuple[str, ...]
     threads: int
     iterations: int
+    budget: Budget
     shapes: tuple[Shapes, ...]
     inputs: Sequence[TensorSpec]
     log: SessionLog
@@ -96,12 +92,23 @@ class Search:
     failed: dict[str, str] = field(default_factory=dict)
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
 
+    def __post_init__(self) -> None:
+        """Make what times the candidates."""
+        self._measurement = Measurement(
+            optimizer=self.optimizer,
+            providers=self.providers,
+            threads=self.threads,
+            turns=self.iterations,
+            budget=self.budget,
+        )
+
     def run(self, tactics: Iterable[Tactic], *, seed: int | None = None, why_not: WhyNot = _deny_nothing) -> Choice:
         """Find the fastest candidate that may be built, or draw one.
 
         With up to three tactics that matter, all their combinations are tried; with more, each on its own, and then
         those together that were faster than the default alone. Of candidates with the same graph one is timed. A candidate
-        under which ONNX Runtime fails is left out; where the default is, whole levels of optimization are as well.
+        under which ONNX Runtime fails is left out; where the default is, whole levels of optimization are as well. When the
+        time is up, what was not tried stays at its default.
 
         Args:
             tactics: What may be varied.
@@ -114,7 +121,7 @@ class Search:
         tactics = tuple(tactics)
         if self._signature_or_none(Candidate()) is None:
             return self._without_default(tactics, why_not)
-        applicable = self._applicable_tactics(tactics)
+        applicable = self._applicable_tactics(tactics, limited=seed is None)
         self.log.add(f"[trtops] tactics that change this model's graph: {', '.join(applicable) or 'none'}")
         best_first = (
             self._by_time(applicable) if seed is None or not applicable else random_candidates(applicable, seed)
@@ -124,7 +131,8 @@ class Search:
                 continue
             why = why_not(candidate, applicable)
             if why is None:
-                return Choice(candidate=candidate, applicable=applicable, cache_use=self.use)
+                self._note_skipped()
+                return self._choice(candidate, applicable)
             self.log.add(f"[trtops] {candidate.id} is not built: {why}; taking the next")
         raise errors.EngineBuildError(
             "Each candidate has a tactic on the deny-list, and there is no other way to build the model. Pardon one, or "
@@ -149,7 +157,7 @@ class Search:
         for candidate in (*usable, *lower):
             if self._signature_or_none(candidate) is not None and why_not(candidate, ()) is None:
                 self.log.add(f"[trtops] {candidate.id} is built, since the default cannot be: {first}")
-                return Choice(candidate=candidate, applicable=(), cache_use=self.use)
+                return self._choice(candidate, ())
         raise errors.EngineBuildError(first)
 
     def _by_time(self, applicable: tuple[str, ...]) -> list[Candidate]:
@@ -160,8 +168,12 @@ class Search:
         sizes = range(len(applicable) + 1) if exhaustive else range(2)
         candidates = [Candidate.toggling(names) for size in sizes for names in combinations(applicable, size)]
         try:
-            seconds = self._seconds_per_inference(self._distinct_by_graph(candidates))
-            if not exhaustive and (together := _faster_together(seconds)) is not None:
+            seconds = self._seconds_per_inference(self._distinct_by_graph(self._affordable(candidates)))
+            if (
+                not exhaustive
+                and (together := _faster_together(seconds)) is not None
+                and self._can_afford(together, len(seconds))
+            ):
                 # Nothing is left behind those that were timed if one of them has the same graph.
                 new = self._distinct_by_graph([*seconds, self._without_idle(together)])[len(seconds) :]
                 seconds |= self._seconds_per_inference(new)
@@ -173,15 +185,76 @@ class Search:
             self.log.add(f"[trtops] {median * 1e3:10.4f} ms  {candidate.id}")
         return sorted(seconds, key=lambda c: seconds[c])
 
-    def _applicable_tactics(self, tactics: Iterable[Tactic]) -> tuple[str, ...]:
-        """Names of the tactics whose other setting, on its own, gives another graph.
+    def _applicable_tactics(self, tactics: Iterable[Tactic], *, limited: bool) -> tuple[str, ...]:
+        """Names of the tactics whose other setting, on its own, gives another graph; as far as there is time, if it is limited.
 
-        One that changes the graph only beside another is not seen: trying all pairs would optimize the model a hundred
-        times.
+        What changed nothing in the default needs no trying. A tactic that changes the graph only beside another is not seen:
+        trying all pairs would optimize the model a hundred times.
         """
         usual = self._graph_signature(Candidate())
-        names = (tactic.name for tactic in tactics)
-        return tuple(name for name in names if self._signature_or_none(Candidate.toggling([name])) not in (None, usual))
+        found: list[str] = []
+        for tactic in tactics:
+            candidate = Candidate.toggling([tactic.name])
+            key = self._timing_key(candidate, None)
+            if self.cache.signature(key) is None and candidate.id not in self.avoid:
+                if not self.optimizer.may_change(tactic):
+                    self.cache.add_signature(key, usual)
+                elif limited and not self._can_afford(candidate, len(found) + 1):
+                    continue
+            if self._signature_or_none(candidate) not in (None, usual):
+                found.append(tactic.name)
+        return tuple(found)
+
+    def _can_afford(self, candidate: Candidate, waiting: int) -> bool:
+        """Whether there is time for a candidate, beside so many that have yet to be timed.
+
+        One that an earlier build had no time for is left out by this one too, unless it is given a time of its own.
+        """
+        key = self._timing_key(candidate, None)
+        skipped = self.cache.was_skipped(key)
+        if self.cache.signature(key) is not None and not skipped:
+            return True
+        if skipped and self.budget.given is None:
+            self.budget.skip(candidate)
+            return False
+        self._start_the_clock()
+        return self.budget.allows_another(candidate, waiting)
+
+    def _affordable(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """The candidates that there is time for."""
+        waiting = 0
+        for candidate in candidates:
+            if self._can_afford(candidate, waiting):
+                waiting += 1
+                yield candidate
+
+    def _start_the_clock(self) -> None:
+        """Learn the model's own speed, from which the time for the search follows."""
+        if self.budget.running:
+            return
+        usual = self.optimizer(Candidate())
+        known = [self.cache.timing(self._timing_key(Candidate(), shapes)) for shapes in self.shapes]
+        inference = sum(timing.median_seconds for timing in known if timing is not None)
+        if None in known:
+            try:
+                inference = self._measurement.first_seconds([self._feed(shapes) for shapes in self.shapes])
+            except errors.InferenceError:  # nothing will be timed, and it will be said why
+                inference = 0.0
+        self.budget.begin(usual.seconds, inference)
+        self.log.add(
+            f"[trtops] a session starts in {usual.seconds:.3f} s, an inference takes {inference * 1e3:.3f} ms: "
+            f"{max(self.budget.left, 0):.1f} s for trying settings"
+        )
+
+    def _note_skipped(self) -> None:
+        for name in self.budget.skipped:
+            self.cache.add_skipped(replace(self._timing_key(Candidate(), None), candidate=name))
+            self.log.add(f"[trtops] {name} was not tried: no time was left for it (timing_seconds gives more)")
+
+    def _choice(self, candidate: Candidate, applicable: tuple[str, ...]) -> Choice:
+        return Choice(
+            candidate=candidate, applicable=applicable, cache_use=self.use, skipped=tuple(self.budget.skipped)
+        )
 
     def _distinct_by_graph(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """The candidates, without those whose graph an earlier one has."""
@@ -243,58 +316,24 @@ class Search:
         for shapes in self.shapes:
             known = {c: t for c in candidates if (t := self.cache.timing(self._timing_key(c, shapes))) is not None}
             unknown = [c for c in candidates if c not in known]
-            measured = self._measure_at(unknown, shapes) if unknown else {}
+            measured = self._measurement.seconds(unknown, self._feed(shapes)) if unknown else {}
+            for candidate in set(unknown) - set(measured):
+                total.pop(candidate, None)
             for candidate, timing in measured.items():
                 self.cache.add_timing(self._timing_key(candidate, shapes), timing)
             for candidate, timing in (known | measured).items():
-                total[candidate] += timing.median_seconds
+                if candidate in total:
+                    total[candidate] += timing.median_seconds
             self.use = replace(
                 self.use,
                 hits=self.use.hits + len(known),
-                misses=self.use.misses + len(unknown),
+                misses=self.use.misses + len(measured),
                 saved_seconds=self.use.saved_seconds + sum(t.cost_seconds for t in known.values()),
             )
         return total
 
-    def _measure_at(self, candidates: Sequence[Candidate], shapes: Shapes) -> dict[Candidate, Timing]:
-        feed = random_feed(self.inputs, dict(shapes))
-        engines = [self.optimizer(candidate) for candidate in candidates]
-        timings: dict[Candidate, Timing] = {}
-        for group in _timing_groups(engines):
-            timings |= self._measure_in_turns(group, feed)
-        return timings
-
-    def _measure_in_turns(self, group: Sequence[Optimized], feed: Mapping[str, Any]) -> dict[Candidate, Timing]:
-        cost = dict.fromkeys((engine.candidate for engine in group), 0.0)
-        runners: dict[Candidate, OnnxrtRunner] = {}
-        for engine in group:
-            start = time.perf_counter()
-            self.optimizer.begin(engine.candidate)
-            runner = OnnxrtRunner(open_plan(engine.plan, providers=self.providers, threads=self.threads), "timing")
-            runner.activate()
-            for _ in range(_WARM_UP):
-                runner.infer(feed)
-            runners[engine.candidate] = runner
-            cost[engine.candidate] += time.perf_counter() - start
-        samples: dict[Candidate, list[float]] = {candidate: [] for candidate in runners}
-        order = list(runners.items())
-        for turn in range(self.iterations):
-            # Each begins a turn in its turn, so that whatever befalls the first one befalls all alike.
-            shift = turn % len(order)
-            for candidate, runner in order[shift:] + order[:shift]:
-                start = time.perf_counter()
-                runner.infer(feed)
-                cost[candidate] += time.perf_counter() - start
-                samples[candidate].append(runner.last_inference_time())
-        return {c: Timing(median_seconds=statistics.median(samples[c]), cost_seconds=cost[c]) for c in samples}
-
-
-def _timing_groups(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
-    """All engines at once if they fit into the memory meant for that, else one by one."""
-    if sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES:
-        yield engines
-    else:
-        yield from ([engine] for engine in engines)
+    def _feed(self, shapes: Shapes) -> dict[str, Any]:
+        return random_feed(self.inputs, dict(shapes))
 
 
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:

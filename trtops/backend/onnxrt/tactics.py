@@ -27,6 +27,9 @@ class Tactic:
         default: Whether ONNX Runtime runs it unless told otherwise.
         exact: Whether results stay within rounding of the model's definition when it runs.
         config: Session config entries that switch on an optimizer that is off by default.
+        rule: Whether it is one of the rules that ONNX Runtime applies many at a time.
+        ops: Types of the ops that it is for, where ``rule`` is set or it is off by default: in the model, or in the optimized
+            graph.
         level: Name of the level of graph optimization that ONNX Runtime is left with when it is off, if it is more than one
             optimizer.
     """
@@ -36,6 +39,8 @@ class Tactic:
     default: bool = True
     exact: bool = True
     config: tuple[tuple[str, str], ...] = ()
+    rule: bool = False
+    ops: tuple[str, ...] = ()
     level: str = ""
 
 
@@ -46,7 +51,12 @@ TACTICS: tuple[Tactic, ...] = (
     Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
     Tactic(name="NhwcTransformer", summary="quantized and half-precision convolutions on channels last"),
     Tactic(name="ConvActivationFusion", summary="convolution and activation in one kernel"),
-    Tactic(name="ConvBNFusion", summary="batch normalization folded into the convolution's weights"),
+    Tactic(
+        name="ConvBNFusion",
+        summary="batch normalization folded into the convolution's weights",
+        rule=True,
+        ops=("BatchNormalization",),
+    ),
     Tactic(name="MatMulAddFusion", summary="matrix product and bias as one Gemm"),
     Tactic(name="GemmActivationFusion", summary="Gemm and activation in one kernel"),
     Tactic(name="MatMulScaleFusion", summary="scaling folded into the matrix product"),
@@ -63,6 +73,7 @@ TACTICS: tuple[Tactic, ...] = (
         default=False,
         exact=False,
         config=(("optimization.enable_gelu_approximation", "1"),),
+        ops=("Gelu", "BiasGelu"),
     ),
 )
 """Every tactic, in the order in which the builder tries them."""

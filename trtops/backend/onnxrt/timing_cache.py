@@ -2,7 +2,8 @@
 
 A JSON file of medians per (model, candidate, shapes, threads, execution providers), valid for one kind of processor
 and one release of ONNX Runtime. It also remembers what each candidate's optimized graph looked like, so that a build
-that finds everything in it optimizes only the candidate that it picks.
+that finds everything in it optimizes only the candidate that it picks. What a build had no time for is in it as well, so
+that the next one, which has the same time for less work, does not choose otherwise.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _File(Record):
     device_key: str
     graphs: tuple[_GraphEntry, ...] = ()
     timings: tuple[_TimingEntry, ...] = ()
+    skipped: tuple[TimingKey, ...] = ()
 
 
 @dataclass
@@ -83,6 +85,7 @@ class TimingCache:
     device_key: str
     _timings: dict[str, _TimingEntry] = field(default_factory=dict, repr=False)
     _graphs: dict[str, _GraphEntry] = field(default_factory=dict, repr=False)
+    _skipped: dict[str, TimingKey] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_bytes(cls, data: bytes, device_key: str | None = None) -> TimingCache:
@@ -105,6 +108,7 @@ class TimingCache:
         # By the keys' digests, since sorting by these makes equal caches equal bytes, whatever order they grew in.
         cache._timings = {entry.key.digest: entry for entry in file.timings}
         cache._graphs = {entry.key.digest: entry for entry in file.graphs}
+        cache._skipped = {key.digest: key for key in file.skipped}
         return cache
 
     def to_bytes(self) -> bytes:
@@ -115,6 +119,7 @@ class TimingCache:
             device_key=self.device_key,
             graphs=tuple(self._graphs[key] for key in sorted(self._graphs)),
             timings=tuple(self._timings[key] for key in sorted(self._timings)),
+            skipped=tuple(self._skipped[key] for key in sorted(self._skipped)),
         )
         return canonical_json(file).encode() + b"\n"
 
@@ -136,6 +141,14 @@ class TimingCache:
         """Remember the signature of a candidate's graph."""
         self._graphs.setdefault(key.digest, _GraphEntry(key=key, signature=signature))
 
+    def was_skipped(self, key: TimingKey) -> bool:
+        """Whether a build had no time for a candidate; the key has no shapes."""
+        return key.digest in self._skipped
+
+    def add_skipped(self, key: TimingKey) -> None:
+        """Remember that there was no time for a candidate."""
+        self._skipped[key.digest] = key
+
     def __len__(self) -> int:
         return len(self._timings)
 
@@ -155,6 +168,8 @@ def merge(caches: Iterable[bytes]) -> bytes:
             merged.add_timing(timing.key, timing.timing)
         for graph in cache._graphs.values():
             merged.add_signature(graph.key, graph.signature)
+        for skipped in cache._skipped.values():
+            merged.add_skipped(skipped)
     if merged is None:
         raise errors.TimingCacheError("There is no timing cache to merge; expected at least one.")
     return merged.to_bytes()

@@ -83,5 +83,5 @@ def _check(models: str) -> int:
     for problem in problems:
         say(problem)
     if not problems:
-        say(f"{models}: {len(listed.models)} entries, {len(listed.builds())} builds, nothing missing.")
+        say(f"{models}: entries: {len(listed.models)}, builds: {len(listed.builds())}, nothing missing.")
     return 1 if problems else 0

@@ -17,7 +17,6 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
-from trtops.metadata import TensorMetadata
 from trtops.ops.auditing.config import Grade, WayName
 from trtops.ops.auditing.gathering import Gathered
 from trtops.ops.auditing.result import Difference, Rebuild
@@ -204,7 +203,7 @@ def _outputs_in_child(
     engine: Engine, logged: Engine | None, model: Model, check: CheckConfig, tolerances: Tolerances, repeats: int
 ) -> Outputs:
     """Run the new engine, the logged one, and the model itself where there are no golden outputs, on the same data."""
-    feeds = list(check.open(TensorMetadata.of(model.info.inputs)))
+    feeds = list(check.open_for(model))
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
         ours = collect(runner, feeds)

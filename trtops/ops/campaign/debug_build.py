@@ -23,7 +23,6 @@ from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
 from trtops.locks import held
-from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
@@ -528,7 +527,7 @@ def _log_beginning(
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        feeds = config.check.open(TensorMetadata.of(model.info.inputs))
+        feeds = config.check.open_for(model)
         log_materials(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )
@@ -558,7 +557,7 @@ def _golden_results(model: Model, config: DebugBuildConfig) -> RunResults:
     check = config.check
     if check.golden is not None:
         return RunResults.load(check.golden)
-    feeds = check.open(TensorMetadata.of(model.info.inputs))
+    feeds = check.open_for(model)
     with reference_runner(model, name="golden") as runner:
         return collect(runner, feeds)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import diff_body, log_diff
 from trtops.ops.campaign.iteration import largest_error
-from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Record
 from trtops.tactics.by_size import SizeFindings, by_size, size_lines
@@ -184,9 +184,10 @@ def _block_of(info: RunInfo) -> str:
 
 def _tolerance_of(tracker: Tracker, campaign: str | None) -> float | None:
     """The absolute tolerance that a campaign's builds were judged by, if that is all that decided."""
-    if campaign is None:
+    data = None if campaign is None else campaigns.read_config(tracker, tracker.info(campaign))
+    if data is None:
         return None
-    config = open_campaign(tracker, campaign).config
+    config = DebugBuildConfig.from_json(data)  # nothing of it is run: neither its model nor its scripts are needed
     tolerances = config.check.tolerances
     return tolerances.atol if tolerances is not None and config.command is None else None
 

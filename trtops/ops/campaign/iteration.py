@@ -20,7 +20,6 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
@@ -217,7 +216,7 @@ def judge_in_child(
 ) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
-    feeds = check.open(TensorMetadata.of(model.info.inputs))
+    feeds = check.open_for(model)
     with engine_backend(engine.backend).runner(engine) as runner:
         judgement, outputs, expected = judge(runner, _load_golden(golden), feeds, check, tolerances)
     if check.plots == "never" or (check.plots == "bad" and judgement.report.verdict == "good"):
@@ -232,7 +231,7 @@ def compare_in_child(
 ) -> tuple[Judgement, Judgement]:
     """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
-    feeds = check.open(TensorMetadata.of(model.info.inputs))
+    feeds = check.open_for(model)
     backend = engine_backend(engine.backend)
     with backend.runner(engine) as runner:
         if check.golden is not None:
@@ -249,7 +248,7 @@ def errors_in_child(
     engine: Engine, model: Model, check: CheckConfig, golden: str, runs: int, statistic: str
 ) -> list[float]:
     """The worst output's error of each of several runs of one engine, against golden outputs."""
-    feeds = check.open(TensorMetadata.of(model.info.inputs))
+    feeds = check.open_for(model)
     found = []
     with engine_backend(engine.backend).runner(engine) as runner:
         for _ in range(runs):
@@ -318,7 +317,7 @@ def check_engine(
             RunResults.load(golden_file(tracker, campaign)).save(paths["{golden}"])
         if check.wants("{inputs}"):
             paths["{inputs}"] = Path(folder, "inputs.json")
-            feeds = campaign.config.check.open(TensorMetadata.of(model.info.inputs))
+            feeds = campaign.config.check.open_for(model)
             save_json([dict(feed) for feed in feeds], str(paths["{inputs}"]), "inputs of the check")
         file.write_bytes(engine.plan)
         try:

@@ -16,7 +16,6 @@ from trtops.allowed import ask_for
 from trtops.backend.base import Build, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
@@ -214,7 +213,7 @@ def _build_and_register(
         build = backend.build(model, wanted, caches=caches)
         _check_followed(source.tactics, build.tactics)
         builds.log_spec(run, build.spec, build.engine.environment)
-        feeds = check.open(TensorMetadata.of(model.info.inputs))
+        feeds = check.open_for(model)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         run.set_tags({schema.Tag.MODEL_PATH: str(model.path)})
         builds.log_build(run, build, backend.engine_suffix)

@@ -15,7 +15,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
-from trtops.metadata import TensorMetadata
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
@@ -94,6 +93,7 @@ class ConvertResult(OpResult):
         build_seconds: Wall time of the build; of the earlier one if reused.
         judgement: The comparison, latency and accuracy.
         crashed: Settings that were left out, since the builder took its process down under them.
+        skipped: Settings that the builder had no time to try.
     """
 
     verdict: Verdict
@@ -106,6 +106,7 @@ class ConvertResult(OpResult):
     build_seconds: float
     judgement: Judgement
     crashed: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def body(self) -> Iterable[str]:
         """Why the engine is not good enough, where it comes from, and the numbers."""
@@ -115,6 +116,9 @@ class ConvertResult(OpResult):
         if self.crashed:
             named = ", ".join(f"`{name}`" for name in self.crashed)
             yield from (f"The builder took its process down under {named}; the engine is built without.", "")
+        if self.skipped:
+            named = ", ".join(f"`{name}`" for name in self.skipped)
+            yield from (f"There was no time to try {named}; the option `timing_seconds` gives more.", "")
         yield from describe(self.judgement)
 
     @property
@@ -230,7 +234,7 @@ def _build_and_judge(
 ) -> ConvertResult:
     """Build or reuse, judge, and log all of it; the run is not ended."""
     run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
-    feeds = config.check.open(TensorMetadata.of(model.info.inputs))
+    feeds = config.check.open_for(model)
     job = _prepared_job(model, config, backend, tracker)
     builds.log_spec(run, job.spec, job.environment)
     check = config.check
@@ -262,6 +266,7 @@ def _build_and_judge(
         build_seconds=build.seconds,
         judgement=judgement,
         crashed=crashed,
+        skipped=build.skipped,
     )
 
 

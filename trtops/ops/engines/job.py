@@ -60,7 +60,7 @@ class BuildJob:
         feeds, data_sha256 = None, None
         if config.precision == "int8" and caches.calibration is None:
             inputs = TensorMetadata.of(model.info.inputs)
-            source = check.open(inputs) if calibration_data is None else open_feeds(calibration_data, inputs)
+            source = check.open_for(model) if calibration_data is None else open_feeds(calibration_data, inputs)
             feeds = source.first(config.calibration_samples)
             data_sha256 = feeds.digest()
         spec = caches.spec(model.info.sha256, config, environment, data_sha256)

@@ -16,7 +16,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, Worker
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.benches import free_device
 from trtops.ops.campaign.opened import find_model
 from trtops.ops.engines.deny import deny_list
@@ -116,7 +115,7 @@ class Trial:
         Raises:
             RefusedError: If the candidate, or the accepted engine, cannot be made or run.
         """
-        feeds = list(self._config.check.open(TensorMetadata.of(self._model.info.inputs)))
+        feeds = list(self._config.check.open_for(self._model))
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
             file = folder / "feeds.npz"

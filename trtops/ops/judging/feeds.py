@@ -19,6 +19,8 @@ from trtops import errors
 from trtops.allowed import check_file
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.readable import ReadableValues, readable_values
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.data_loader import DataLoader, cast_feed
 from trtops.comparator.streams import has_index
@@ -77,6 +79,7 @@ def open_feeds(
     *,
     iterations: int = 1,
     seed: int = 1,
+    readable: Callable[[], ReadableValues] = ReadableValues,
 ) -> Feeds:
     """Open a data source of any kind.
 
@@ -88,15 +91,13 @@ def open_feeds(
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
         iterations: How many random feeds.
         seed: Seed of the first random feed; each next one counts up.
+        readable: Says what random integers and strings may be; asked if there are any.
 
     Raises:
         ConfigError: If the path does not exist, or its ending says nothing.
     """
     if source is None:
-        fixed = _with_fixed_shapes(inputs)
-        return Feeds(
-            f"random data (seed {seed})", lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=fixed)
-        )
+        return _random_feeds(_with_fixed_shapes(inputs), iterations, seed, readable)
     if isinstance(source, (str, Path)):
         return _cast_to(_from_path(str(source), inputs), inputs)
     if hasattr(source, "input_metadata"):
@@ -105,6 +106,19 @@ def open_feeds(
         kept = list(source)  # a bare iterator can be read only once
         return _cast_to(Feeds("the given iterator", lambda: kept), inputs)
     return _cast_to(Feeds(f"the given {type(source).__name__}", lambda: source), inputs)
+
+
+def _random_feeds(inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], ReadableValues]) -> Feeds:
+    """Made-up feeds of values that the model can read."""
+    plain = all(spec.dtype is None or spec.dtype.is_floating for spec in inputs.values())
+    values = ReadableValues() if plain else readable()
+    ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **values.ranges}
+    return Feeds(
+        f"random data (seed {seed})",
+        lambda: DataLoader(
+            seed=seed, iterations=iterations, input_metadata=inputs, val_range=ranges, words=values.words
+        ),
+    )
 
 
 def _cast_to(feeds: Feeds, inputs: TensorMetadata) -> Feeds:
@@ -144,6 +158,27 @@ class DataConfig(Record):
         source = self.data if instead is None else instead
         return open_feeds(source, inputs, iterations=self.iterations, seed=self.seed)
 
+    def open_for(
+        self, model: Model, instead: Iterable[Feed] | None = None, inputs: TensorMetadata | None = None
+    ) -> Feeds:
+        """The feeds of a model. Random integers that pick rows of a table pick from all of it; strings are words it knows.
+
+        Args:
+            model: The model.
+            instead: What to read in place of :attr:`data`.
+            inputs: Its inputs, where they are to be other than it says.
+
+        Raises:
+            ConfigError: If :attr:`data` does not exist, or its ending says nothing.
+        """
+        return open_feeds(
+            self.data if instead is None else instead,
+            TensorMetadata.of(model.info.inputs) if inputs is None else inputs,
+            iterations=self.iterations,
+            seed=self.seed,
+            readable=lambda: readable_values(model.structure()),
+        )
+
 
 def _generated_feeds(loader: Any, inputs: TensorMetadata) -> Feeds:
     """The feeds of a data loader that generates them from the model's inputs."""
@@ -159,6 +194,11 @@ def _generated_feeds(loader: Any, inputs: TensorMetadata) -> Feeds:
 def _with_fixed_shapes(inputs: TensorMetadata) -> TensorMetadata:
     fixed = TensorMetadata()
     for name, spec in inputs.items():
+        if spec.shape is None and spec.dtype is None:
+            raise errors.InputError(
+                f"Input {name!r} is no tensor, or of a type that is not declared. Sequences and maps cannot be fed; make "
+                "them inside the model (SequenceConstruct)."
+            )
         if spec.shape is None:
             raise errors.InputError(
                 f"Input {name!r} has no known rank, so no data can be made up for it. Give a data source."

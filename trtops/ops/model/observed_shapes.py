@@ -10,6 +10,7 @@ import onnx
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx import edit
+from trtops.backend.onnx.readable import readable_values
 from trtops.backend.onnx.submodel import Cutter, Values
 from trtops.backend.onnxrt.observe import observe
 from trtops.metadata import TensorMetadata, check_feed
@@ -39,7 +40,11 @@ def with_observed_shapes(
     """
     opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
-    feed = dict(next(iter(open_feeds(feeds, inputs)))) if inputs else {}
+    feed = (
+        dict(next(iter(open_feeds(feeds, inputs, readable=lambda: readable_values(opened.structure())))))
+        if inputs
+        else {}
+    )
     check_feed(inputs, feed)
     proto = onnx.ModelProto()
     proto.CopyFrom(opened.proto())

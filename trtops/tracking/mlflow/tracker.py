@@ -19,6 +19,7 @@ from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.installed import library
+from trtops.tracking.mlflow.rows import RunRow, run_rows, served_run_rows
 from trtops.tracking.mlflow.run import MlflowRun, MlflowStoredRun, stored_tags
 from trtops.tracking.registry import RegisteredVersion, check_registration, parse_source, source_of
 from trtops.tracking.schema import Artifact, Kind, Tag
@@ -155,6 +156,20 @@ class MlflowTracker:
                 if len(found) == limit:
                     break
         return found
+
+    def run_rows(self, artifacts: Path | None = None) -> list[RunRow]:
+        """All runs, of other programs and deleted ones too, with the folders of their files on this machine.
+
+        Args:
+            artifacts: Of a server: the folder that it keeps artifacts in.
+
+        Raises:
+            TrackingError: If the store cannot be read.
+        """
+        if self.store is not None:
+            return run_rows(self.store)
+        assert artifacts is not None
+        return served_run_rows(self._connection, artifacts)
 
     def close(self, run_id: str, why: str) -> RunInfo:
         """End a run whose own process can no longer do it."""

@@ -86,7 +86,9 @@ def plan(args: Asked) -> Plan:
             "say when to stop: --until good, --until bad or --until N; or --experiment NAME, until it is decided"
         )
     judged = [flag.dest for flag in (*groups.STATISTICS.flags, *CAMPAIGN.flags)]
-    configs.refuse(args, (*judged, "store", "allow_approximation"), "is for a campaign; add --experiment NAME")
+    configs.refuse(
+        args, (*judged, "store", "allow_approximation", "timing_seconds"), "is for a campaign; add --experiment NAME"
+    )
     build = call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), artifact)
     check = debug_repeat.check_of(args, artifact)
     if not args.artifacts and args.save_tactics:

@@ -11,14 +11,25 @@ from trtops.cli import store
 from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
-    Group("store", (store.ROOT, Flag(names=("--mend",), takes="switch", default=False, help="mend what is safe"))),
+    Group(
+        "store",
+        (
+            store.ROOT,
+            Flag(names=("--mend",), takes="switch", default=False, help="mend what is safe"),
+            Flag(names=("--artifacts",), shown="FOLDER", help="of a server: the folder that it keeps its files in"),
+        ),
+    ),
 )
-EXAMPLES = ("trtops store check", "trtops store check --root mlruns --mend")
+EXAMPLES = (
+    "trtops store check",
+    "trtops store check --root mlruns --mend",
+    "trtops store check --root http://127.0.0.1:5000 --artifacts mlruns/team/mlflow/artifacts",
+)
 
 
 def plan(args: Asked) -> tuple[str, ...]:
     """The words that :func:`trtops.tracking.store.main` takes."""
-    return (*store.words("check", root=args.root), *(["--mend"] if args.mend else []))
+    return (*store.words("check", root=args.root, artifacts=args.artifacts), *(["--mend"] if args.mend else []))
 
 
 execute = store.execute

@@ -22,7 +22,6 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.metadata import TensorMetadata
 from trtops.ops.judging.judgement import CheckConfig, Latency, measure_latency, tolerances_for
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, Names, emulated_runner
@@ -85,7 +84,7 @@ class Trial:
         lowered = set(rewritten.lowered)
         given: list[Feed] = []
         if judge is None:
-            given = [dict(feed) for feed in config.open(TensorMetadata.of(model.info.inputs), feeds)]
+            given = [dict(feed) for feed in config.open_for(model, feeds)]
         return cls(
             original=original,
             config=config,

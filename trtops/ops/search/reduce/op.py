@@ -184,7 +184,7 @@ def _whole_model_feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed]
     if not inputs:
         return [{}]
     given: list[Feed] = []
-    for feed in config.open(inputs, feeds):
+    for feed in config.open_for(model, feeds, inputs):
         given.append(dict(feed))
         check_feed(inputs, feed)
     return given

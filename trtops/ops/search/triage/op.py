@@ -16,7 +16,6 @@ from pathlib import Path
 from trtops.backend.base import Feed
 from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison
-from trtops.metadata import TensorMetadata
 from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import op_run
@@ -70,7 +69,7 @@ def triage(
     name = f"{subject.name} triage {side_name(actual)}"
     with op_run(tracker, experiment, name, kind="triage", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
-        given = [dict(feed) for feed in config.open(TensorMetadata.of(opened.info.inputs), feeds)]
+        given = [dict(feed) for feed in config.open_for(opened, feeds)]
         built = Built(actual) if isinstance(actual, BuildConfig) else None
         make: MakeRunner = built or actual  # type: ignore[assignment]
         tolerances = tolerances_for(_tested_precision(actual), config.tolerances, opened)

@@ -1,6 +1,6 @@
 """The audit flow: what the memory holds is held against itself, built again, and graded.
 
-From Python: ``from flows.audit import audit; audit(accepted=True)``. From the shell: ``python -m flows.audit --accepted``. As a
+From Python: ``from trtops.flows.audit import audit; audit(accepted=True)``. From the shell: ``python -m trtops.flows.audit --accepted``. As a
 deployment, every week: see ``prefect.yaml``.
 """
 
@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count
-from flows.progress import progress
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops import errors
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count
+from trtops.flows.progress import progress
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.auditing.config import AtLeast, AuditConfig
 from trtops.ops.auditing.op import audit as audit_op
 from trtops.ops.auditing.result import AuditResult

@@ -1,6 +1,6 @@
 """The noise flow: a campaign's engines are run again and again, and their error is split.
 
-From Python: ``from flows.noise import noise; noise("<campaign>")``. From the shell: ``python -m flows.noise <campaign>``.
+From Python: ``from trtops.flows.noise import noise; noise("<campaign>")``. From the shell: ``python -m trtops.flows.noise <campaign>``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Several
-from flows.progress import progress
-from flows.slots import bench_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Several
+from trtops.flows.progress import progress
+from trtops.flows.slots import bench_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.noise import NoiseConfig, NoiseResult, Statistic
 from trtops.ops.campaign.noise import noise as noise_op
 from trtops.ops.campaign.opened import open_campaign

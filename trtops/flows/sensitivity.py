@@ -1,7 +1,7 @@
 """The sensitivity flow: each layer's share of the error of INT8, and which to keep so that a budget is met.
 
-From Python: ``from flows.sensitivity import sensitivity; sensitivity("model.onnx", "run:<id>", "images/", budget=0.01)``.
-From the shell: ``python -m flows.sensitivity model.onnx calibration.json images/ --budget 0.01``. As a deployment: see
+From Python: ``from trtops.flows.sensitivity import sensitivity; sensitivity("model.onnx", "run:<id>", "images/", budget=0.01)``.
+From the shell: ``python -m trtops.flows.sensitivity model.onnx calibration.json images/ --budget 0.01``. As a deployment: see
 ``prefect.yaml``.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Positive
-from flows.progress import progress
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Positive
+from trtops.flows.progress import progress
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from prefect.client.orchestration import get_client
 from prefect.futures import PrefectFuture
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.slots import campaign_slot
-from flows.tasks import tracker, trtops_task
-from trtops import errors
+from trtops.flows.cluster import dask_runner, require_memory
+from trtops.flows.slots import campaign_slot
+from trtops.flows.tasks import tracker, trtops_task
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.debug_build import Submit
 from trtops.ops.campaign.iteration import IterationResult, iterate
 from trtops.ops.campaign.once import iterate_once
-from trtops.tracking import owner
 
 T = TypeVar("T")
 
@@ -44,19 +41,24 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
 
     Args:
         parallel: Threads, each with a warm child process to build in.
-        dask: Address of a Dask scheduler whose workers make the iterations instead. All must reach the model's path and
-            the memory (``MLFLOW_TRACKING_URI``).
+        dask: Address of a Dask scheduler whose workers make the iterations instead. All must reach the model's path, the
+            flow's Prefect server, whose address they are told, and the memory (``MLFLOW_TRACKING_URI``).
 
     Raises:
         BackendUnavailableError: If Dask is asked for and prefect-dask is not installed.
-        ConfigError: If no scheduler answers there.
+        ConfigError: If no scheduler answers there, or a worker of it does not reach what it must; the latter is known of
+            the memory when the first iteration is asked for.
     """
     task = make_iteration if dask is None else make_iteration_once
-    place: AbstractContextManager[TaskRunner[Any]]
-    place = ThreadPoolTaskRunner(max_workers=parallel) if dask is None else _dask_runner(dask)
+    threads = ThreadPoolTaskRunner[Any](max_workers=parallel)
+    place: AbstractContextManager[Any] = threads if dask is None else dask_runner(dask)
+    checked: set[str] = set()
     with place as runner:
 
         def submit(campaign: Campaign, number: int) -> Future[IterationResult]:
+            if dask is not None and campaign.run_id not in checked:
+                require_memory(runner.client, campaign.run_id)
+                checked.add(campaign.run_id)
             done: Future[IterationResult] = Future()
             future = runner.submit(task, parameters={"campaign": campaign, "number": number})
             future.add_done_callback(lambda finished: hand_over(finished, done))
@@ -71,34 +73,3 @@ def hand_over(finished: PrefectFuture[T], done: Future[T]) -> None:
         done.set_result(finished.result())
     except BaseException as exc:  # it is raised where the result is waited for
         done.set_exception(exc)
-
-
-@contextmanager
-def _dask_runner(address: str) -> Iterator[TaskRunner[Any]]:
-    try:
-        from prefect_dask.task_runners import DaskTaskRunner
-    except ImportError as exc:
-        raise errors.BackendUnavailableError("Dask needs prefect-dask. Install it: pip install 'trtops[dask]'") from exc
-    with DaskTaskRunner(address=address) as runner:
-        try:
-            boots = runner.client.run(_boot_id).values()  # it connects when it is first asked for
-        except (OSError, ValueError) as exc:
-            raise errors.ConfigError(
-                f"Dask scheduler {address!r}: {exc}. Start one by `dask scheduler`, and workers by `dask worker <address>`."
-            ) from exc
-        # Without a server to go to, each worker would start one of its own, which takes as long as several builds and
-        # would outlive a worker that is killed.
-        shared = PREFECT_API_URL.value() is None and set(boots) <= {_boot_id()}
-        with temporary_settings({PREFECT_API_URL: _own_server()}) if shared else nullcontext():
-            yield runner
-
-
-def _boot_id() -> str:
-    """What processes of one machine have in common."""
-    return owner.current().boot
-
-
-def _own_server() -> str:
-    """Address of the server that this process has started for its flows."""
-    with get_client(sync_client=True) as client:
-        return str(client.api_url)

@@ -1,7 +1,7 @@
 """The nightly flow: every model of a list is built and judged, and a page says what became of each.
 
-From Python: ``from flows.nightly import nightly; nightly("models.yaml")``. From the shell:
-``python -m flows.nightly models.yaml``. As a deployment, every night: see ``prefect.yaml``.
+From Python: ``from trtops.flows.nightly import nightly; nightly("models.yaml")``. From the shell:
+``python -m trtops.flows.nightly models.yaml``. As a deployment, every night: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.artifacts import show_result
-from flows.command import run
-from flows.parameters import Count
-from flows.progress import progress
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops import errors
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import run
+from trtops.flows.parameters import Count
+from trtops.flows.progress import progress
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.build_list import BuildListConfig
 from trtops.ops.engines.build_list import build_list as build_list_op
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult

@@ -1,6 +1,6 @@
 """The watch flow: models of a folder that are new or changed are built and judged.
 
-From Python: ``from flows.watch import watch; watch("models")``. From the shell: ``python -m flows.watch models``. As a
+From Python: ``from trtops.flows.watch import watch; watch("models")``. From the shell: ``python -m trtops.flows.watch models``. As a
 deployment, every few minutes: see ``prefect.yaml``. What is new is told by the digests of models, not by file times: a model
 that was copied, renamed or touched is not built again.
 """
@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from flows.command import run
-from flows.nightly import build_and_show
-from flows.parameters import Count, Seconds
-from flows.tasks import trtops_flow
+from trtops.flows.command import run
+from trtops.flows.nightly import build_and_show
+from trtops.flows.parameters import Count, Seconds
+from trtops.flows.tasks import trtops_flow
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult
 from trtops.ops.engines.model_list import ListedModel, Policy, folder_list
 from trtops.spec import BackendName, Precision

@@ -12,9 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.home import ensure_prefect_home
 from trtops import errors
 from trtops.errors import TrtopsError
+from trtops.flows.home import ensure_prefect_home
 from trtops.masking import mask_log_records, masked_json
 from trtops.tracking import schema
 from trtops.tracking.keeping import KeepingTracker

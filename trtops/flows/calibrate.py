@@ -1,7 +1,7 @@
 """The calibrate flow: a model and real data become a calibration cache, judged by the INT8 engine it builds.
 
-From Python: ``from flows.calibrate import calibrate; calibrate("model.onnx", "images/", labels="labels.npy")``. From the
-shell: ``python -m flows.calibrate model.onnx images/ --algorithm percentile``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.calibrate import calibrate; calibrate("model.onnx", "images/", labels="labels.npy")``. From the
+shell: ``python -m trtops.flows.calibrate model.onnx images/ --algorithm percentile``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count
-from flows.progress import progress
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.calibration.histogram import Algorithm
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count
+from trtops.flows.progress import progress
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.spec import BackendName

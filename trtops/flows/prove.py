@@ -1,6 +1,6 @@
 """The prove flow: the suspect of a campaign is put into a good build and taken out of a bad one.
 
-From Python: ``from flows.prove import prove; prove("<campaign>")``. From the shell: ``python -m flows.prove <campaign>``.
+From Python: ``from trtops.flows.prove import prove; prove("<campaign>")``. From the shell: ``python -m trtops.flows.prove <campaign>``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count, Index
-from flows.progress import progress
-from flows.slots import bench_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count, Index
+from trtops.flows.progress import progress
+from trtops.flows.slots import bench_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import ProveConfig, ProveResult
 from trtops.ops.campaign.prove import prove as prove_op

@@ -1,7 +1,7 @@
 """The reduce flow: the smallest part of a model that still fails, with several candidates checked at a time.
 
-From Python: ``from flows.reduce import reduce; reduce("model.onnx", backend="tensorrt", precision="fp16")``. From the
-shell: ``python -m flows.reduce model.onnx --command "python check.py {model}"``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.reduce import reduce; reduce("model.onnx", backend="tensorrt", precision="fp16")``. From the
+shell: ``python -m trtops.flows.reduce model.onnx --command "python check.py {model}"``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count, Positive
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.comparator.report import Tolerances
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count, Positive
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.submodel import Check
 from trtops.ops.search.reduce.checks import engine_check

@@ -1,6 +1,6 @@
 """The bisect flow: mixtures of a good and a bad build say which choice makes builds bad.
 
-From Python: ``from flows.bisect import bisect; bisect("<campaign>")``. From the shell: ``python -m flows.bisect <campaign>``.
+From Python: ``from trtops.flows.bisect import bisect; bisect("<campaign>")``. From the shell: ``python -m trtops.flows.bisect <campaign>``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count, Positive
-from flows.progress import progress
-from flows.slots import bench_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count, Positive
+from trtops.flows.progress import progress
+from trtops.flows.slots import bench_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, campaign_of
 from trtops.ops.campaign.bisect import bisect as bisect_op
 

@@ -1,8 +1,8 @@
 """The debug-build flow: one model is built again and again, until it is known which tactic makes some builds bad.
 
-From Python: ``from flows.debug_build import debug_build; debug_build("model.onnx", until=20)``. From the shell:
-``python -m flows.debug_build model.onnx --until 20``; to resume a campaign that was killed:
-``python -m flows.debug_build --resume <run>``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.debug_build import debug_build; debug_build("model.onnx", until=20)``. From the shell:
+``python -m trtops.flows.debug_build model.onnx --until 20``; to resume a campaign that was killed:
+``python -m trtops.flows.debug_build --resume <run>``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count
-from flows.progress import progress
-from flows.spread import spread
-from flows.tasks import flow_tags, tracker, trtops_flow
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count
+from trtops.flows.progress import progress
+from trtops.flows.spread import spread
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op

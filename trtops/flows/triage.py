@@ -1,7 +1,7 @@
 """The triage flow: the first tensor at which an engine parts from the model it was built from.
 
-From Python: ``from flows.triage import triage; triage("model.onnx", precision="fp16")``. From the shell:
-``python -m flows.triage model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.triage import triage; triage("model.onnx", precision="fp16")``. From the shell:
+``python -m trtops.flows.triage model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage as triage_op
 from trtops.ops.search.triage.result import TriageResult

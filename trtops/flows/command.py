@@ -33,7 +33,7 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
     Returns:
         0 if the verdict is good, 1 if it is bad, 3 if an error of ours prevented one. Wrong usage exits with 2.
     """
-    app = cyclopts.App(name=f"python -m flows.{name}", version_flags=[], result_action="return_value")
+    app = cyclopts.App(name=f"python -m trtops.flows.{name}", version_flags=[], result_action="return_value")
     app.default(flow)
     try:
         with ended_by_signals(alone=threading.active_count() == 1):

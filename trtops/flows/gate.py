@@ -1,7 +1,7 @@
 """The gate flow: candidates are built, measured beside the accepted engines, and accepted or refused.
 
-From Python: ``from flows.gate import gate; gate(["model.onnx"], precisions=["fp16"])``. From the shell:
-``python -m flows.gate --models model.onnx --precisions fp16``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.gate import gate; gate(["model.onnx"], precisions=["fp16"])``. From the shell:
+``python -m trtops.flows.gate --models model.onnx --precisions fp16``. As a deployment: see ``prefect.yaml``.
 
 An accepted version gets its alias in the registry, and the event ``trtops.gate.accept`` is sent, with the version as its resource;
 ``trtops.gate.refuse`` and ``trtops.gate.measure-more`` likewise. Automations of Prefect can follow each.
@@ -20,13 +20,13 @@ from typing import Annotated, Any
 from prefect.events import emit_event
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.parameters import Count
-from flows.progress import progress
-from flows.slots import bench_slot
-from flows.spread import hand_over
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Count
+from trtops.flows.progress import progress
+from trtops.flows.slots import bench_slot
+from trtops.flows.spread import hand_over
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import Release
 from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, Submit, gate_all, gate_cell

@@ -1,7 +1,7 @@
 """The compare flow: two engines, models, runs or saved results, output by output.
 
-From Python: ``from flows.compare import compare; compare("run:<id>", "model.onnx")``. From the shell:
-``python -m flows.compare run:<id> model.onnx``.
+From Python: ``from trtops.flows.compare import compare; compare("run:<id>", "model.onnx")``. From the shell:
+``python -m trtops.flows.compare run:<id> model.onnx``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.judging.compare import CompareConfig, CompareResult
 from trtops.ops.judging.compare import compare as compare_op
 

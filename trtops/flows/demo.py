@@ -11,8 +11,8 @@ import sys
 
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # read when Prefect is imported
 
-from flows.convert import convert
-from flows.digits import make_digits
+from trtops.flows.convert import convert
+from trtops.flows.digits import make_digits
 from trtops.ops.engines.convert import ConvertConfig, builds_table
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, Precision

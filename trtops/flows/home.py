@@ -29,7 +29,7 @@ def ensure_prefect_home() -> None:
     """
     if PREFECT_API_URL.value():
         return
-    from flows.server import IsolatedServer  # a second; Prefect imports the same when it starts its server
+    from trtops.flows.server import IsolatedServer  # a second; Prefect imports the same when it starts its server
 
     os.environ[SERVED_BY] = mark()
     _watch_of(os.getpid())

@@ -1,7 +1,7 @@
 """The diff-tactics flow: good and bad builds, and the tactic that tells them apart.
 
-From Python: ``from flows.diff_tactics import diff_tactics; diff_tactics(runs=("<campaign>",))``. From the shell:
-``python -m flows.diff_tactics --runs <campaign>``, or ``--experiment model``, or ``--folder replays``.
+From Python: ``from trtops.flows.diff_tactics import diff_tactics; diff_tactics(runs=("<campaign>",))``. From the shell:
+``python -m trtops.flows.diff_tactics --runs <campaign>``, or ``--experiment model``, or ``--folder replays``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, DiffTacticsResult
 from trtops.ops.campaign.diff_tactics import diff_tactics as diff_tactics_op
 from trtops.tactics.findings import By

@@ -1,7 +1,7 @@
 """The convert flow: an ONNX file becomes a tracked, judged engine.
 
-From Python: ``from flows.convert import convert; result = convert("model.onnx", precision="fp16")``. From the shell:
-``python -m flows.convert model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.convert import convert; result = convert("model.onnx", precision="fp16")``. From the shell:
+``python -m trtops.flows.convert model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
 from trtops.spec import BackendName, Precision

@@ -1,6 +1,6 @@
 """The promote flow: a good build becomes the accepted engine of its model, device and release.
 
-From Python: ``from flows.promote import promote; promote("<run>")``. From the shell: ``python -m flows.promote <run>``.
+From Python: ``from trtops.flows.promote import promote; promote("<run>")``. From the shell: ``python -m trtops.flows.promote <run>``.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.slots import bench_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.slots import bench_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, promotion_place
 from trtops.ops.campaign.promote import promote as promote_op
 

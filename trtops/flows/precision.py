@@ -1,7 +1,7 @@
 """The precision flow: which nodes of a model must stay in FP32 so that it is accurate enough in 16 bit.
 
-From Python: ``from flows.precision import precision; precision("model.onnx", output="mixed.onnx")``. From the shell:
-``python -m flows.precision model.onnx --output mixed.onnx``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.precision import precision; precision("model.onnx", output="mixed.onnx")``. From the shell:
+``python -m trtops.flows.precision model.onnx --output mixed.onnx``. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from flows.artifacts import show_result
-from flows.command import config_flag, run
-from flows.progress import progress
-from flows.slots import current_slot
-from flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
+from trtops.flows.artifacts import show_result
+from trtops.flows.command import config_flag, run
+from trtops.flows.progress import progress
+from trtops.flows.slots import current_slot
+from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.engines import Side, candidate_runner
 from trtops.ops.search.precision.op import precision as precision_op

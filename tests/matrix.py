@@ -1,0 +1,157 @@
+"""trtops from its wheel, outside the checkout, on the Pythons and releases that people have: ``make test-matrix``.
+
+Each cell is an environment of its own: a Python, and releases of numpy, onnx and onnxruntime pinned to the oldest or left to be the
+newest that fit. The wheel is installed there, a quick part of the tests is run on it from another folder, and a flow converts a
+model beside a foreign package ``flows``.
+
+Run: ``python tests/matrix.py FOLDER [--pythons 3.10 3.13] [--releases oldest newest] [--without-flows]``. Pythons that are not
+there are said to be missing. Environments stay in the folder, and are used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+OLDEST = {"3.10": "1.26", "3.11": "1.26", "3.12": "1.26", "3.13": "2.1", "3.14": "2.3"}  # numpy with wheels
+RELEASES = {
+    "oldest": ("numpy~={numpy}.0", "onnx==1.17.*", "onnxruntime==1.20.*", "ml_dtypes<0.6"),
+    "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
+}
+HEAVY = ("mlflow", "prefect", "fastapi", "sqlalchemy")  # only flows and stores need these
+TESTS = (
+    "tests/test_spec.py",
+    "tests/test_metadata.py",
+    "tests/backend/onnxrt/test_tactics.py",
+    "tests/backend/onnxrt/test_budget.py",
+    "tests/backend/onnxrt/test_runner.py",
+    "tests/backend/onnxrt/test_ort_format.py",
+    "tests/ops/engines/test_everything_converts.py",
+    "tests/ops/judging/test_computed.py",
+    "tests/comparator/test_compare.py",
+)
+
+
+def python_of(version: str) -> Path | None:
+    """An interpreter of a version: on the path, or one of pyenv's."""
+    found = shutil.which(f"python{version}")
+    works = found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+    if found and works:
+        return Path(found)
+    candidates = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return candidates[-1] if candidates else None
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of what git knows of this checkout, built in a copy so that nothing is left in it."""
+    source = folder / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().split():
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(source)], check=True
+    )
+    return max(folder.glob("trtops-*.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def requirements(wheel: Path, python: str, releases: str, flows: bool) -> list[str]:
+    """What is installed in a cell."""
+    pins = [pin.format(numpy=OLDEST[python]) for pin in RELEASES[releases]]
+    if flows:
+        return [str(wheel), *pins, "pytest", "pytest-timeout", "hypothesis", "setuptools"]
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = re.findall(r'^    "([^"]+)",$', text.partition("dependencies = [")[2].partition("\n]")[0], re.MULTILINE)
+    light = [need for need in declared if re.split(r"[<>=\[]", need)[0] not in HEAVY]
+    return [*light, *pins, "pytest", "pytest-timeout", "hypothesis", "setuptools", "sqlalchemy>=2,<2.1"]
+
+
+def run_cell(folder: Path, wheel: Path, python: str, releases: str, flows: bool) -> dict[str, object]:
+    """Make a cell, or take it as it is, and run the tests in it."""
+    interpreter = python_of(python)
+    cell: dict[str, object] = {"python": python, "releases": releases, "result": "no such Python here"}
+    if interpreter is None:
+        return cell
+    began = time.monotonic()
+    home = folder / f"py{python}-{releases}{'' if flows else '-light'}"
+    own = home / "bin" / "python"
+    if not own.exists():
+        subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
+    wanted = requirements(wheel, python, releases, flows)
+    pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    made = subprocess.run([*pip, *wanted], capture_output=True, text=True)
+    if not made.returncode:
+        made = subprocess.run([*pip, "--no-deps", "--force-reinstall", str(wheel)], capture_output=True, text=True)
+    if made.returncode:
+        reasons = [line for line in made.stderr.splitlines() if "ERROR" in line]
+        return cell | {"result": f"cannot be installed: {' '.join(reasons)[:300]}"}
+    work = home / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *TESTS],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(work), "HOME": str(work), "TRTOPS_HOME": str(work / "mlruns")},
+    )
+    (home / "tests.log").write_text(done.stdout + done.stderr)
+    said = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
+    versions = "import numpy, onnx, onnxruntime as o; print(numpy.__version__, onnx.__version__, o.__version__)"
+    found = subprocess.run([str(own), "-c", versions], capture_output=True, text=True).stdout.split()
+    cell |= {"numpy, onnx, onnxruntime": found, "result": said, "ok": not done.returncode}
+    if flows:
+        cell |= run_flow(own, work)
+    return cell | {"seconds": round(time.monotonic() - began)}
+
+
+def run_flow(own: Path, work: Path) -> dict[str, object]:
+    """Convert a model by the flow, in a folder whose own package ``flows`` must not be imported."""
+    folder = work / "project"
+    (folder / "flows").mkdir(parents=True)
+    (folder / "flows" / "__init__.py").write_text("raise ImportError('the flows of another project')")
+    write = "from pathlib import Path; from tests import models; models.conv_net().write(Path('project'))"
+    subprocess.run([str(own), "-c", write], cwd=work, check=True)
+    done = subprocess.run(
+        [str(own), "-m", "trtops.flows.convert", "conv_net.onnx"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(work), "TRTOPS_HOME": str(work / "mlruns")},
+    )
+    return {"flow": "good" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr.strip()[-200:]}"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pythons", nargs="*", default=PYTHONS, choices=PYTHONS)
+    parser.add_argument("--releases", nargs="*", default=list(RELEASES), choices=list(RELEASES))
+    parser.add_argument("--without-flows", action="store_true", help="install neither MLflow nor Prefect: far quicker")
+    args = parser.parse_args()
+    args.folder = args.folder.resolve()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    wheel = build_wheel(args.folder)
+    cells = []
+    for python in args.pythons:
+        for releases in args.releases:
+            cells.append(run_cell(args.folder, wheel, python, releases, not args.without_flows))
+            print(json.dumps(cells[-1]), flush=True)
+    failed = [cell for cell in cells if not cell.get("ok", True) or cell.get("flow", "good") != "good"]
+    return 1 if failed or not any(cell.get("ok") for cell in cells) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

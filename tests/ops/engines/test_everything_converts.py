@@ -1,0 +1,172 @@
+"""What ONNX Runtime runs, converts: types that numpy lacks, strings, empty tensors, classic learners, bodies, token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper
+
+from tests import models
+from tests.models import random
+from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.quantize import insert_qdq
+from trtops.backend.onnx.readable import readable_values
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.calibration.cache import CalibrationCache, TensorRange
+from trtops.ops.judging.computed import computed
+from trtops.ops.judging.judgement import CheckConfig
+
+vi, node = h.make_tensor_value_info, h.make_node
+W = numpy_helper.from_array(random(8, 4, seed=1), "w")
+TABLE = numpy_helper.from_array(random(50, 8, seed=2), "table")
+POSITIONS = numpy_helper.from_array(random(3, 8, seed=3), "places")
+SCALE = numpy_helper.from_array(np.float32(0.1), "s")
+ML = h.make_opsetid("ai.onnx.ml", 2)
+
+
+def proto(nodes, inputs, outputs, weights=(), *, extra=(), functions=()) -> onnx.ModelProto:
+    graph = h.make_graph(nodes, "g", inputs, outputs, list(weights))
+    imports = [h.make_opsetid("", 21), *extra]
+    return h.make_model(graph, opset_imports=imports, ir_version=10, functions=list(functions))
+
+
+def product(*before, weights=(W,), kind=T.FLOAT, **more) -> onnx.ModelProto:
+    return proto([*before, node("MatMul", ["a", "w"], ["y"])], [vi("x", kind, ["n", 8])], [vi("y", 1, ["n", 4])], weights, **more)  # fmt: skip
+
+
+def scan() -> onnx.ModelProto:
+    state, item = vi("s", 1, [1, 8]), vi("i", 1, [1, 8])
+    nodes = [node("Add", ["s", "i"], ["t"]), node("MatMul", ["t", "w"], ["o"])]
+    body = h.make_graph(nodes, "body", [state, item], [vi("t", 1, [1, 8]), vi("o", 1, [1, 4])])
+    return proto(
+        [node("Scan", ["s0", "x"], ["s1", "y"], num_scan_inputs=1, body=body)],
+        [vi("s0", 1, [1, 8]), vi("x", 1, ["t", 1, 8])],
+        [vi("s1", 1, [1, 8]), vi("y", 1, ["t", 1, 4])],
+        [W],
+    )
+
+
+def function() -> onnx.ModelProto:
+    inside = [node("MatMul", ["p", "p"], ["q"]), node("Add", ["q", "p"], ["r"])]
+    own = h.make_function("own", "Twice", ["p"], ["r"], inside, [h.make_opsetid("", 21)])
+    called = node("Twice", ["x"], ["y"], domain="own")
+    square = (vi("x", 1, [4, 4]), vi("y", 1, [4, 4]))
+    return proto([called], [square[0]], [square[1]], extra=[h.make_opsetid("own", 1)], functions=[own])
+
+
+def tokens() -> onnx.ModelProto:
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["e"]),
+        node("Cast", ["position_ids"], ["c"], to=T.INT64),
+        node("Gather", ["places", "c"], ["p"]),
+        node("Add", ["e", "p"], ["f"]),
+        node("Cast", ["attention_mask"], ["m"], to=1),
+        node("ReduceMean", ["m"], ["k"], keepdims=0),
+        node("Mul", ["f", "k"], ["y"]),
+    ]
+    ids = [vi("input_ids", 7, ["b", "s"]), vi("position_ids", 6, ["b", "s"]), vi("attention_mask", 7, ["b", "s"])]
+    return proto(nodes, ids, [vi("y", 1, ["b", "s", 8])], [TABLE, POSITIONS])
+
+
+def labels(**keys) -> onnx.ModelProto:
+    encode = node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", **keys)
+    kinds = (T.STRING, 1) if "keys_strings" in keys else (T.INT64, T.STRING)
+    return proto([encode], [vi("x", kinds[0], ["n"])], [vi("y", kinds[1], ["n"])], extra=[ML])
+
+
+MODELS = {
+    "bfloat16": lambda: product(node("Cast", ["x"], ["a"], to=1), kind=T.BFLOAT16),
+    "float8": lambda: product(
+        node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        node("DequantizeLinear", ["q", "s"], ["a"]),
+        weights=(W, SCALE, h.make_tensor("z", T.FLOAT8E4M3FN, [], b"\0", raw=True)),
+    ),
+    "float8 input": lambda: product(node("Cast", ["x"], ["a"], to=1), kind=T.FLOAT8E4M3FN),
+    "int4": lambda: proto(
+        [node("DequantizeLinear", ["q", "s"], ["w"]), node("MatMul", ["x", "w"], ["y"])],
+        [vi("x", 1, ["n", 8])],
+        [vi("y", 1, ["n", 4])],
+        [h.make_tensor("q", T.INT4, [8, 4], [i % 7 - 3 for i in range(32)]), SCALE],
+    ),
+    "strings in": lambda: labels(keys_strings=["cat", "dog"], values_floats=[1.0, 2.0], default_float=np.nan),
+    "strings out": lambda: labels(keys_int64s=[0, 1], values_strings=["cat", "dog"], default_string="?"),
+    "nothing in a dimension": lambda: proto(
+        [node("Concat", ["x", "p"], ["y"], axis=1)],
+        [vi("x", 1, [2, 4]), vi("p", 1, [2, 0])],
+        [vi("y", 1, [2, 4])],
+    ),
+    "scan": scan,
+    "function": function,
+    "tokens": tokens,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_converts(name, tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(MODELS[name](), path)
+
+    result = convert(path, ConvertConfig(check=CheckConfig(latency_runs=0)), tracker=MemoryTracker())
+
+    assert result.verdict == "good" and result.judgement.report.outputs, result.page()
+
+
+def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_nothing(tmp_path: Path):
+    found = readable_values(tokens())
+    assert found.ranges == {"input_ids": (0, 49), "position_ids": (0, 2), "attention_mask": (1, 1)}
+
+    feeds = list(CheckConfig(iterations=40).open_for(Model.from_proto(tokens())))
+    ids = {name: {int(feed[name].item()) for feed in feeds} for name in feeds[0]}
+    assert len(ids["input_ids"]) > 15 and max(ids["input_ids"]) > 25 and ids["position_ids"] == {0, 1, 2}
+    assert ids["attention_mask"] == {1}
+
+
+def test_made_up_strings_are_words_that_the_model_knows():
+    found = readable_values(MODELS["strings in"]())
+    assert found.words == {"x": ("cat", "dog")}
+
+
+def test_what_cannot_be_fed_or_kept_says_so(tmp_path: Path):
+    optional = h.make_value_info("o", h.make_optional_type_proto(h.make_tensor_type_proto(1, ["n", 4])))
+    sequence = h.make_tensor_sequence_value_info("x", 1, None)
+    cases = {
+        "OptionalGetElement": proto([node("Optional", ["x"], ["o"])], [vi("x", 1, ["n", 4])], [optional]),
+        "SequenceConstruct": proto([node("ConcatFromSequence", ["x"], ["y"], axis=0)], [sequence], [vi("y", 1, None)]),
+    }
+    for advice, model in cases.items():
+        onnx.save(model, tmp_path / "model.onnx")
+        with pytest.raises(errors.TrtopsError, match=advice):
+            convert(tmp_path / "model.onnx", tracker=MemoryTracker())
+
+
+def test_int8_says_which_layers_it_leaves_to_bodies():
+    cache = CalibrationCache(
+        algorithm="minmax", ranges=(TensorRange(name="x", amax=3.0, low=-3.0, high=3.0),), samples=2
+    )
+
+    done = insert_qdq(scan(), cache, style="onnxruntime")
+
+    assert done.in_bodies == ("o",)
+    with pytest.raises(errors.CalibrationError, match=r"none but in bodies of If, Loop or Scan \(o\)"):
+        done.require_layers()
+
+
+def test_layers_that_share_a_weight_get_integer_kernels():
+    text = "(float[n,8] x) => (float[n,8] y) { a = Gemm(x, v, b) r = Tanh(a) c = Gemm(r, v, b) s = Tanh(c) y = Gemm(s, v, b) }"
+    shared = models.model(text, {"v": random(8, 8, seed=5), "b": random(8, seed=6)})
+    names = dict.fromkeys(("x", "a", "r", "c", "s", "y"), 4.0)
+    ranges = tuple(TensorRange(name=name, amax=amax, low=-amax, high=amax) for name, amax in names.items())
+    cache = CalibrationCache(algorithm="minmax", ranges=ranges, samples=2)
+
+    build = OnnxRuntimeBackend().build(
+        Model.from_proto(shared), BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
+    )
+
+    assert computed(build).name == "INT8" and computed(build).share == 1.0

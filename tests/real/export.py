@@ -1,0 +1,257 @@
+"""Writes the zoo: real architectures with weights drawn from a seed, by the exporters that people use.
+
+Runs in an environment of its own (`make zoo` makes it), never in that of the tests: it imports torch, transformers and others.
+
+Run: ``python tests/real/export.py FOLDER [NAME ...]``. A model that is there already is left alone; each has a feed beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+IMAGE = (1, 3, 224, 224)
+WORDS = 100  # a small vocabulary keeps the embeddings small
+
+VISION = {
+    "alexnet": IMAGE,
+    "resnet18": IMAGE,
+    "resnet50": IMAGE,
+    "resnext50_32x4d": IMAGE,
+    "squeezenet1_1": IMAGE,
+    "densenet121": IMAGE,
+    "googlenet": IMAGE,
+    "inception_v3": (1, 3, 299, 299),
+    "shufflenet_v2_x0_5": IMAGE,
+    "mobilenet_v2": IMAGE,
+    "mobilenet_v3_small": IMAGE,
+    "mnasnet0_5": IMAGE,
+    "efficientnet_b0": IMAGE,
+    "regnet_y_400mf": IMAGE,
+    "convnext_tiny": IMAGE,
+    "swin_t": IMAGE,
+    "maxvit_t": IMAGE,
+    "vit_b_16": IMAGE,
+}
+SEGMENTING = {"lraspp_mobilenet_v3_large": (1, 3, 128, 160), "deeplabv3_mobilenet_v3_large": (1, 3, 128, 160)}
+TRANSFORMERS = {
+    "bert": ("BertConfig", "BertModel"),
+    "distilbert": ("DistilBertConfig", "DistilBertModel"),
+    "roberta": ("RobertaConfig", "RobertaModel"),
+    "albert": ("AlbertConfig", "AlbertModel"),
+    "electra": ("ElectraConfig", "ElectraModel"),
+    "mpnet": ("MPNetConfig", "MPNetModel"),
+    "t5_encoder": ("T5Config", "T5EncoderModel"),
+}
+_SMALL = {
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "dim": 64,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "embedding_size": 64,
+    "num_hidden_layers": 3,
+    "n_layers": 3,
+    "num_layers": 3,
+    "num_attention_heads": 4,
+    "num_heads": 4,
+    "n_heads": 4,
+    "intermediate_size": 128,
+    "hidden_dim": 128,
+}
+
+
+def from_torch(module, arguments, path, names, *, dynamo=False, dynamic=None):  # type: ignore[no-untyped-def]
+    """Export a module of torch, by the old exporter or the new one."""
+    import torch
+
+    module.eval()
+    outputs = module(*arguments)
+    count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
+    torch.onnx.export(
+        module,
+        arguments,
+        str(path),
+        input_names=names,
+        output_names=[f"out{i}" for i in range(count)],
+        opset_version=18 if dynamo else 17,
+        dynamo=dynamo,
+        dynamic_axes=None if dynamo else dynamic,
+    )
+    save_feed(path, {name: value.numpy() for name, value in zip(names, arguments)})
+
+
+def save_feed(path: Path, feed: dict[str, np.ndarray]) -> None:
+    """The feed beside a model."""
+    np.savez(path.with_suffix(".npz"), **feed)
+
+
+def seeded():  # type: ignore[no-untyped-def]
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    _spare_torchvision_its_kernels(torch)
+    return torch
+
+
+@functools.cache
+def _spare_torchvision_its_kernels(torch) -> None:  # type: ignore[no-untyped-def]
+    """Let torchvision be imported where its own kernels cannot be: built for CUDA, beside a torch for processors."""
+    register = torch.library.register_fake
+
+    def lenient(op, *arguments, **keywords):  # type: ignore[no-untyped-def]
+        decorate = register(op, *arguments, **keywords)
+
+        def decorated(function):  # type: ignore[no-untyped-def]
+            try:
+                return decorate(function)
+            except RuntimeError:
+                if not str(op).startswith("torchvision::"):
+                    raise
+                return function
+
+        return decorated
+
+    torch.library.register_fake = lenient
+
+
+def vision(name: str, path: Path, *, dynamo: bool = False) -> None:
+    torch = seeded()
+    import torchvision
+
+    shape = {**VISION, **SEGMENTING}[name]
+    where = torchvision.models.segmentation if name in SEGMENTING else torchvision.models
+    extra = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    if name in SEGMENTING:
+        extra = {"weights_backbone": None, "num_classes": 6}
+    net = getattr(where, name)(weights=None, **extra)
+    if name in SEGMENTING:
+
+        class Mask(torch.nn.Module):
+            def __init__(self):  # type: ignore[no-untyped-def]
+                super().__init__()
+                self.net = net
+
+            def forward(self, image):  # type: ignore[no-untyped-def]
+                return self.net(image)["out"]
+
+        from_torch(Mask(), (torch.rand(shape),), path, ["image"])
+    else:
+        from_torch(net, (torch.rand(shape),), path, ["image"], dynamo=dynamo)
+
+
+def language(name: str, path: Path) -> None:
+    torch = seeded()
+    import transformers
+
+    config_name, model_name = TRANSFORMERS[name]
+    kind = getattr(transformers, config_name)
+    known = kind().to_dict()
+    config = kind(**{key: value for key, value in _SMALL.items() if key in known or key in kind.attribute_map})
+    config.return_dict, config._attn_implementation = False, "eager"
+    ids = torch.randint(0, WORDS, (1, 12))
+    net = getattr(transformers, model_name)(config)
+
+    class Hidden(torch.nn.Module):
+        def __init__(self):  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.net = net
+
+        def forward(self, ids, mask):  # type: ignore[no-untyped-def]
+            return self.net(input_ids=ids, attention_mask=mask)[0]
+
+    from_torch(Hidden(), (ids, torch.ones_like(ids)), path, ["input_ids", "attention_mask"])
+
+
+def recurrent(name: str, path: Path) -> None:
+    torch = seeded()
+
+    class Tagger(torch.nn.Module):
+        def __init__(self):  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.embed = torch.nn.Embedding(WORDS, 48)
+            self.cell = getattr(torch.nn, name.upper())(48, 64, num_layers=2, bidirectional=True, batch_first=True)
+            self.head = torch.nn.Linear(128, 12)
+
+        def forward(self, tokens):  # type: ignore[no-untyped-def]
+            return self.head(self.cell(self.embed(tokens))[0])
+
+    from_torch(Tagger(), (torch.randint(0, WORDS, (1, 16)),), path, ["tokens"])
+
+
+def learner(name: str, path: Path) -> None:
+    from skl2onnx import to_onnx
+    from sklearn import cluster, ensemble, linear_model, neural_network, pipeline, preprocessing, svm
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 8)).astype(np.float32)
+    y = (x[:, 0] + x[:, 1] ** 2 > 0.5).astype(np.int64) + (x[:, 2] > 1)
+    made = {
+        "forest": lambda: ensemble.RandomForestClassifier(20, random_state=0),
+        "boosting": lambda: ensemble.GradientBoostingRegressor(n_estimators=30, random_state=0),
+        "logistic": lambda: pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()),
+        "svc": lambda: svm.SVC(probability=True, random_state=0),
+        "kmeans": lambda: cluster.KMeans(4, n_init=1, random_state=0),
+        "mlp": lambda: neural_network.MLPClassifier((32, 16), max_iter=60, random_state=0),
+    }[name]()
+    onnx.save(to_onnx(made.fit(x, y), x[:1]), path)
+    save_feed(path, {"X": x[:5]})
+
+
+def xgboosted(path: Path) -> None:
+    import xgboost
+    from onnxmltools import convert_xgboost
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 8)).astype(np.float32)
+    fitted = xgboost.XGBRegressor(n_estimators=20, max_depth=4, random_state=0).fit(x, x[:, 0] * x[:, 1])
+    onnx.save(convert_xgboost(fitted, initial_types=[("X", FloatTensorType([None, 8]))]), path)
+    save_feed(path, {"X": x[:5]})
+
+
+def zoo() -> dict[str, Callable[[Path], None]]:
+    """Who writes which model, quick ones first."""
+    made: dict[str, Callable[[Path], None]] = {
+        f"sklearn_{n}": lambda p, n=n: learner(n, p) for n in ("forest", "boosting", "logistic", "svc", "kmeans", "mlp")
+    }
+    made["xgboost"] = xgboosted
+    made |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
+    made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
+    made |= {n: lambda p, n=n: vision(n, p) for n in sorted({**VISION, **SEGMENTING}, key=lambda n: "vit" in n)}
+    made["resnet18_dynamo"] = lambda p: vision("resnet18", p, dynamo=True)
+    return made
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    makers = zoo()
+    failed = 0
+    for name in sys.argv[2:] or makers:
+        path = folder / f"{name}.onnx"
+        if path.with_suffix(".npz").exists():
+            continue
+        began = time.perf_counter()
+        try:
+            makers[name](path)
+        except Exception:
+            traceback.print_exc(limit=-2)
+            failed += 1
+            print(f"{name}: NOT MADE", flush=True)
+        else:
+            print(f"{name}: {path.stat().st_size / 1e6:.1f} MB in {time.perf_counter() - began:.1f} s", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""What each command makes of each model of the zoo: is it right, what it costs, and what the field's tool costs beside it.
+
+Every command runs in a child of its own; its CPU time and peak memory are the kernel's figures for that child. Results are held
+against plain ONNX Runtime on the feed that lies beside the model, and not against what trtops says of itself.
+
+Run: ``python tests/real/table.py FOLDER [--only NAME ...] [--commands run fp32 ...]``; prints Markdown, exits with 1 if anything is
+wrong. Rows are written to ``FOLDER/table.jsonl`` as they come, and are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+SECONDS = 600
+TOLERANCE = 1e-4  # of an output's own largest value, for what is to be the same
+LOWERED = {"fp16": 0.05, "int8": 0.6}  # what an engine may be off by and still be called good
+
+CONVERT = """
+import sys
+import numpy as np
+from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
+from trtops.backend.engines import engine_backend
+from trtops.ops.judging.judgement import CheckConfig
+
+model, feed, out, precision = sys.argv[1:]
+made = []
+check = CheckConfig(data=feed, latency_runs=20)
+config = ConvertConfig(build=BuildConfig(precision=precision, calibration_samples=4), check=check, calibration_data=out + ".calib" if precision == "int8" else None, keep_model=False)
+if precision == "int8":
+    import os
+    os.makedirs(out + ".calib", exist_ok=True)
+    for number in range(4):
+        given = dict(np.load(feed))
+        rng = np.random.default_rng(number)
+        np.savez(f"{out}.calib/{number}.npz", **{n: (a * rng.uniform(0.9, 1.1)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in given.items()})
+try:
+    result = convert(model, config, tracker=MemoryTracker(), built=made.append)
+except errors.TrtopsError as exc:
+    print("SAID", "refused", "-", type(exc).__name__ + ": " + " ".join(str(exc).split())[:160], sep="|")
+    sys.exit(0)
+with engine_backend("onnxruntime").runner(made[0].engine) as runner:
+    found = runner.infer(dict(np.load(feed)))
+np.savez(out, **{n: a for n, a in found.items() if getattr(a, "dtype", None) is not None and a.dtype.kind in "fiub"})
+print("SAID", result.verdict, result.called, "; ".join(result.reasons)[:160], sep="|")
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One command on one model.
+
+    Attributes:
+        model: Its name.
+        command: Whose, and which.
+        right: Whether the result is right; None where there is nothing to hold it against.
+        said: What the command made of it, in short.
+        cpu: Seconds of CPU time.
+        memory: Peak resident memory, in MB.
+    """
+
+    model: str
+    command: str
+    right: bool | None
+    said: str
+    cpu: float
+    memory: float
+
+
+def run_measured(words: list[str], folder: Path) -> tuple[int, str, float, float]:
+    """Exit code, all that was written, CPU seconds and peak MB of a child."""
+    home = {"HOME": str(folder), "TRTOPS_HOME": str(folder / "mlruns"), "PYTHONPATH": str(ROOT)}
+    with (folder / "said").open("w+") as file:
+        limited = ["timeout", "-k", "5", str(SECONDS), *words]
+        child = subprocess.Popen(limited, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **home}, cwd=folder)
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        return child.returncode, file.read(), used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+
+
+def plain(model: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What plain ONNX Runtime computes, unoptimized; numbers only."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    outputs = zip(session.get_outputs(), session.run(None, feed))
+    return {node.name: value for node, value in outputs if isinstance(value, np.ndarray) and value.dtype.kind in "fiub"}
+
+
+def distance(found: dict[str, np.ndarray], golden: dict[str, np.ndarray]) -> float:
+    """The largest difference of an output, as a share of its largest value; infinite where one is missing."""
+    worst = 0.0
+    for name, expected in golden.items():
+        if name not in found or found[name].shape != expected.shape:
+            return float("inf")
+        difference = np.abs(found[name].astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
+        worst = max(worst, float(difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)))
+    return worst
+
+
+def tool(name: str) -> list[str]:
+    """How a tool is called, by the interpreter that runs this."""
+    return [sys.executable, "-m", "trtops.cli"] if name == "trtops" else [str(Path(sys.executable).parent / name)]
+
+
+def command_line(whose: str, what: str, model: Path, folder: Path) -> list[str]:
+    """The words of one command."""
+    if what == "inspect":
+        return [*tool(whose), "inspect", "model", str(model), "--show", "layers"]
+    if what == "lint":
+        return [*tool(whose), "check", "lint", str(model)]
+    if what == "sanitize":
+        return [*tool(whose), "surgeon", "sanitize", str(model), "--fold-constants", "-o", str(folder / "out.onnx")]
+    if what == "run":
+        inputs = ["--load-inputs", str(folder / "inputs.json"), "--save-outputs", str(folder / "out.json")]
+        return [*tool(whose), "run", str(model), "--onnxrt", *inputs]
+    return [sys.executable, "-c", CONVERT, str(model), str(model.with_suffix(".npz")), str(folder / "out.npz"), what]
+
+
+def measure(model: Path, whose: str, what: str) -> Row:
+    """Run one command on one model, and hold what came out against plain ONNX Runtime."""
+    feed = dict(np.load(model.with_suffix(".npz")))
+    with tempfile.TemporaryDirectory(prefix="trtops-zoo-") as name:
+        folder = Path(name)
+        if what == "run":
+            from trtops.json import save_json
+
+            save_json([feed], str(folder / "inputs.json"))
+        code, text, cpu, memory = run_measured(command_line(whose, what, model, folder), folder)
+        lines = text.strip().splitlines() or [""]
+        said = f"exit {code}"
+        right: bool | None = code == 0
+        if "Traceback (most recent call last)" in text or code < 0 or code >= 124:
+            right, said = False, f"exit {code}: {lines[-1][:100]}"
+        elif code == 0 or what == "lint":
+            try:
+                right, said = _CHECKS[what](model, folder, feed, text) if what in _CHECKS else (True, said)
+            except Exception as exc:  # what came out cannot be used at all
+                right, said = False, f"{type(exc).__name__}: {' '.join(str(exc).split())[:140]}"
+        else:
+            said = f"exit {code}: {lines[-1][:160]}"
+    return Row(model.stem, f"{whose} {what}", right, said, round(cpu, 2), round(memory))
+
+
+def _check_sanitized(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    off = distance(plain(folder / "out.onnx", feed), plain(model, feed))
+    return off <= TOLERANCE, f"off by {off:.1e}"
+
+
+def _check_run(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    from trtops.comparator.results import RunResults
+
+    (_, [iteration]), *_ = RunResults.load(folder / "out.json").items()
+    off = distance(dict(iteration), plain(model, feed))
+    return off <= TOLERANCE, f"off by {off:.1e}"
+
+
+def _check_converted(what: str, model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    _, verdict, called, reasons = next(line for line in text.splitlines() if line.startswith("SAID|")).split("|", 3)
+    if verdict == "refused":  # only INT8 may be: where there is nothing to quantize
+        return what == "int8" and "no layer of the model is quantized" in reasons, f"refused: {reasons}"
+    with np.load(folder / "out.npz") as saved:
+        off = distance(dict(saved), plain(model, feed))
+    right = off <= LOWERED.get(what, TOLERANCE) if verdict == "good" else bool(reasons)
+    return right, f"{verdict}, {called}, off by {off:.1e}{': ' + reasons if verdict != 'good' else ''}"
+
+
+def _check_lint(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    clean = "ERROR" not in text and "error" not in text.lower().replace("0 error", "")
+    return clean, "clean" if clean else next(line for line in text.splitlines() if "rror" in line)[:140]
+
+
+_CHECKS: dict[str, Callable[[Path, Path, dict[str, np.ndarray], str], tuple[bool, str]]] = {
+    "sanitize": _check_sanitized,
+    "run": _check_run,
+    "lint": _check_lint,
+    **{what: functools.partial(_check_converted, what) for what in ("fp32", "fp16", "int8")},
+}
+COMMANDS = ("inspect", "lint", "sanitize", "run", "fp32", "fp16", "int8")
+BESIDE = ("inspect", "lint", "sanitize", "run")
+
+
+def print_table(rows: list[Row]) -> None:
+    """One line per command and model, in Markdown, and the sums."""
+    print("| model | command | right | result | CPU s | peak MB |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row.model} | {row.command} | {'yes' if row.right else 'NO'} | {row.said} | {row.cpu:.2f} | {row.memory:.0f} |"
+        )
+    print("\n| command | models | wrong | CPU s, sum | peak MB, largest |\n|---|---|---|---|---|")
+    for command in dict.fromkeys(row.command for row in rows):
+        of = [row for row in rows if row.command == command]
+        wrong = sum(not row.right for row in of)
+        print(f"| {command} | {len(of)} | {wrong} | {sum(r.cpu for r in of):.1f} | {max(r.memory for r in of):.0f} |")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
+    parser.add_argument("--alone", action="store_true", help="leave Polygraphy out")
+    args = parser.parse_args()
+    kept = args.folder / "table.jsonl"
+    rows = [Row(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(row.model, row.command) for row in rows}
+    for model in sorted(args.folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
+        if (args.only and model.stem not in args.only) or not model.with_suffix(".npz").exists():
+            continue
+        for what in args.commands:
+            for whose in ("trtops", "polygraphy") if what in BESIDE and not args.alone else ("trtops",):
+                if (model.stem, f"{whose} {what}") not in done:
+                    rows.append(measure(model, whose, what))
+                    with kept.open("a") as file:
+                        file.write(json.dumps(asdict(rows[-1])) + "\n")
+                    print(rows[-1], file=sys.stderr, flush=True)
+    print_table(rows)
+    return 1 if any(not row.right for row in rows if row.command.startswith("trtops")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
