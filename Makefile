@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-fuzz test-kills test-long test-sigkills test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -52,6 +52,9 @@ format: $(VENV)/.test ## let ruff put the code in order
 test-kills: $(VENV)/.test ## the tests that kill workers in the middle of a campaign; take some minutes
 	TRTOPS_TEST_KILLS=1 $(PY) -m pytest -q tests/team tests/flows/test_dask.py -k killed
 
+test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
+	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py
+
 test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stores through all commands (N=200)
 	TRTOPS_TEST_FUZZ=$(or $(N),2000) $(PY) -m pytest -q tests/backend/onnx/test_fuzz.py
 	$(PY) -m tests.attacks.fuzz --cases $(or $(N),200)
@@ -59,8 +62,8 @@ test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stor
 test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)
 	$(PY) -m tests.attacks.sigkills --kills $(or $(N),50)
 
-test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
-	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py
+guide: $(VENV)/.test ## planted faults: named by the guide, isolated, bundled, repaired; some minutes, with tables
+	$(PY) -m tests.guide.shown
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

@@ -25,5 +25,6 @@ for _name, _value in {
     **PREFECT_SETTINGS,
 }.items():
     os.environ.setdefault(_name, _value)
-# Its server starts elsewhere.
-os.environ["PREFECT_HOME"] = os.path.abspath(os.path.expanduser(os.environ["PREFECT_HOME"]))
+os.environ["PREFECT_HOME"] = os.path.abspath(
+    os.path.expanduser(os.environ["PREFECT_HOME"])
+)  # its server starts elsewhere

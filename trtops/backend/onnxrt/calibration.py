@@ -20,7 +20,8 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx import edit
+from trtops.backend.onnx import edit, walk
+from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnx.submodel import is_large
@@ -300,7 +301,8 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         else:
             source = serialize(proto)
         try:
-            with log.collecting(), limited_memory(6 * proto.ByteSize()):  # it computes what is constant
+            own = 6 * sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(proto))
+            with log.collecting(), limited_memory(own):  # it computes what is constant
                 ort.InferenceSession(source, options, providers=list(DEFAULT_PROVIDERS))
         except MemoryError:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None

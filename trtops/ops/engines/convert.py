@@ -328,6 +328,8 @@ def _judge_build(
 ) -> tuple[Judgement, RunResults, RunResults]:
     check = config.check
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
+    if config.build.mark:
+        tolerances = replace(tolerances, allow_extra_outputs=True)
     with backend.runner(build.engine) as runner:
         if check.golden is not None:
             judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
@@ -338,7 +340,7 @@ def _judge_build(
     found = computed(build, weight_bytes(model))
     emulated, precision = None, config.build.precision
     if precision in ("fp16", "bf16") and found.share is not None and found.share < 1:
-        emulated = judge_emulated(model, precision, feeds, golden, tolerances)
+        emulated = judge_emulated(model, precision, feeds, golden, tolerances, config.build.keep)
     return replace(judgement, computed=found, emulated=emulated), outputs, golden
 
 

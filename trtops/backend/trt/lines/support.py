@@ -125,6 +125,9 @@ CAPABILITIES: tuple[Capability, ...] = (
         title="marking debug tensors", feature=Feature.DEBUG_TENSORS, shown_on_rtx="test_debug_tensors_are_marked"
     ),
     Capability(title="collecting debug tensors while running", feature=Feature.DEBUG_TENSORS, gpu=True),
+    Capability(title="nodes kept and tensors marked by a build's config", gpu=True),
+    Capability(title="bundles repeated by plain TensorRT", gpu=True),
+    Capability(title="guide, isolation and repair", gpu=True),
     Capability(
         title="builds in a child process",
         shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",
