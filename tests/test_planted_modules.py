@@ -61,7 +61,7 @@ def test_our_modules_are_run_with_what_is_installed(place: Path, words: tuple[st
 def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(place: Path, tmp_path: Path) -> None:
     home = str(tmp_path / "prefect")
     quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": home}
-    done = python("-m", "flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
+    done = python("-m", "trtops.flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
     assert done.returncode in (0, 1), done.stderr
     assert "# convert conv_net.onnx: good" in done.stdout, done.stderr
 
