@@ -167,7 +167,7 @@ def test_other_threads_have_memory_while_a_bomb_goes_off(tmp_path: Path) -> None
     onnx.save(bombs.doubling(), path)
 
     def work() -> None:
-        while not over.is_set():
+        while not over.wait(0.002):
             try:
                 onnx.ModelProto.FromString(bombs.doubling(3).SerializeToString())
             except MemoryError as exc:

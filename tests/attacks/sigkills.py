@@ -77,10 +77,10 @@ def run_line(line: str, place: Path) -> int:
     if words[0] != "flow":
         sys.argv = ["trtops", *words]
         return main()
-    from flows.command import run
+    from trtops.flows.command import run
 
     sys.argv = [words[1], *words[2:]]
-    return run(getattr(importlib.import_module(f"flows.{words[1]}"), words[1]), words[1])
+    return run(getattr(importlib.import_module(f"trtops.flows.{words[1]}"), words[1]), words[1])
 
 
 def started(line: str, place: Path) -> Any:

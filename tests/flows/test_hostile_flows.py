@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import (
+from tests.hostile import RUN, check_unharmed, forged_runs, server_that, serving, victim_of
+from trtops import errors
+from trtops.flows import (
     audit,
     bisect,
     calibrate,
@@ -26,8 +28,6 @@ from flows import (
     triage,
     watch,
 )
-from tests.hostile import RUN, check_unharmed, forged_runs, server_that, serving, victim_of
-from trtops import errors
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.gate.config import GateConfig
 from trtops.tracking.mlflow.embedded import ensure_store

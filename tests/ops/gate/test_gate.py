@@ -23,6 +23,7 @@ from tests.gates import (
     with_wrong_weight,
     write,
 )
+from tests.hostile import plant_modules
 from trtops import errors
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
@@ -268,6 +269,9 @@ def test_a_matrix_goes_on_past_what_cannot_be_had(heads, folder, tracker, monkey
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("TRTOPS_HOME", str(folder / "home"))
+    (folder / "downloads").mkdir()
+    plant_modules(folder / "downloads", folder / "imported")
+    monkeypatch.chdir(folder / "downloads")
     pins = folder / "old.txt"
     pins.write_text("onnxruntime==0.0.1\n")
     config = MatrixConfig(
@@ -294,6 +298,7 @@ def test_a_matrix_goes_on_past_what_cannot_be_had(heads, folder, tracker, monkey
     assert {child.id for child in children} >= {by_place["heads", "same", "cpu"].run_id}
     assert result.verdict == "bad" and "1 accepted" in result.headline
     assert not (folder / "home" / "environments" / "onnxruntime").exists()
+    assert not (folder / "imported").exists()
 
 
 def test_an_accepted_cell_of_a_matrix_is_registered_after_all_of_them(folder, tracker) -> None:
