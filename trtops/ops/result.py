@@ -162,8 +162,6 @@ def op_run(
     Raises:
         InvalidModelError: If there is no such model file. A name that was mistyped leaves no run and no experiment.
     """
-    if model is not None and not os.path.exists(model):
-        raise InvalidModelError(f"{Path(model).absolute()} does not exist; expected an ONNX file.")
     # Results of ops that nobody remembers, such as lint's, are there before the memory's names could be imported.
     from trtops.tracking import schema
     from trtops.tracking.base import NO_RUN, tracked
@@ -171,6 +169,8 @@ def op_run(
     if tracker is None:
         yield NO_RUN
         return
+    if model is not None and not os.path.exists(model):
+        raise InvalidModelError(f"{Path(model).absolute()} does not exist; expected an ONNX file.")
     with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
         if model is not None:
             run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
