@@ -236,7 +236,7 @@ class _Trying:
         """A calibration cache in a file for each way to choose ranges, beside the config that is to name it."""
         inputs = TensorMetadata.of(self.model.info.inputs)
         source = self.config.calibration_data
-        feeds = self.config.check.open(inputs) if source is None else open_feeds(source, inputs)
+        feeds = self.config.check.open_for(self.model) if source is None else open_feeds(source, inputs)
         collected = collect(
             self.model.proto(), feeds, inputs=inputs, algorithm="entropy", max_feeds=self.config.build.calibration_samples,
             model_sha256=self.model.info.sha256,
