@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-browser test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean
+.PHONY: help demo test check format bench bench-gpu test-kills test-browser test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide docs
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -58,6 +58,16 @@ test-browser: $(VENV)/.test ## the pages of the real servers in Debian's chromiu
 test-long: $(VENV)/.test ## campaigns with all their seeds and kills, and a crowd of 400 builds, of which `make test` tries a part; takes some minutes
 	TRTOPS_TEST_LONG=1 $(PY) -m pytest -n $(JOBS) -q tests/tactics tests/ops/campaign tests/tracking/test_crowd.py
 
+test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stores through all commands (N=200)
+	TRTOPS_TEST_FUZZ=$(or $(N),2000) $(PY) -m pytest -q tests/backend/onnx/test_fuzz.py
+	$(PY) -m tests.attacks.fuzz --cases $(or $(N),200)
+
+test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)
+	$(PY) -m tests.attacks.sigkills --kills $(or $(N),50)
+
+guide: $(VENV)/.test ## planted faults: named by the guide, isolated, bundled, repaired; some minutes, with tables
+	$(PY) -m tests.guide.shown
+
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12
 
@@ -102,9 +112,17 @@ deploy: $(VENV)/.demo ## register the deployments of prefect.yaml with the serve
 serve: $(VENV)/.demo ## serve all deployments from one process, without work pools, until Ctrl-C
 	@$(PY) -m flows.deployments serve
 
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "Installing what the documentation needs into $(VENV)"
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## write the documentation into build/docs; links that lead nowhere are errors
+	$(PY) -m mkdocs build --quiet --config-file docs/mkdocs.yml
+
 constraints: ## resolve the newest releases anew and write them down for this Python
 	$(PYTHON) -m venv $(VENV)-fresh
-	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask]'
+	$(VENV)-fresh/bin/python -m pip install --quiet -e '.[test,check,team,dask,docs]'
 	(head -n 1 $(CONSTRAINTS); $(VENV)-fresh/bin/python -m pip freeze --exclude-editable) > $(VENV)-fresh/pins
 	mv $(VENV)-fresh/pins $(CONSTRAINTS)
 	rm -rf $(VENV)-fresh

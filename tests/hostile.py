@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sqlite3
+import sys
 import threading
 import urllib.parse
 import uuid
@@ -18,7 +20,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests import models
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.judging.command import CommandCheck
+from trtops.ops.judging.judgement import CheckConfig
 from trtops.record import sha256
+from trtops.tracking.mlflow.embedded import relocate
 from trtops.tracking.schema import Artifact, Tag
 
 RUN = "ab" * 16
@@ -203,7 +212,142 @@ def forge_run(
     return run_id
 
 
+KINDS_READ = ("build", "debug_build", "iteration", "proof", "deny", "promote")
+"""Those of which some command reads more than what all runs have."""
+
+
+def forged_runs(place: Path) -> list[str]:
+    """A run for each way to forge one that is known, of every kind."""
+    root, victim, script = place / "mlruns", place / "victim", write_evil_script(place)
+    model = place / "work" / "conv_net.onnx"
+    evil = DebugBuildConfig(
+        check=CheckConfig(data=str(script)),
+        calibration_data=str(script),
+        command=CommandCheck(command=(sys.executable, str(script), "{engine}"), artifact=str(victim / "engine")),
+    )
+    campaign = {Artifact.CAMPAIGN: evil.to_json().encode()}
+    of_model = {Tag.MODEL_PATH: str(model), Tag.MODEL_SHA256: "0" * 64}
+    junk = {
+        path: b"[" * 100_000
+        for path in (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.ENGINE_OPTIONS, Artifact.DENIED, Artifact.ACCURACY)
+    }
+    paths = {"engine/engine.ort": b"plan", Artifact.SPEC: b"{}"}
+    runs = []
+    for kind in KINDS_READ:
+        tags = {Tag.KIND: kind, Tag.VERDICT: "good", Tag.PROOF: "confirmed", Tag.ITERATION: "9" * 5000, **of_model}
+        runs.append(forge_run(root, campaign | junk, tags))
+    tags = {Tag.KIND: "build", Tag.VERDICT: "good", **of_model}
+    runs += [
+        forge_run(root, paths, tags, manifest=manifest_of(paths, path="../../../../victim/authorized_keys")),
+        forge_run(root, paths, tags, manifest=manifest_of(paths, sha256=str(victim), path="authorized_keys")),
+        forge_run(root, paths, tags, manifest=manifest_of(paths, size=1 << 60)),
+        forge_run(root, paths, tags, manifest=b"\xff\xfe"),
+        forge_run(root, paths, tags, uri=str(victim)),
+        forge_run(root, paths, tags, uri=f"mlflow-artifacts:/../../{victim.name}"),
+        forge_run(root, paths, tags | {Tag.REUSED_FROM: "../../victim"}),
+        forge_run(root, {}, tags | {Tag.VARIED: "{", Tag.OWNER: "{}", "trtops.text.x.y": "z"}),
+        forge_run(root, campaign, {Tag.KIND: "debug_build", **of_model}, status="RUNNING", whole=False),
+    ]
+    linked = forge_run(root, paths, tags)
+    [folder] = root.rglob(f"{linked}/artifacts")
+    (folder / "engine" / "engine.ort").unlink()
+    (folder / "engine" / "engine.ort").symlink_to(victim / "authorized_keys")
+    (folder / "out").symlink_to(victim)
+    looped = forge_run(root, campaign, tags | {Tag.KIND: "iteration"})
+    _set_tag(root, looped, "mlflow.parentRunId", looped)
+    return [*runs, linked, looped]
+
+
+def _set_tag(root: Path, run_id: str, name: str, value: str) -> None:
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+        database.execute("INSERT INTO tags (key, value, run_uuid) VALUES (?, ?, ?)", (name, value, run_id))
+
+
 def write_artifact(root: Path, run_id: str, path: str, data: bytes) -> None:
     """Put other bytes into an artifact of a run of an embedded store, and nothing else."""
     [file] = root.rglob(f"{run_id}/artifacts/{path}")
     file.write_bytes(data)
+
+
+WAYS = ("id", "digest", "path", "scripts", "endless", "elsewhere", "junk", "listing")
+"""What a server may do to whoever reads a run from it."""
+
+
+def server_that(way: str, place: Path) -> HostileServer:
+    """A server that means harm in one of the ways, to a place as :func:`forged_runs` has it."""
+    config = DebugBuildConfig(check=CheckConfig(data=str(write_evil_script(place)))).to_json().encode()
+    files = {"engine/engine.ort": b"plan", Artifact.CAMPAIGN: config, Artifact.DENIED: b"{}"}
+    tags = {Tag.KIND: "debug_build", Tag.VERDICT: "good", Tag.MODEL_PATH: "conv_net.onnx", Tag.PROOF: "confirmed"}
+    server = HostileServer(files=files | {Artifact.MANIFEST: manifest_of(files)}, tags=tags)
+    victim = place / "victim"
+    if way == "id":
+        server.run_id = str(victim)
+    elif way == "digest":
+        server.files[Artifact.MANIFEST] = manifest_of(files, sha256=str(victim), path="authorized_keys")
+    elif way == "path":
+        server.files[Artifact.MANIFEST] = manifest_of(files, path=str(victim / "authorized_keys"))
+    elif way == "endless":
+        server.endless = True
+    elif way == "elsewhere":
+        server.artifact_uri = str(victim)
+    elif way == "junk":
+        server.junk = json.dumps({"run": {"info": {"run_id": 7}}, "runs": 1, "experiments": "x"}).encode()
+    elif way == "listing":
+        server.listed[""] = [("../../victim/authorized_keys", 1, False), (Artifact.MANIFEST, 1 << 50, False)]
+    return server
+
+
+def write_evil_script(place: Path) -> Path:
+    """A script of input data that leaves a note in the place when it is run."""
+    script = place / "work" / "evil.py"
+    script.write_text(f"open({str(place / 'ran')!r}, 'w')\ndef load_data():\n    return []\n")
+    return script
+
+
+@contextlib.contextmanager
+def victim_of(folder: Path, template: Path) -> Iterator[Path]:
+    """A folder with a store, a working folder with a model, and a victim; fails if any of it was harmed.
+
+    Args:
+        folder: An empty folder.
+        template: An empty store, which is copied.
+    """
+    shutil.copytree(template, folder / "mlruns")
+    relocate(folder / "mlruns")
+    for name in ("work", "victim", "tmp", "outbox"):
+        (folder / name).mkdir()
+    (folder / "victim" / "authorized_keys").write_text("mine")
+    models.conv_net().write(folder / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "work")
+        patch.setattr("tempfile.tempdir", str(folder / "tmp"))
+        patch.setenv("TRTOPS_TRACKING_WAIT", "0")
+        patch.setenv("TRTOPS_OUTBOX", str(folder / "outbox"))
+        yield folder
+    # What a server sent lies in a temporary folder until this process ends.
+    assert {path.name for path in folder.iterdir()} == {"mlruns", "work", "victim", "tmp", "outbox"}
+    check_unharmed(folder)
+
+
+def check_unharmed(place: Path, what: object = None) -> None:
+    """Fail if something of the store's was run, or written where it should not."""
+    assert not (place / "ran").exists(), what
+    assert [path.name for path in (place / "victim").iterdir()] == ["authorized_keys"], what
+    assert (place / "victim" / "authorized_keys").read_text() == "mine", what
+
+
+MODULES = (
+    *("contextlib", "typing", "runpy", "json", "logging", "pydoc", "socket", "ssl", "venv", "ensurepip", "pip"),
+    *("numpy", "onnx", "onnxruntime", "google", "mlflow", "prefect", "uvicorn", "fastapi", "sqlalchemy", "alembic"),
+    *("tensorflow", "tf2onnx", "trtops_script", "sitecustomize", "usercustomize"),
+)
+"""What Python would look for in a working folder that comes first in its module search path."""
+
+
+def plant_modules(folder: Path, note: Path) -> None:
+    """Put modules into a folder that each say in a file that they were imported, and by whom."""
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(
+            f"import os, sys\nopen({str(note)!r}, 'a').write(f'{{__name__}}: {{sys.orig_argv}}\\n')\n"
+            f"raise SystemExit('{name} of the working folder was imported')\n"
+        )

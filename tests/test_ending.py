@@ -30,8 +30,17 @@ with ended_by_signals(alone=True):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("work", [HOLDING, FREE, "time.sleep(60)"])
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [
+        (HOLDING, signal.SIGTERM),
+        (HOLDING, signal.SIGHUP),
+        (FREE, signal.SIGINT),
+        ("time.sleep(60)", signal.SIGTERM),
+        ("time.sleep(60)", signal.SIGHUP),
+        ("time.sleep(60)", signal.SIGINT),
+    ],
+)
 def test_a_signal_ends_native_code_in_time(work: str, number: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(work=work)],

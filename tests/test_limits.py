@@ -159,3 +159,25 @@ def test_limits_are_read_in_any_unit(monkeypatch, text: str) -> None:
         monkeypatch.setenv(limits.MEMORY, wrong)
         with pytest.raises(errors.ConfigError, match="expected bytes"):
             limits.memory_limit()
+
+
+@pytest.mark.usefixtures("little")
+def test_other_threads_have_memory_while_a_bomb_goes_off(tmp_path: Path) -> None:
+    path, over, failed = tmp_path / "bomb.onnx", threading.Event(), []
+    onnx.save(bombs.doubling(), path)
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                onnx.ModelProto.FromString(bombs.doubling(3).SerializeToString())
+            except MemoryError as exc:
+                failed.append(exc)
+
+    beside = threading.Thread(target=work)
+    beside.start()
+    try:
+        assert lint(path).verdict == "bad"
+    finally:
+        over.set()
+        beside.join()
+    assert failed == []

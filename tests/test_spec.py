@@ -91,6 +91,7 @@ DECIDING: dict[type, dict[str, tuple[Any, Any]]] = {
         "calibration_samples": (INT8, dataclasses.replace(INT8, calibration_samples=65)),
         "calibration_fit": (INT8, dataclasses.replace(INT8, calibration_fit="partial")),
         "keep": (INT8, dataclasses.replace(INT8, keep=("head",))),
+        "mark": (INT8, dataclasses.replace(INT8, mark=("head",))),
         "options": (BuildConfig(), BuildConfig(options=TensorRTOptions())),
     },
     BuildSpec: {

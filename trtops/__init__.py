@@ -5,7 +5,18 @@ Loaders and runners, under Polygraphy's names, are in :mod:`trtops.backend.onnx`
 :mod:`trtops.backend.trt` and :mod:`trtops.comparator`; flows are in :mod:`trtops.flows`.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+# `python -m flows.convert` looks for modules in the working folder first, and an `onnxruntime.py` may lie beside a model
+# that came from elsewhere. What lies beside this package is found there all the same. (While a module's packages are
+# imported, the first argument is `-m`, and the word before the others is the module.)
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] in ("trtops", "flows")
+    and sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+):
+    del sys.path[0]
 
 from typing import TYPE_CHECKING
 

@@ -25,7 +25,9 @@ SECONDS = 1.5
 
 @contextlib.contextmanager
 def ended_by_signals(*, alone: bool) -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, through every ``finally``; and both for certain, if this process is alone.
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, through every ``finally``; all for certain, if this process is alone.
+
+    SIGHUP stays ignored where it is, as ``nohup`` has it.
 
     Args:
         alone: Whether this process was started for the block, and is to end with it.
@@ -33,12 +35,17 @@ def ended_by_signals(*, alone: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, _raise_interrupt)
     try:
         with _killed_if_late() if alone else contextlib.nullcontext():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _raise_interrupt(number: int, frame: object) -> None:
@@ -93,7 +100,7 @@ def _close_others(keep: tuple[int, ...]) -> None:
 def _signal_came(reader: int) -> bool:
     """Wait for a signal that ends the command (True), or its end (False)."""
     while numbers := os.read(reader, 64):
-        if {signal.SIGINT, signal.SIGTERM} & set(numbers):
+        if {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(numbers):
             return True
     return False
 

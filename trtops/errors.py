@@ -28,6 +28,7 @@
     │   └── WorkerError                     a child process crashed, hung or ran out of memory
     ├── AuditError                      runs did not pass an audit; ``.result`` says which, and why
     ├── BuildListError                      builds of a model list failed; ``.result`` says which, and why
+    ├── ReproductionError               a bundle would not repeat the verdict that it reports
     ├── SignatureError                  a signature is missing, or fits no key that is trusted
     └── TrackingError
         ├── StoreError                      the store cannot be used as it is
@@ -219,6 +220,10 @@ class BuildListError(TrtopsError):
 
     def __reduce__(self) -> tuple[type[BuildListError], tuple[str, object]]:
         return type(self), (str(self), self.result)
+
+
+class ReproductionError(TrtopsError):
+    """What is asked to be bundled does not show its verdict outside of trtops, or not without its weights."""
 
 
 class SignatureError(TrtopsError):

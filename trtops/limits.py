@@ -20,8 +20,8 @@ from trtops import errors
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 NODES = "TRTOPS_NODE_LIMIT"
 
-_MEMORY_BYTES = 4 << 30
-_NODES = 2_000_000
+_MEMORY_BYTES = 2 << 30
+_NODES = 200_000
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _lock = threading.Lock()
 _users = 0
@@ -29,7 +29,7 @@ _before = (0, 0)
 
 
 def memory_limit() -> int:
-    """Bytes that looking at a file of others may take beyond the file's own: ``TRTOPS_MEMORY_LIMIT``, or 4 GiB.
+    """Bytes that looking at a file of others may take beyond the file's own: ``TRTOPS_MEMORY_LIMIT``, or 2 GiB.
 
     Raises:
         ConfigError: If the variable is no number of bytes.
@@ -42,7 +42,7 @@ def memory_limit() -> int:
 
 
 def node_limit() -> int:
-    """Nodes that a model may come to once its functions are expanded: ``TRTOPS_NODE_LIMIT``, or two million.
+    """Nodes that a model may come to once its functions are expanded: ``TRTOPS_NODE_LIMIT``, or two hundred thousand.
 
     Raises:
         ConfigError: If the variable is no number.

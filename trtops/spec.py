@@ -183,8 +183,9 @@ class BuildConfig(Record):
         calibration_samples: Feeds used to calibrate INT8; ignored by other precisions.
         calibration_fit: Whether a calibration cache that lacks tensors of the model is refused, or used as far as it goes,
             with the layers that need the others left in higher precision.
-        keep: Layers that INT8 leaves in higher precision: names of nodes or of their outputs, shell patterns of such names
-            (``block0/*``), or op types.
+        keep: Layers that INT8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell patterns
+            of such names (``block0/*``), or op types.
+        mark: Tensors that become outputs as well, so that nothing is fused across them: fusion breakers. They are not judged.
         options: What only one back end knows; its type chooses the back end.
     """
 
@@ -193,6 +194,7 @@ class BuildConfig(Record):
     calibration_samples: int = 64
     calibration_fit: Literal["refuse", "partial"] = "refuse"
     keep: tuple[str, ...] = ()
+    mark: tuple[str, ...] = ()
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
 
     def __post_init__(self) -> None:
@@ -215,14 +217,16 @@ class BuildConfig(Record):
         return replace(self, options=OPTIONS[backend]())
 
     def deciding(self) -> JSONValue:
-        """What decides the engine: calibration, and what it spares, count only for INT8."""
+        """What decides the engine: calibration counts only for INT8, and what is kept only where something is lowered."""
         int8 = self.precision == "int8"
-        return {
+        keeps = int8 or (self.keep and self.precision in ("fp16", "bf16"))
+        marked: dict[str, JSONValue] = {"mark": [*sorted(set(self.mark))]} if self.mark else {}
+        return marked | {
             "precision": self.precision,
             "profiles": [profile.deciding() for profile in self.profiles],
             "calibration_samples": self.calibration_samples if int8 else None,
             "calibration_fit": self.calibration_fit if int8 else None,
-            "keep": [*sorted(set(self.keep))] if int8 else None,
+            "keep": [*sorted(set(self.keep))] if keeps else None,
             "options": self.options.deciding(),
         }
 

@@ -40,6 +40,8 @@ BASE: dict[registry.Path, list[str]] = {
     ("calibrate",): ["m.onnx", "--load-inputs", "d.json", "--trt"],
     ("compare",): ["a.json", "b.json"],
     ("gate",): ["m.onnx", "--trt"],
+    ("triage",): ["m.onnx", "--experiment", "e", "--trt"],
+    ("repair",): ["m.onnx", "--experiment", "e", "--trt"],
     ("sensitivity",): ["m.onnx", "--calibration-cache", "c.cache"],
     ("inspect", "model"): ["m.onnx", "--display-as", "trt"],
     ("inspect", "data"): ["d.json"],
@@ -67,6 +69,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("debug", "reduce"): ["m.onnx"],
     ("debug", "precision"): ["m.onnx"],
     ("debug", "accuracy"): ["m.onnx", "--trt"],
+    ("debug", "isolate"): ["m.onnx", "--trt"],
     ("debug", "repeat"): ["--until", "3"],
     ("data", "merge"): ["a.json", "b.json", "-o", "o.json"],
     ("data", "to-input"): ["a.json", "b.json", "-o", "o.json"],
@@ -91,6 +94,8 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "judge"): ["abc", "--l2-threshold", "7"],
     ("runs", "audit"): ["--experiment", "e"],
     ("runs", "prune"): [],
+    ("runs", "bundle"): ["abc"],
+    ("runs", "import"): ["times.json"],
     ("runs", "promote"): ["abc"],
     ("runs", "resolve"): ["m.onnx"],
     ("runs", "deny"): ["abc"],
@@ -173,6 +178,16 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "accuracy"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
     (("debug", "accuracy"), "--timing-seconds"): ["m.onnx", "--onnxrt"],
     (("debug", "reduce"), "--trt"): ["m.onnx", "--onnxrt"],
+    (("debug", "isolate"), "--trt"): ["m.onnx", "--onnxrt"],
+    (("debug", "isolate"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
+    (("triage",), "--trt"): ["m.onnx"],
+    (("repair",), "--trt"): ["m.onnx"],
+    (("repair",), "--allow-approximation"): ["m.onnx"],
+    (("repair",), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
+    (("convert",), "--config"): None,  # reads the file: tested with repair
+    (("triage",), "--allow-approximation"): ["m.onnx"],
+    (("triage",), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
+    (("debug", "isolate"), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
     (("debug", "reduce"), "--allow-approximation"): ["m.onnx", "--onnxrt"],
     (("debug", "reduce"), "--timing-seconds"): ["m.onnx", "--onnxrt"],
     (("runs", "resolve"), "--onnxrt"): ["m.onnx", "--trt"],
@@ -184,6 +199,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
             ("debug", "reduce"): ["m.onnx"],
             ("debug", "precision"): ["m.onnx"],
             ("debug", "accuracy"): ["m.onnx"],
+            ("debug", "isolate"): ["m.onnx"],
         }.items()
     },
     (("run",), "--fp32"): None,  # tested below, with the other commands'
@@ -270,6 +286,8 @@ def words_of(flag: Flag) -> list[str]:
         return ["sample.onnx"]
     if flag.dest == "output":
         return ["other.engine"]
+    if flag.dest == "zip":
+        return ["other.zip"]
     if flag.choices:
         return [str(flag.choices[-1])]
     if flag.convert in SAMPLES:

@@ -405,3 +405,36 @@ def test_tables_of_pages_are_aligned_where_they_fit_a_terminal(capsys):
         "# t", "", "| a          | longer |", "| ---------- | ------ |", "| some words | 1      |", "",
         f"| {wide} | b |", "| --- | --- |", "| c | d |",
     ]  # fmt: skip
+
+
+def test_completion_knows_runs_and_experiments_and_makes_no_store(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["completion", "runs"]) == 0 and not capsys.readouterr().out.strip()
+    assert not (tmp_path / "mlruns").exists()
+
+    from trtops.tracking.base import tracked
+    from trtops.tracking.store import open_tracker
+
+    with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
+        run.finish("good")
+    assert main(["completion", "runs"]) == 0
+    assert capsys.readouterr().out == f"{run.id}\ta build\n"
+    assert main(["completion", "experiments"]) == 0
+    assert capsys.readouterr().out == "digits\n"
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    assert """__trtops_begins "inspect run"' -a '(trtops completion runs)'""" in script
+    assert "-l experiment -x -a '(trtops completion experiments)'" in script
+
+
+def test_the_doctor_says_what_to_do_where_something_is_wrong_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor"]) == 0
+    assert "the first run that is remembered makes it" in capsys.readouterr().out
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert main(["doctor", "--store", "http://127.0.0.1:9"]) == 1
+    said = capsys.readouterr().out
+    assert "problem  MLflow: does not answer" in said and "problem  Prefect: does not answer" in said
+    assert "2 problems found" in said and "do: " in said
+    assert list(tmp_path.iterdir()) == []

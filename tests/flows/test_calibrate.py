@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import pytest
 
 from flows.calibrate import calibrate
 from flows.command import run
-from flows.progress import progress
 from flows.sensitivity import sensitivity
 from tests import models
 from trtops import errors
@@ -20,6 +21,7 @@ from trtops.calibration import CalibrationCache
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.terminal import progress
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
 
@@ -98,7 +100,11 @@ def test_the_shell_calibrates_and_exits_by_the_verdict(
     assert run(calibrate, "calibrate") == 0
 
     shown = capsys.readouterr().out
-    assert f"# calibrate {model.name}: good" in shown and "| INT8 | 67% | good |" in shown and "by percentile" in shown
+    assert (
+        f"# calibrate {model.name}: good" in shown
+        and re.search(r"\| INT8 +\| 67% +\| good +\|", shown)
+        and "by percentile" in shown
+    )
 
 
 def test_progress_is_shown_on_a_terminal_only() -> None:
@@ -112,6 +118,26 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
             bar.update(2, 4)
             bar.update(4, 4)
 
-    assert "\rMeasuring [############............] 2/4 layers" in terminal.getvalue()
-    assert "4/4 layers" in terminal.getvalue() and terminal.getvalue().endswith("\n")
+    last = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", terminal.getvalue(), flags=re.IGNORECASE).rstrip().splitlines()[-1]
+    assert re.search(r"Measuring ━+ 4/4 0:00:00 layers", last)
     assert file.getvalue() == ""
+
+
+def test_log_lines_appear_above_the_bar_and_the_handler_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    handler = logging.StreamHandler(terminal)
+    logging.getLogger("trtops.test").addHandler(handler)
+    try:
+        with progress("Measuring", "layers") as bar:
+            bar.update(2, 4)
+            logging.getLogger("trtops.test").warning("a line of the log")
+    finally:
+        logging.getLogger("trtops.test").removeHandler(handler)
+
+    assert handler.stream is terminal
+    assert re.search(r"(^|\n|\x1b\[2K)a line of the log\n", terminal.getvalue())

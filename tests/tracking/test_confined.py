@@ -171,3 +171,20 @@ def test_an_engine_whose_bytes_changed_is_never_deserialized(
     with pytest.raises(errors.IncompleteRunError, match="other content than its manifest says"):
         builds.load_build(embedded.load(result.run_id))
     assert loaded == [] and result.engine_sha256 != sha256(bytes(data))
+
+
+def test_a_run_whose_columns_hold_something_else_is_passed_over(
+    embedded: MlflowTracker, tmp_path: Path, caplog
+) -> None:
+    runs = []
+    for name in ("whole", "odd"):
+        with tracked(embedded, "confined", name, kind="build") as run:
+            runs.append(run.id)
+    with sqlite3.connect(tmp_path / "mlruns" / "mlflow.db") as database:
+        database.execute("UPDATE runs SET start_time = 'soon' WHERE run_uuid = ?", (runs[1],))
+    database.close()
+
+    assert [info.id for info in embedded.find("confined")] == runs[:1]
+    assert f"Passed over: Run {runs[1]}" in caplog.text
+    with pytest.raises(errors.IncompleteRunError, match="something else than MLflow wrote it"):
+        embedded.info(runs[1])

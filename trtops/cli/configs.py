@@ -222,8 +222,15 @@ def kept(experiment: str | None, store: str | None) -> RegisteringTracker | None
     return None if experiment is None else opened(store)
 
 
+def existing(store: str | None) -> RegisteringTracker:
+    """The store, for what reads it: one that is missing is an error, and is not made."""
+    from trtops.tracking.store import existing_tracker
+
+    return existing_tracker(store)
+
+
 def opened(store: str | None) -> RegisteringTracker:
-    """The store."""
+    """The store, made if it is missing."""
     from trtops.tracking.store import open_tracker
 
     return open_tracker(store)

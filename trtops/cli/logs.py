@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from trtops import terminal
 from trtops.cli import values
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.logger import G_LOGGER
+
+if TYPE_CHECKING:
+    from trtops.ops.result import OpResult
 
 _MORE = (G_LOGGER.INFO, G_LOGGER.VERBOSE, G_LOGGER.EXTRA_VERBOSE, G_LOGGER.SUPER_VERBOSE, G_LOGGER.ULTRA_VERBOSE)
 _LESS = (G_LOGGER.INFO, G_LOGGER.START, G_LOGGER.FINISH, G_LOGGER.WARNING, G_LOGGER.ERROR, G_LOGGER.CRITICAL)
@@ -115,18 +117,28 @@ def say_json(value: Any) -> None:
 
 
 def say_page(page: str) -> None:
-    """Print a page of Markdown as a terminal shows it best: columns of tables that fit are aligned."""
-    lines: list[str] = []
-    for is_table, group in itertools.groupby(page.rstrip().splitlines(), lambda line: line.startswith("|")):
-        block = list(group)
-        lines += _align_columns(block) if is_table else block
-    say(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)))
+    """Print a page of Markdown as a terminal shows it best: tables are as wide as it, and aligned in a file."""
+    if not _silent:
+        terminal.print_page(page)
 
 
-def _align_columns(table: list[str], widest: int = 120) -> list[str]:
-    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    widths = [max(map(len, column)) for column in zip(head, *body)]
-    if any(len(row) != len(head) for row in body) or sum(widths) + 3 * len(widths) > widest:
-        return table
-    rows = [head, ["-" * width for width in widths], *body]
-    return [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths))} |" for row in rows]
+def say_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, as wide as the terminal."""
+    if not _silent:
+        terminal.print_table(header, rows)
+
+
+def say_result(result: OpResult, store: str | None = None) -> None:
+    """Print a result's page, and how every command ends: verdict, run and next step.
+
+    Args:
+        result: The result.
+        store: The store that the command line named.
+    """
+    say_page(result.page())
+    say_ending(result, store)
+
+
+def say_ending(result: OpResult, store: str | None = None) -> None:
+    """Print verdict, run and next step."""
+    say(f"\n{result.ending(store)}")

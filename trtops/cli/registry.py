@@ -27,6 +27,8 @@ COMMANDS: dict[Path, str] = {
     ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("report",): "write a run, or two side by side, as one HTML page",
+    ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
+    ("repair",): "find the fastest engine that passes, and write how to build it",
     ("gate",): "hold a candidate against the accepted engine, and accept or refuse it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",
@@ -55,6 +57,7 @@ COMMANDS: dict[Path, str] = {
     ("debug", "reduce"): "find the smallest part of a model that still fails",
     ("debug", "precision"): "find the layers that must stay in FP32",
     ("debug", "accuracy"): "find out where an engine goes wrong, step by step",
+    ("debug", "isolate"): "find the smallest window of nodes that flips the verdict, or the fewest tensors to mark",
     ("debug", "repeat"): "run a command again and again, and sort what it left",
     ("data", "merge"): "make inputs of saved inputs and outputs",
     ("data", "to-input"): "make inputs of saved inputs and outputs (the same as merge)",
@@ -72,6 +75,8 @@ COMMANDS: dict[Path, str] = {
     ("runs", "judge"): "judge stored runs again, by other tolerances or a policy",
     ("runs", "audit"): "hold runs against themselves, build them again, and grade each",
     ("runs", "prune"): "drop large artifacts of old bad runs",
+    ("runs", "import"): "make runs of what trtexec, Polygraphy and other tools left",
+    ("runs", "bundle"): "pack a run into one zip with which a stranger repeats its verdict",
     ("runs", "promote"): "accept a run's engine for everybody",
     ("runs", "resolve"): "find the accepted engine for a model, here",
     ("runs", "deny"): "put what a proof confirmed on the deny-list",
@@ -88,8 +93,8 @@ COMMANDS: dict[Path, str] = {
     ("team", "status"): "say what is up, where, and since when",
     ("team", "env"): "print what a shell needs to use the servers",
     ("team", "password"): "print user and password of a server",
-    ("doctor",): "say what is installed here, and what each TensorRT release can do",
-    ("completion",): "print a completion script for bash or zsh",
+    ("doctor",): "say whether store, servers, workers, GPU and releases can be used, and what to do",
+    ("completion",): "print a completion script for bash, zsh or fish",
 }
 """Every command, with a line about it. Its module follows from its words: see :func:`module_of`."""
 
@@ -144,8 +149,8 @@ VARIABLES = {
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
     "TRTOPS_ALLOWED_SCRIPTS": "folders, with ':' between: scripts, check commands and plugins elsewhere are not run",
     "TRTOPS_ARTIFACT_HOSTS": "further hosts, with commas between them, at which a server may keep its artifacts",
-    "TRTOPS_MEMORY_LIMIT": "memory that looking at a file may take beyond the file's own size (default: 4G)",
-    "TRTOPS_NODE_LIMIT": "nodes that a model's functions may come to (default: 2000000)",
+    "TRTOPS_MEMORY_LIMIT": "memory that looking at a file may take beyond the file's own size (default: 2G)",
+    "TRTOPS_NODE_LIMIT": "nodes that a model's functions may come to (default: 200000)",
     "TRTOPS_ALLOW_HOST_CODE": "1: version compatible TensorRT engines may run their own code on this machine",
     "NO_COLOR": "any value: no colours",
 }

@@ -25,3 +25,6 @@ for _name, _value in {
     **PREFECT_SETTINGS,
 }.items():
     os.environ.setdefault(_name, _value)
+os.environ["PREFECT_HOME"] = os.path.abspath(
+    os.path.expanduser(os.environ["PREFECT_HOME"])
+)  # its server starts elsewhere

@@ -15,13 +15,13 @@ from trtops import errors
 from trtops.flows.artifacts import show_result, verdict_state
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
-from trtops.flows.progress import progress
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.auditing.config import AtLeast, AuditConfig
 from trtops.ops.auditing.op import audit as audit_op
 from trtops.ops.auditing.result import AuditResult
 from trtops.spec import BackendName
+from trtops.terminal import progress
 from trtops.tracking.schema import Tag
 
 

@@ -12,17 +12,17 @@ from typing import Annotated
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Positive
-from trtops.flows.progress import progress
 from trtops.flows.slots import bench_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, campaign_of
 from trtops.ops.campaign.bisect import bisect as bisect_op
+from trtops.terminal import progress
 
 
 @trtops_task(name="build-mixtures")
 def build_mixtures(campaign: str, bad: str | None, config: BisectConfig) -> BisectResult:
     """One call of the bisect op, logged to the default store, on a GPU of its own if it needs one."""
-    memory = tracker()
+    memory = tracker(existing=True)
     with (
         bench_slot(
             campaign_of(memory, campaign, bad, allow_scripts=config.allow_scripts).config.place.on(config.devices)

@@ -15,12 +15,12 @@ from trtops.calibration.histogram import Algorithm
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
-from trtops.flows.progress import progress
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
 from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.spec import BackendName
+from trtops.terminal import progress
 
 
 @trtops_task(name="calibrate-model")

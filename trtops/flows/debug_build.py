@@ -21,7 +21,6 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
-from trtops.flows.progress import Bar, progress
 from trtops.flows.spread import spread
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -29,6 +28,7 @@ from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.opened import open_campaign
 from trtops.spec import BackendName, Precision
+from trtops.terminal import Bar, progress
 
 _EVERY = 1.0  # seconds between updates of the artifact, each of which is a request
 

@@ -21,7 +21,7 @@ from trtops.tactics.findings import By
 @trtops_task(name="diff-builds")
 def diff_builds(config: DiffTacticsConfig) -> DiffTacticsResult:
     """One call of the diff op, logged to the default store."""
-    return diff_tactics_op(config, tracker=tracker(), tags=flow_tags())
+    return diff_tactics_op(config, tracker=tracker(existing=bool(config.runs or config.experiment)), tags=flow_tags())
 
 
 @trtops_flow(name="diff-tactics")

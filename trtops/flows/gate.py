@@ -23,7 +23,6 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count
-from trtops.flows.progress import progress
 from trtops.flows.slots import bench_slot
 from trtops.flows.spread import hand_over
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
@@ -33,6 +32,7 @@ from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, Submit, gat
 from trtops.ops.gate.policy import read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BackendName, Precision
+from trtops.terminal import progress
 
 
 @trtops_task(name="gate-candidate")

@@ -1,4 +1,4 @@
-"""Prefect's embedded database, made once under a lock.
+"""Prefect's embedded database, made once under a lock, and the server that flows start over it.
 
 Several processes that start on an empty ``PREFECT_HOME`` at the same moment race to migrate the same file and fail.
 """
@@ -22,13 +22,18 @@ _READY = ".trtops-ready"
 def ensure_prefect_home() -> None:
     """Make Prefect's database if flows will run against the embedded server and it does not exist yet.
 
+    The server itself starts with the first flow, and ends with this process.
+
     Raises:
         TrackingError: If Prefect cannot make it.
     """
     if PREFECT_API_URL.value():
         return
+    from trtops.flows.server import IsolatedServer  # a second; Prefect imports the same when it starts its server
+
     os.environ[SERVED_BY] = mark()
     _watch_of(os.getpid())
+    IsolatedServer()
     home = PREFECT_HOME.value()
     marker = home / _READY
     if marker.exists():
@@ -39,6 +44,7 @@ def ensure_prefect_home() -> None:
             return
         done = subprocess.run(
             [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"],
+            cwd=home,  # where it looks for modules first: nobody else writes there
             capture_output=True,
             text=True,
             check=False,

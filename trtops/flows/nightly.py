@@ -18,7 +18,6 @@ from trtops import errors
 from trtops.flows.artifacts import show_result, verdict_state
 from trtops.flows.command import run
 from trtops.flows.parameters import Count
-from trtops.flows.progress import progress
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.build_list import BuildListConfig
@@ -27,6 +26,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.engines.convert import convert as convert_op
 from trtops.ops.engines.model_list import ModelList
 from trtops.spec import BackendName
+from trtops.terminal import progress
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from typing import Annotated
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Several
-from trtops.flows.progress import progress
 from trtops.flows.slots import bench_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.noise import NoiseConfig, NoiseResult, Statistic
 from trtops.ops.campaign.noise import noise as noise_op
 from trtops.ops.campaign.opened import open_campaign
+from trtops.terminal import progress
 
 
 @trtops_task(name="measure-noise")
 def measure_noise(campaign: str, config: NoiseConfig) -> NoiseResult:
     """One call of the noise op, logged to the default store, on a GPU of its own if it needs one."""
-    memory = tracker()
+    memory = tracker(existing=True)
     with (
         bench_slot(
             open_campaign(memory, campaign, allow_scripts=config.allow_scripts).config.place.on(config.devices)

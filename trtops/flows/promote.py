@@ -20,7 +20,7 @@ from trtops.ops.campaign.promote import promote as promote_op
 @trtops_task(name="promote-build")
 def promote_build(good_run: str, config: PromoteConfig) -> PromoteResult:
     """One call of the promote op, logged to the default store and registered there, on a GPU of its own if it needs one."""
-    memory = tracker()
+    memory = tracker(existing=True)
     with bench_slot(promotion_place(memory.info(memory.whole_id(good_run)), config)) as devices:
         return promote_op(good_run, replace(config, devices=devices), tracker=memory, tags=flow_tags())
 

@@ -12,18 +12,18 @@ from typing import Annotated
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Index
-from trtops.flows.progress import progress
 from trtops.flows.slots import bench_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import ProveConfig, ProveResult
 from trtops.ops.campaign.prove import prove as prove_op
+from trtops.terminal import progress
 
 
 @trtops_task(name="prove-suspect")
 def prove_suspect(campaign: str, config: ProveConfig) -> ProveResult:
     """One call of the prove op, logged to the default store, on a GPU of its own if it needs one."""
-    memory = tracker()
+    memory = tracker(existing=True)
     with (
         bench_slot(
             open_campaign(memory, campaign, allow_scripts=config.allow_scripts).config.place.on(config.devices)

@@ -15,10 +15,10 @@ from typing import Annotated
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Positive
-from trtops.flows.progress import progress
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.sensitivity import SensitivityConfig, SensitivityResult
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
+from trtops.terminal import progress
 
 
 @trtops_task(name="measure-layers")

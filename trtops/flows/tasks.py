@@ -21,7 +21,7 @@ from trtops.masking import mask_log_records, masked_json
 from trtops.ops.result import OpResult
 from trtops.tracking import schema
 from trtops.tracking.keeping import KeepingTracker
-from trtops.tracking.store import default_tracker, reap
+from trtops.tracking.store import default_tracker, existing_tracker, reap
 
 mask_log_records()  # Prefect sends them to its server
 
@@ -126,9 +126,13 @@ def close_runs(flow: object, flow_run: Any, state: Any) -> None:
         tracker.close(run.id, f"Prefect flow run {flow_run.name!r} ended as {state.name}")
 
 
-def tracker() -> KeepingTracker:
-    """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process."""
-    opened = default_tracker()
+def tracker(*, existing: bool = False) -> KeepingTracker:
+    """The tracker that flows log to; runs that dead processes left open on this machine are closed first, once per process.
+
+    Args:
+        existing: Whether the flow reads what was kept before, so that a store which is missing is an error.
+    """
+    opened = existing_tracker() if existing else default_tracker()
     if opened not in _reaped:
         with suppress(errors.TrackingUnavailableError):  # what is done now is kept; the dead can wait
             reap(opened)

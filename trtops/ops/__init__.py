@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from trtops.ops.auditing.prune import PruneResult as PruneResult
     from trtops.ops.auditing.prune import prune_runs as prune_runs
     from trtops.ops.auditing.result import AuditResult as AuditResult
+    from trtops.ops.bundling.config import BundleConfig as BundleConfig
+    from trtops.ops.bundling.config import BundleResult as BundleResult
+    from trtops.ops.bundling.op import bundle as bundle
     from trtops.ops.campaign.benches import close_benches as close_benches
     from trtops.ops.campaign.bisect import BisectConfig as BisectConfig
     from trtops.ops.campaign.bisect import BisectResult as BisectResult
@@ -70,6 +73,11 @@ if TYPE_CHECKING:
     from trtops.ops.gate.policy import policy_of as policy_of
     from trtops.ops.gate.policy import read_policy as read_policy
     from trtops.ops.gate.result import GateResult as GateResult
+    from trtops.ops.guiding.config import GuideConfig as GuideConfig
+    from trtops.ops.guiding.op import guide as guide
+    from trtops.ops.guiding.result import GuideResult as GuideResult
+    from trtops.ops.importing.op import ImportResult as ImportResult
+    from trtops.ops.importing.op import import_results as import_results
     from trtops.ops.judging.command import CommandCheck as CommandCheck
     from trtops.ops.judging.compare import CompareConfig as CompareConfig
     from trtops.ops.judging.compare import CompareResult as CompareResult
@@ -122,6 +130,9 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon.weights import resave as resave
     from trtops.ops.model.surgeon.weights import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
+    from trtops.ops.repairing.config import RepairConfig as RepairConfig
+    from trtops.ops.repairing.config import RepairResult as RepairResult
+    from trtops.ops.repairing.op import repair as repair
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
     from trtops.ops.runs.report import Report as Report
@@ -129,6 +140,11 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import side_by_side as side_by_side
+    from trtops.ops.search.isolation.marking import IsolationConfig as IsolationConfig
+    from trtops.ops.search.isolation.marking import MarkingResult as MarkingResult
+    from trtops.ops.search.isolation.marking import find_marks as find_marks
+    from trtops.ops.search.isolation.window import IsolateResult as IsolateResult
+    from trtops.ops.search.isolation.window import isolate as isolate
     from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
     from trtops.ops.search.precision.check import ModelWriter as ModelWriter
     from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig

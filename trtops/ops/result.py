@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from trtops.errors import InvalidModelError
 from trtops.masking import masked
 from trtops.record import Record
 
@@ -40,12 +43,14 @@ class OpResult(Record):
         run_id: The run that holds everything; empty if none does.
         url: Where a person can look at the run; empty if nowhere, since no run was kept or it ends with this process.
         experiment: The run's experiment.
+        subject: The file that it was done to, as it was given; empty if there is none.
     """
 
     title: str = ""
     run_id: str = ""
     url: str = ""
     experiment: str = ""
+    subject: str = ""
 
     if TYPE_CHECKING:
         # At run time there is no such attribute here: a dataclass would take it for the default of a subclass's field.
@@ -57,6 +62,23 @@ class OpResult(Record):
     def headline(self) -> str:
         """The outcome in a few words, for the page's heading."""
         return self.verdict
+
+    @property
+    def next_step(self) -> str:
+        """The command line that usually comes next; empty if no run was kept, since all of them read one."""
+        return f"trtops inspect run {self.run_id}" if self.run_id else ""
+
+    def ending(self, store: str | None = None) -> str:
+        """Verdict, run and next step, a line each, as every command and flow ends; the verdict alone if no run outlives this.
+
+        Args:
+            store: The store that was named on the command line, which the next step must name, too.
+        """
+        said = self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
+        if not self.url:
+            return f"verdict: {said}"
+        place = f" --store {shlex.quote(store)}" if store else ""
+        return f"verdict: {said}\nrun:     {self.run_id}\nnext:    {self.next_step}{place}"
 
     def body(self) -> Iterable[str]:
         """Lines of Markdown below the heading: reasons, numbers, tables."""
@@ -136,7 +158,12 @@ def op_run(
         model: The model file, whose absolute path becomes a tag.
         tags: Further tags.
         parent: Id of a parent run.
+
+    Raises:
+        InvalidModelError: If there is no such model file. A name that was mistyped leaves no run and no experiment.
     """
+    if model is not None and not os.path.exists(model):
+        raise InvalidModelError(f"{Path(model).absolute()} does not exist; expected an ONNX file.")
     # Results of ops that nobody remembers, such as lint's, are there before the memory's names could be imported.
     from trtops.tracking import schema
     from trtops.tracking.base import NO_RUN, tracked

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+from trtops.tables import markdown_table
 from trtops.tactics.findings import Suspect, TacticDiff
 
 _RIVAL = 0.02  # guilt from which a suspect is named as an alternative
@@ -99,12 +101,13 @@ def _more_builds_text(found: TacticDiff) -> str:
 
 def _number_list(found: TacticDiff) -> str:
     holds = "however often one looked" if found.ordered else "for one look, since the builds have no order of arrival"
+    needed = -math.log10(1 - found.confidence)
     rows = [
         f"{found.good} good, {found.bad} bad, {len(found.errors)} crashed or hung",
         f"{len(found.varying_layers)} of {found.layers} layers vary",
-        f"exact test of the best explanation, corrected for every set tried: p = {found.p_value:.2g}",
-        f"evidence that holds {holds}: 10^{found.e_value_log10:.1f} to 1",
+        f"evidence for the best explanation: 10^{found.e_value_log10:.1f} to 1, valid {holds}; a conviction needs 10^{needed:.1f}",
         f"probability that no choice is guilty: {_probability_text(found.p_innocent)}",
+        f"for comparison, an exact test at one look, corrected for all single choices and pairs: p = {found.p_value:.2g}",
     ]
     if found.confounder:
         rows.append(found.confounder)
@@ -118,7 +121,7 @@ def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int)
         "bad",
         f"P(bad), {_percent_text(confidence)} interval",
         "exact p",
-        "corrected p",
+        "p, corrected for single choices",
         "guilt",
     ]
     rows = [
@@ -133,21 +136,14 @@ def _suspect_table(suspects: tuple[Suspect, ...], confidence: float, limit: int)
         ]
         for s in suspects[:limit]
     ]
-    return _markdown_table(head, rows) + _left_out(len(suspects) - limit, "less suspicious")
+    return markdown_table(head, rows) + _left_out(len(suspects) - limit, "less suspicious")
 
 
 def _set_difference_table(found: TacticDiff, limit: int) -> str:
     if not found.set_difference:
         return "Nothing."
     rows = [[d.layer, "; ".join(c.tactic for c in d.choices)] for d in found.set_difference[:limit]]
-    return _markdown_table(["layer", "tactics"], rows) + _left_out(len(found.set_difference) - limit, "layers")
-
-
-def _markdown_table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
-    )
+    return markdown_table(["layer", "tactics"], rows) + _left_out(len(found.set_difference) - limit, "layers")
 
 
 def _left_out(count: int, what: str) -> str:

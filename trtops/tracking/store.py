@@ -34,6 +34,21 @@ def open_tracker(location: str | Path | None = None) -> KeepingTracker:
     return _open_once(resolve(location))
 
 
+def existing_tracker(location: str | Path | None = None) -> KeepingTracker:
+    """The same for what only reads: a store that is missing is an error, and is not made.
+
+    Raises:
+        StoreError: If nothing was kept there yet, or as :func:`open_tracker`.
+    """
+    where = resolve(location)
+    if isinstance(where, Store) and not where.database.exists() and not default_outbox(where).places[0].exists():
+        raise errors.StoreError(
+            f"Nothing is kept in {where.root}: there is no {where.database.name}. Change into the folder that holds "
+            "mlruns, or name the store by --store or TRTOPS_HOME."
+        )
+    return open_tracker(location)
+
+
 @functools.cache
 def _open_once(where: Store | str) -> KeepingTracker:
     inner = MlflowTracker(where)
@@ -97,32 +112,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.verb == "ui":
             serve(given.root, port=given.port)
         elif given.verb == "check":
-            _require_store(given.root)
-            found = check_store(open_tracker(given.root), mend=given.mend, artifacts=given.artifacts)
+            found = check_store(existing_tracker(given.root), mend=given.mend, artifacts=given.artifacts)
             print(found.text())
             return 0 if found.sound else 1
         else:
-            closed, left = clear(open_tracker(given.root))
+            closed, left = clear(existing_tracker(given.root))
             lines = [f"{info.id} {info.status} {info.name}" for info in closed] + [finding.text() for finding in left]
             print("\n".join([f"{len(closed)} runs closed.", *lines]))
     except errors.TrtopsError as exc:
         print(exc, file=sys.stderr)
         return 3
     return 0
-
-
-def _require_store(root: str | None) -> None:
-    """Make sure that there is a store: opening one would make it, and every file in its folder would belong to no run.
-
-    Raises:
-        StoreError: If there is none.
-    """
-    where = resolve(root)
-    if isinstance(where, Store) and not where.database.exists():
-        raise errors.StoreError(
-            f"{where.root} holds no store: it has no {where.database.name}. Where an MLflow server keeps its files there: "
-            f"trtops store check --root <the server's address> --artifacts {where.artifacts}"
-        )
 
 
 def _say_uploaded(found: Sequence[Uploaded]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import threading
 import urllib.error
 import urllib.request
@@ -47,23 +49,37 @@ def test_a_page_holds_every_node_needs_nothing_from_elsewhere_and_minds_what_nam
     assert "http" not in page and "src=" not in page
 
 
-def test_a_page_is_served_to_this_machine_only() -> None:
-    address: list[str] = []
-    ready = threading.Event()
+def test_a_page_is_served_to_this_machine_only_and_until_an_interruption() -> None:
+    found: list[object] = []
 
-    def told(found: str) -> None:
-        address.append(found)
-        ready.set()
+    def visit(address: str) -> None:
+        try:
+            with urllib.request.urlopen(address) as answer:
+                found.append(answer.read())
+            for other in (f"{address}other", address.replace("127.0.0.1", "127.0.0.2")):
+                try:
+                    urllib.request.urlopen(other)
+                except urllib.error.URLError as exc:
+                    found.append(getattr(exc, "code", "nobody there"))
+            try:
+                graph.serve_page("", int(address.rstrip("/").rpartition(":")[2]), found.append)
+            except errors.ConfigError as exc:
+                found.append(str(exc))
+        finally:
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does; Python hands it to the main thread
 
-    threading.Thread(target=graph.serve_page, args=("<p>page</p>", 0, told), daemon=True).start()
-    assert ready.wait()
-    assert address[0].startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(address[0]) as answer:
-        assert answer.read() == b"<p>page</p>"
-    with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"{address[0]}other")
-    with pytest.raises(errors.ConfigError, match="cannot be used"):
-        graph.serve_page("", int(address[0].rstrip("/").rpartition(":")[2]), told)
+    visitors: list[threading.Thread] = []
+
+    def told(address: str) -> None:
+        assert address.startswith("http://127.0.0.1:")
+        visitors.append(threading.Thread(target=visit, args=(address,)))
+        visitors[0].start()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        graph.serve_page("<p>page</p>", 0, told)
+    visitors[0].join()
+    assert found[:3] == [b"<p>page</p>", 404, "nobody there"]
+    assert "cannot be used" in str(found[3])
 
 
 def engine() -> EngineDescription:

@@ -365,7 +365,7 @@ class Interrupted(Planted):
         return super().__call__(part)
 
 
-def test_answers_are_kept_beside_the_output_until_a_reduction_ends(tmp_path: Path):
+def test_answers_are_kept_beside_the_output_until_a_reduction_ends(tmp_path: Path, caplog):
     case, journal = branchy(), tmp_path / "small_journal.jsonl"
     config = ReduceConfig(output=str(tmp_path / "small.onnx"))
     for _ in range(2):  # the second begins anew
@@ -374,6 +374,12 @@ def test_answers_are_kept_beside_the_output_until_a_reduction_ends(tmp_path: Pat
         with pytest.raises(KeyboardInterrupt):
             reduce(case.proto, check, config, feeds=[case.feed])
         assert journal.read_text().count('"verdict"') == 5
+        assert f"Interrupted after 5 answers, which are kept in {journal}" in caplog.text
+    aside = tmp_path / "small_journal_before.jsonl"
+    assert f"cut short here after 5 answers, which are in {aside}" in caplog.text
+    assert (
+        reduce(case.proto, Interrupted({"n4", "n18"}), ReduceConfig(journal=str(aside)), feeds=[case.feed]).resumed == 5
+    )
 
     going_on = ReduceConfig(output=config.output, journal=str(journal))
     assert reduce(case.proto, Interrupted({"n4", "n18"}), going_on, feeds=[case.feed]).resumed == 5

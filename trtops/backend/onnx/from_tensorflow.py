@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtops import errors
+from trtops.allowed import check_file
 from trtops.backend.onnx.parsing import read_proto
 from trtops.processes import temporary_prefix
 
@@ -65,27 +67,27 @@ class OnnxFromTensorFlow:
             )
         if not Path(self.path).exists():
             raise errors.InvalidModelError(f"{self.path} does not exist; expected a TensorFlow model.")
+        check_file(self.path, "TensorFlow model")  # a Lambda layer of Keras is code, which is run
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("tensorflow")) as folder:
             output = Path(folder, "model.onnx")
             command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
             outputs = list(self.outputs or ())
             if self.kind == "frozen":
-                inputs, ends = self._ends_of_graph()
+                inputs, ends = self._ends_of_graph(folder)
                 command += ["--inputs", ",".join(inputs)]
                 outputs = [name if ":" in name else f"{name}:0" for name in outputs or ends]
             if outputs:
                 command += ["--outputs", ",".join(outputs)]
             if self.opset is not None:
                 command += ["--opset", str(self.opset)]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            done = _run_apart(command, folder)
             if done.returncode or not output.exists():
                 raise errors.InvalidModelError(f"tf2onnx cannot convert {self.path}:\n{done.stderr[-2000:].strip()}")
             return read_proto(output)
 
-    def _ends_of_graph(self) -> tuple[list[str], list[str]]:
+    def _ends_of_graph(self, folder: str) -> tuple[list[str], list[str]]:
         """The tensors of a frozen graph that are fed, and those that nothing reads."""
-        command = [sys.executable, "-c", _ENDS_OF_GRAPH, str(self.path)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        done = _run_apart([sys.executable, "-c", _ENDS_OF_GRAPH, self._place()], folder)
         if done.returncode:
             raise errors.InvalidModelError(f"TensorFlow cannot read {self.path}:\n{done.stderr[-2000:].strip()}")
         found = json.loads(done.stdout.splitlines()[-1])
@@ -93,9 +95,20 @@ class OnnxFromTensorFlow:
 
     def _source(self) -> list[str]:
         if self.kind == "keras":
-            return ["--keras", str(self.path)]
+            return ["--keras", self._place()]
         if self.kind == "frozen":
-            return ["--graphdef", str(self.path)]
+            return ["--graphdef", self._place()]
         if self.checkpoint is not None:
-            return ["--checkpoint", str(Path(self.path, f"{self.checkpoint}.meta"))]
-        return ["--saved-model", str(self.path)]
+            return ["--checkpoint", os.path.join(self._place(), f"{self.checkpoint}.meta")]
+        return ["--saved-model", self._place()]
+
+    def _place(self) -> str:
+        """Where the model lies, wherever one stands."""
+        return os.path.abspath(self.path)
+
+
+def _run_apart(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder of its own: it looks there for modules first, and beside a model may lie a ``tensorflow.py``."""
+    return subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )

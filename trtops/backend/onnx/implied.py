@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trtops.backend.onnx import walk, with_onnxruntime
+from trtops.backend.onnx.following import may_propagate
 from trtops.backend.onnx.messages import TensorProto
 from trtops.backend.onnx.rewriting import set_shape
 from trtops.limits import limited_memory
@@ -36,7 +37,7 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
     """Load a model of one node, and see what it implies.
 
     If the node's first input has no known rank, it gets the only one that the node can read, where its operator says that.
-    Other ranks are not tried: ONNX Runtime 1.23 aborts the process for some.
+    Other ranks are not tried: ONNX Runtime 1.23 aborts the process for some. Nor are vectors that are too long to be followed.
 
     Args:
         model: One node; inputs have at least types, outputs need not have any. Changed in place.
@@ -47,6 +48,8 @@ def load_node(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         InferenceError: If ONNX Runtime does not load the node, whatever the tensor of unknown rank is.
     """
+    if not may_propagate(model):
+        return model
     [node] = model.graph.node
     inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.type.HasField("tensor_type")}
     first = inputs.get(node.input[0]) if node.input else None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SHAPE_BYTES = 1024
-_MOST_ELEMENTS = 1 << 28
+_MOST_ELEMENTS = 1 << 26
 _WEIGHTS_ALONE = 4  # the IR version from which on weights need not be inputs too
 _MOST_BYTES = (1 << 31) - (1 << 20)  # a larger message is no protobuf
 

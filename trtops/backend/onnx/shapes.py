@@ -9,13 +9,13 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk, with_onnxruntime
 from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.following import may_propagate
 from trtops.limits import limited_memory, too_much
 
 log = logging.getLogger(__name__)
 
 _SUSPECT_BYTES = 1 << 31  # a weight whose shape asks for more must have the bytes to show for it
 _MOST_BYTES = 1 << 42  # 4 TiB, more than any model has
-_MOST_JOINED = 1 << 16
 _VALUES_BYTES = 4096  # tensors up to this size count as values (target shapes, axes), larger ones only as shapes
 
 
@@ -38,7 +38,7 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
     _put_dense_for_sparse(bare)
     try:
         with limited_memory():
-            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=_may_propagate(bare), strict_mode=strict)
+            inferred = onnx.shape_inference.infer_shapes(bare, data_prop=may_propagate(bare), strict_mode=strict)
     except MemoryError:
         raise errors.InvalidModelError(too_much("Shape inference")) from None
     except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
@@ -49,22 +49,6 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
         except errors.InferenceError as exc:
             log.info("%s. Going on with the shapes that ONNX itself infers.", exc)
     _take_shapes(inferred, model)
-
-
-def _may_propagate(model: onnx.ModelProto) -> bool:
-    """Whether values can be followed through a model: vectors that are joined with themselves again and again outgrow all."""
-    lengths: dict[str, int] = {}
-    for node in walk.nodes(model):
-        if node.op_type == "Concat":
-            joined = sum(lengths.get(name, 1) for name in node.input)
-            if joined > _MOST_JOINED:
-                return False
-            lengths.update((name, joined) for name in node.output)
-        else:
-            longest = max((lengths[name] for name in node.input if name in lengths), default=0)
-            if longest:
-                lengths.update((name, longest) for name in node.output)
-    return True
 
 
 def _put_dense_for_sparse(model: onnx.ModelProto) -> None:

@@ -5,13 +5,23 @@ The one module of this package that imports ``onnxruntime``, and only when calle
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import os
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from trtops import errors
-from trtops.limits import bytes_of_files, limited_memory, too_much
+from trtops.backend.onnx.expansion import check_expansion
+from trtops.backend.onnx.following import may_propagate
+from trtops.backend.onnx.messages import ModelProto
+from trtops.limits import bytes_of_files, limited_memory, memory_limit, too_much
+from trtops.worker import Worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +29,9 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 300.0
 """How long one inference may take."""
+
+_LARGEST_SUSPECT = 1 << 22
+"""Bytes of a model above which it is taken to be what it says: nothing that asks for much needs more."""
 
 
 def load(model: onnx.ModelProto | str) -> Any:
@@ -33,10 +46,10 @@ def load(model: onnx.ModelProto | str) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    options.enable_cpu_mem_arena = False  # which pays off where a session runs more than once
+    limit_run_memory(options)
     try:
+        source = model if isinstance(model, str) else model.SerializeToString()
         with limited_memory(_weight_bytes(model)):
-            source = model if isinstance(model, str) else model.SerializeToString()
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors share no base class but this
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
@@ -63,22 +76,109 @@ def evaluate(
 
     session = load(model)
     options = ort.RunOptions()
+    options.add_run_config_entry(
+        "memory.enable_memory_arena_shrinkage", "cpu:0"
+    )  # it is shared, and other runs are few
     timer = threading.Timer(LONGEST_SECONDS, setattr, (options, "terminate", True))
     timer.daemon = True
     timer.start()
     try:
-        with limited_memory(_weight_bytes(model)):
-            results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
+        results: list[np.ndarray[Any, Any]] = session.run(list(outputs), dict(feed), options)
     except Exception as exc:  # as above
         if options.terminate:
             message = f"ONNX Runtime did not come to an end within {LONGEST_SECONDS:g} s while running this part of the model."
             raise errors.InferenceError(message) from None
-        if "bad_alloc" in str(exc) or isinstance(exc, MemoryError):
+        if out_of_memory(exc):
             raise errors.InferenceError(too_much("Running this part of the model")) from None
         raise errors.InferenceError(f"ONNX Runtime cannot evaluate this part of the model: {exc}") from exc
     finally:
         timer.cancel()
     return results
+
+
+def check_loads(source: bytes | str) -> None:
+    """Load a model in a child first if ONNX Runtime would follow vectors in it that outgrow all.
+
+    That takes the memory bit by bit until there is none, which native code of other threads may not survive.
+
+    Args:
+        source: A model's bytes, or its file.
+
+    Raises:
+        InferenceError: If it takes too much memory, or takes the child down.
+        InvalidModelError: If its functions come to too many nodes.
+    """
+    size = os.path.getsize(source) if isinstance(source, str) else len(source)
+    if size > _LARGEST_SUSPECT:
+        return
+    proto = _parsed(source)
+    if proto is None:
+        return  # ONNX Runtime will say what it is
+    check_expansion(proto)
+    if not may_propagate(proto):
+        _load_apart(source)
+
+
+def _parsed(source: bytes | str) -> onnx.ModelProto | None:
+    data = Path(source).read_bytes() if isinstance(source, str) else source
+    try:
+        model: onnx.ModelProto = ModelProto.FromString(data)
+    except (DecodeError, ValueError):
+        return None
+    return model
+
+
+@functools.lru_cache(maxsize=8)
+def _load_apart(source: bytes | str) -> None:
+    """Load a model in a child of its own."""
+    with Worker(name="Loading the model") as worker:
+        try:
+            fits = worker.run(_fits_into_memory, source, timeout=LONGEST_SECONDS)
+        except errors.WorkerError as exc:
+            raise errors.InferenceError(f"ONNX Runtime does not load the model: {exc}") from exc
+    if not fits:
+        raise errors.InferenceError(too_much("Loading the model in ONNX Runtime"))
+
+
+def _fits_into_memory(source: bytes | str) -> bool:
+    """Whether a model loads, or fails for another reason than want of memory; in a child."""
+    import onnxruntime as ort  # noqa: TID251
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC  # which computes what is constant
+    options.log_severity_level = 4
+    try:
+        with limited_memory(4 * (bytes_of_files(source) if isinstance(source, str) else len(source))):
+            ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as exc:  # ONNX Runtime's errors share no base class but this
+        return not out_of_memory(exc)
+    return True
+
+
+def limit_run_memory(options: Any) -> None:
+    """Let sessions with these options share an allocator of ONNX Runtime's, which gives out half of what may be taken.
+
+    The other half is for what goes in and comes out. Unlike a limit on the process, it fails the one allocation that is too
+    large: native code of other threads, which may not survive that there is no memory, has enough.
+    """
+    _register_limited_arena(os.getpid())
+    options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@functools.cache
+def _register_limited_arena(pid: int) -> None:
+    import onnxruntime as ort  # noqa: TID251
+
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    as_requested = 1
+    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 2, "arena_extend_strategy": as_requested})
+    with contextlib.suppress(RuntimeError):  # a script has registered its own, or this process was forked
+        ort.create_and_register_allocator(info, settings)
+
+
+def out_of_memory(exc: Exception) -> bool:
+    """Whether ONNX Runtime failed for want of memory."""
+    return isinstance(exc, MemoryError) or any(said in str(exc) for said in ("bad_alloc", "Available memory of"))
 
 
 def _weight_bytes(model: onnx.ModelProto | str) -> int:

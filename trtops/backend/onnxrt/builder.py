@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import onnx
 import onnxruntime as ort
@@ -17,6 +17,7 @@ import onnxruntime as ort
 from trtops import errors
 from trtops.backend import environment as surroundings
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCacheUse
+from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
@@ -103,7 +104,7 @@ class OnnxRuntimeBackend:
         request = _checked_request(model, config, caches, self.environment())
         providers, threads = request.options.providers, request.options.intra_op_threads
         log = SessionLog()
-        rewritten = _rewrite_precision(request, calibration_data, log)
+        rewritten = _with_marks(_rewrite_precision(request, calibration_data, log), config.mark)
         with Optimizer(
             rewritten.proto, providers=providers, threads=threads, log=log, attempt_file=caches.attempt_file
         ) as optimizer:
@@ -277,6 +278,19 @@ class _Rewritten:
     data_sha256: str | None = None
 
 
+def _with_marks(rewritten: _Rewritten, mark: Sequence[str]) -> _Rewritten:
+    """The same with further outputs, behind its own.
+
+    Raises:
+        ConfigError: If there is no such tensor.
+    """
+    if not mark:
+        return rewritten
+    own = [value.name for value in rewritten.proto.graph.output]
+    set_outputs(rewritten.proto, [*own, *(name for name in mark if name not in own)])
+    return replace(rewritten, sha256=model_digest(rewritten.proto))
+
+
 def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
     proto = request.model.proto()
     widened = widen_small_integers(proto)
@@ -290,7 +304,7 @@ def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: Sess
     if precision == "fp16":
         from trtops.backend.onnx.precision import convert_to_fp16  # other precisions do without its imports
 
-        proto = convert_to_fp16(proto, keep_io=True)
+        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep)
         return _Rewritten(proto, model_digest(proto))
     return _Rewritten(proto, model_digest(proto) if widened else request.model.info.sha256)
 
@@ -321,6 +335,22 @@ def _rewrite_int8(
         )
     quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
+
+
+def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None = None) -> onnx.ModelProto:
+    """The model as ONNX Runtime is given it when an engine is built: in the precision asked for, with its weights inside.
+
+    Args:
+        model: The model.
+        config: How the engine is built.
+        calibration: The calibration cache, where INT8 is built.
+
+    Raises:
+        CalibrationError: If INT8 is built without a cache.
+        ConfigError: If the config contradicts itself or the model.
+    """
+    request = _checked_request(model, config, Caches(calibration=calibration), OnnxRuntimeBackend().environment())
+    return _with_marks(_rewrite_precision(request, None, SessionLog()), config.mark).proto
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx import edit
+from trtops.backend.onnx import edit, walk
+from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnx.submodel import is_large
@@ -31,6 +32,7 @@ from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
+from trtops.limits import limited_memory, too_much
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.processes import temporary_prefix
 
@@ -299,8 +301,11 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         else:
             source = serialize(proto)
         try:
-            with log.collecting():
+            own = 6 * sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(proto))
+            with log.collecting(), limited_memory(own):  # it computes what is constant
                 ort.InferenceSession(source, options, providers=list(DEFAULT_PROVIDERS))
+        except MemoryError:
+            raise errors.EngineBuildError(too_much("What is constant in the model")) from None
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
         return onnx.load(path)

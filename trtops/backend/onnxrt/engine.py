@@ -11,7 +11,8 @@ import onnxruntime as ort
 from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
-from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, find_providers, session_options, why
+from trtops.backend.onnx.with_onnxruntime import limit_run_memory
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, SMALL, find_providers, session_options, why
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.func import value_of
 from trtops.record import JSONValue, sha256
@@ -81,6 +82,8 @@ def open_plan(plan: bytes, *, providers: tuple[str, ...], threads: int) -> ort.I
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.load_model_format", "ORT")
+    if len(plan) < SMALL:
+        limit_run_memory(options)
     try:
         return ort.InferenceSession(plan, options, providers=find_providers(providers))
     except ORT_ERRORS as exc:

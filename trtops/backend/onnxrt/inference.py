@@ -14,8 +14,10 @@ import numpy as np
 import onnxruntime as ort
 
 from trtops import errors
+from trtops.backend.onnx.with_onnxruntime import out_of_memory
 from trtops.backend.onnxrt.session import ORT_ERRORS, why
 from trtops.backend.runner import Feed
+from trtops.limits import too_much
 from trtops.metadata import DataType, TensorMetadata
 
 # numpy has no such types: arrays of ml_dtypes go in and out as OrtValues. The names are ONNX's.
@@ -106,6 +108,10 @@ class Inference:
         return {n: _from_ort_value(value, self._outputs[n].dtype) for n, value in zip(self._outputs, outputs)}, seconds
 
     def _failure(self, exc: Exception) -> errors.InferenceError:
+        if out_of_memory(exc):
+            return errors.InferenceError(
+                f"{too_much(f'{self._name}: what its nodes make')} ONNX Runtime said: {why(exc)}"
+            )
         return errors.InferenceError(f"{self._name}: ONNX Runtime failed: {why(exc)}")
 
 

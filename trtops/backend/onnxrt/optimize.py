@@ -15,6 +15,7 @@ import onnxruntime as ort
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
@@ -157,6 +158,10 @@ class Optimizer:
         for key, value in candidate.session_config.items():
             options.add_session_config_entry(key, value)
         options.optimized_model_filepath = str(path)
+        try:
+            check_loads(self._bytes)
+        except errors.InferenceError as exc:
+            raise errors.EngineBuildError(str(exc)) from exc
         try:
             with self._log.collecting(), limited_memory(6 * len(self._bytes)):
                 ort.InferenceSession(

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
+from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.limits import bytes_of_files, limited_memory, too_much
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 """What ONNX Runtime raises; its classes have no base of their own."""
 
 DEFAULT_PROVIDERS: tuple[str, ...] = ("CPUExecutionProvider",)
+
+SMALL = 1 << 20
+"""Bytes of a model's file below which what its nodes make is limited: it has no weights that would explain much."""
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\) node with name '(.*?)'")
 _NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
@@ -110,6 +114,12 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")
     own = len(source) if isinstance(source, bytes) else bytes_of_files(source)
+    if (len(source) if isinstance(source, bytes) else Path(source).stat().st_size) < SMALL and own < 64 * SMALL:
+        limit_run_memory(options)
+    try:
+        check_loads(source if isinstance(source, bytes) else os.fspath(source))
+    except errors.InferenceError as exc:
+        raise errors.InvalidModelError(f"{name}: {exc}") from exc
     try:
         with limited_memory(4 * own):  # it computes what is constant, which may be of any size
             return ort.InferenceSession(
@@ -118,7 +128,7 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     except MemoryError:
         raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from None
     except ORT_ERRORS as exc:
-        if "bad_alloc" in str(exc):
+        if out_of_memory(exc):
             raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from exc
         if missing := unsupported_op(exc):
             raise errors.UnsupportedFeatureError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json, say_page
+from trtops.cli.logs import say, say_json, say_result
 
 GROUPS = (
     Group("list", (Flag(names=("models",), shown="LIST", help="the list, such as models.yaml"),)),
@@ -72,7 +72,7 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say_page
+from trtops.cli.logs import say_result
+from trtops.terminal import progress
 
 if TYPE_CHECKING:
     from trtops.ops.engines.calibrate import CalibrateConfig
@@ -82,6 +83,9 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Calibrate, and print."""
     tracker = configs.memory(plan.experiment, plan.store)
-    result = ops.calibrate(plan.model, plan.config, tracker=tracker, experiment=plan.experiment)
-    say_page(result.page())
+    with progress("Calibrating", "samples") as bar:
+        result = ops.calibrate(
+            plan.model, plan.config, tracker=tracker, experiment=plan.experiment, progress=bar.update
+        )
+    say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Compare, and print."""
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
-    tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)
+    tracker = configs.existing(plan.store) if stored else configs.memory(plan.experiment, plan.store)
     result = ops.compare(plan.actual, plan.golden, plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

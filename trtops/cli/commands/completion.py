@@ -1,7 +1,11 @@
-"""Print a completion script for bash or zsh, made from the commands and options that there are."""
+"""Print a completion script for bash, zsh or fish, made from the commands and options that there are.
+
+The script asks for ids of runs and names of experiments when TAB is pressed: `trtops completion runs` prints them.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from trtops.cli import registry
@@ -9,8 +13,18 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import LOGGING, say
 from trtops.cli.main import load
 
-GROUPS = (Group("shell", (Flag(names=("shell",), choices=("bash", "zsh"), help="bash or zsh"),)),)
-EXAMPLES = ("source <(trtops completion bash)", "trtops completion zsh > ~/.zfunc/_trtops")
+_WHAT = ("bash", "zsh", "fish", "runs", "experiments")
+GROUPS = (
+    Group(
+        "shell",
+        (Flag(names=("shell",), choices=_WHAT, help="the shell; or names in the store, which scripts ask for"),),
+    ),
+)
+EXAMPLES = (
+    "source <(trtops completion bash)",
+    "trtops completion zsh > ~/.zfunc/_trtops",
+    "trtops completion fish > ~/.config/fish/completions/trtops.fish",
+)
 
 
 def plan(args: Asked) -> str:
@@ -19,8 +33,14 @@ def plan(args: Asked) -> str:
 
 
 def execute(plan: str) -> int:
-    """Print the script."""
-    say(script(plan))
+    """Print the script, or the names."""
+    if plan in ("runs", "experiments"):
+        from trtops.tracking.mlflow import names  # sqlite3, which help need not wait for
+
+        found = names.run_names() if plan == "runs" else names.experiment_names()
+        say("\n".join(f"{name}\t{about}".rstrip() for name, about in found))
+    else:
+        say(fish_script() if plan == "fish" else script(plan))
     return 0
 
 
@@ -33,6 +53,10 @@ def script(shell: str) -> str:
     cases += [f'        "{" ".join(path)}") words="{" ".join(options(path))}";;' for path in registry.COMMANDS]
     body = "\n".join(cases)
     picks = "\n".join(f'        "{place}") picks="{words}";;' for place, words in _words_of_options())
+    asked = "\n".join(
+        f'        "{place}") picks="$(trtops completion {what} 2>/dev/null | cut -f1)";;'
+        for place, what in _names_of_options()
+    )
     text = f"""_trtops() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" path="" words="" picks="" i
     for ((i = 1; i < COMP_CWORD; i++)); do
@@ -46,6 +70,7 @@ def script(shell: str) -> str:
     esac
     case "${{path# }} ${{COMP_WORDS[COMP_CWORD-1]}}" in
 {picks}
+{asked}
     esac
     case "$word" in
         -*) COMPREPLY=($(compgen -W "$words" -- "$word"));;
@@ -68,9 +93,56 @@ def options(path: registry.Path) -> list[str]:
     return list(dict.fromkeys(name for flag in flags for name in flag.names if name.startswith("--")))
 
 
+def fish_script() -> str:
+    """The same for fish, which shows what each word is about."""
+    lines = [_FISH]
+    for folder in ((), *registry.FOLDERS):
+        lines += [
+            f"complete -c trtops -f -n '__trtops_is \"{' '.join(folder)}\"' -a {word} -d {shlex.quote(about)}"
+            for word, about in registry.below(folder).items()
+        ]
+    words, names = dict(_words_of_options()), dict(_names_of_options())
+    for path in registry.COMMANDS:
+        at = f"complete -c trtops -n '__trtops_begins \"{' '.join(path)}\"'"
+        for flag in (flag for group in (*load(path).GROUPS, LOGGING) for flag in group.flags if not flag.refuse):
+            place = " ".join((*path, path[-1] if flag.positional else flag.names[0]))
+            values = words.get(place, "") or (f"(trtops completion {names[place]})" if place in names else "")
+            if flag.positional:
+                lines += [f"{at} -a '{values}'"] if values else []
+                continue
+            spelled = " ".join(f"-l {name[2:]}" for name in flag.names if name.startswith("--"))
+            takes = "" if flag.takes in ("switch", "count") else f" -x -a '{values}'" if values else " -r"
+            lines.append(f"{at} {spelled}{takes} -d {shlex.quote(flag.help)}" if spelled else "")
+    return "\n".join(line for line in lines if line)
+
+
+_FISH = """function __trtops_words
+    set -l words (commandline -opc)
+    string join ' ' -- $words[2..-1]
+end
+function __trtops_is
+    test (__trtops_words) = "$argv[1]"
+end
+function __trtops_begins
+    string match -q -- "$argv[1]*" (__trtops_words)
+end"""
+
+
 def _words_of_options() -> Iterator[tuple[str, str]]:
     """A command and an option that takes one of some words, and these words."""
     for path in registry.COMMANDS:
         for flag in (flag for group in load(path).GROUPS for flag in group.flags if flag.choices):
             for name in flag.names if not flag.positional else (path[-1],):
                 yield " ".join((*path, name)), " ".join(map(str, flag.choices or ()))
+
+
+_RUNS = {"run", "runs", "resume", "parent", "candidate"}
+
+
+def _names_of_options() -> Iterator[tuple[str, str]]:
+    """A command and an option that takes a run or an experiment, and which of these."""
+    for path in registry.COMMANDS:
+        for flag in (flag for group in load(path).GROUPS for flag in group.flags if not flag.choices):
+            what = "experiments" if flag.dest == "experiment" else "runs" if flag.dest in _RUNS else ""
+            for name in flag.names if what else ():
+                yield " ".join((*path, path[-1] if flag.positional else name)), what

@@ -7,7 +7,7 @@ Engines for ONNX Runtime, and all that are remembered by --experiment, are judge
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from trtops import errors, ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_page
+from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ TARGET = Group(
             choices=("trt", "onnx", "onnx-like-trt-network", "ort"),
             help="what to make; by the output's ending unless given",
         ),
+        Flag(
+            names=("--config",),
+            shown="FILE",
+            help="everything of a build in one JSON file, as `trtops repair` writes it",
+        ),
         Flag(names=("--rebuild",), takes="switch", help="build even if the memory holds the same engine"),
     ),
 )
@@ -55,6 +60,7 @@ EXAMPLES = (
     "trtops convert model.onnx --trt-min-shapes x:[1,3,8,8] --trt-opt-shapes x:[4,3,8,8] --trt-max-shapes x:[32,3,8,8]",
     "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
     "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
+    "trtops convert model.onnx --config fixed.json -o model.engine",
 )
 
 
@@ -83,6 +89,8 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
+    if args.config is not None:
+        return _plan_of_config(args)
     kind = loading.model_type(args)
     target = _target_kind(args)
     ending = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
@@ -107,6 +115,27 @@ def plan(args: Asked) -> Plan:
         drawn = call(loading.TRT, "OnnxLikeFromNetwork", loading.network(args), variable="draw")
         return Plan(make=loading.saved_onnx(drawn, output, args), output=output)
     return Plan(make=call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), output), output=output)
+
+
+def _plan_of_config(args: Asked) -> Plan:
+    """The plan of a config in a file, which leaves nothing to be said but where results go.
+
+    Raises:
+        UsageError: If a precision is given beside it, or the file cannot be read.
+    """
+    configs.refuse(args, ("int8", "fp8", "bf16", "fp16"), "is said by the file of --config; leave one out")
+    try:
+        config = ops.ConvertConfig.from_json(Path(args.config).read_bytes())
+    except OSError as exc:
+        raise UsageError(f"--config {args.config} cannot be read: {exc.strerror}") from None
+    ending = ".engine" if config.build.backend == "tensorrt" else ".ort"
+    return Plan(
+        model=args.model_file,
+        config=replace(config, rebuild=bool(args.rebuild) or config.rebuild),
+        output=args.output or (f"{Path(args.model_file).stem}{ending}" if args.experiment is None else None),
+        experiment=args.experiment,
+        store=args.store,
+    )
 
 
 def _target_kind(args: Asked) -> str:
@@ -168,7 +197,7 @@ def execute(plan: Plan) -> int:
     result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment, built=write)
     if failed:
         raise failed[0]
-    say_page(result.page())
+    say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

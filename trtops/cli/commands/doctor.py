@@ -1,43 +1,75 @@
-"""Say what is installed here, whether it can be used, and what each TensorRT release can do."""
+"""Say what is installed here, whether it can be used, and what to do where something is wrong. Exits with 1 then.
+
+Looked at are packages, back ends and GPU, the store, servers and workers. Nothing is started, made or changed.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from trtops import __version__
 from trtops.backend import trt
 from trtops.backend.engines import BACKENDS, engine_backend
+from trtops.cli import groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_json
 from trtops.errors import TrtopsError
+from trtops.tracking.health import HealthFinding, store_findings
 
-GROUPS = (Group("report", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),)
-EXAMPLES = ("trtops doctor", "trtops doctor --support")
+GROUPS = (
+    Group("report", (Flag(names=("--support",), takes="switch", help="what each TensorRT release can do"),)),
+    groups.STORE,
+    groups.JSON,
+)
+EXAMPLES = ("trtops doctor", "trtops doctor --support", "trtops doctor --store /data/mlruns --json")
 
 _PACKAGES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "mlflow", "prefect", "numpy", "tensorrt", "torch", "tf2onnx")
 
 
-def plan(args: Asked) -> bool:
-    """Whether to show the table."""
-    return bool(args.support)
+def plan(args: Asked) -> tuple[bool, str | None, bool]:
+    """Whether to show the table of releases, the store, and whether to print JSON."""
+    return bool(args.support), args.store, bool(args.json)
 
 
-def execute(plan: bool) -> int:
+def execute(plan: tuple[bool, str | None, bool]) -> int:
     """Look, and print."""
-    if plan:
+    support, store, as_json = plan
+    if support:
         say(trt.support_table().rstrip())
         return 0
+    found = [*_backend_findings(), *store_findings(store), *_team_findings()]
+    problems = sum(finding.state == "problem" for finding in found)
+    if as_json:
+        say_json([finding.to_dict() for finding in found])
+        return int(problems > 0)
     say(f"trtops {__version__}, Python {sys.version.split()[0]}")
-    for package in _PACKAGES:
-        try:
-            say(f"  {package} {version(package)}")
-        except PackageNotFoundError:
-            say(f"  {package} -")
+    say("  " + ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES))
+    for finding in found:
+        say(finding.line())
+    say(f"\n{problems} {'problem' if problems == 1 else 'problems'} found." if problems else "\nNothing is wrong.")
+    return int(problems > 0)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "-"
+
+
+def _backend_findings() -> Iterator[HealthFinding]:
     for name in BACKENDS:
         try:
             environment = engine_backend(name).environment()
-            say(f"{name}: {environment.backend_version} on {environment.device}")
         except TrtopsError as exc:
-            say(f"{name}: {exc}")
-    return 0
+            yield HealthFinding(subject=name, state="none", text=str(exc))
+        else:
+            yield HealthFinding(subject=name, state="ok", text=f"{environment.backend_version} on {environment.device}")
+
+
+def _team_findings() -> list[HealthFinding]:
+    from trtops.team.health import team_findings  # brings what starts servers
+
+    return team_findings()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
+from trtops.terminal import progress
 
 if TYPE_CHECKING:
     from trtops.ops.gate.matrix import MatrixConfig
@@ -132,9 +133,12 @@ def execute(plan: Plan) -> int:
     config = plan.config
     if plan.policy is not None:
         config = replace(config, gate=replace(config.gate, policy=ops.read_policy(plan.policy)))
-    result = ops.gate_all(config, tracker=configs.opened(plan.store), experiment=plan.experiment)
+    with progress("Gating", "candidates") as bar:
+        result = ops.gate_all(
+            config, tracker=configs.opened(plan.store), experiment=plan.experiment, progress=bar.update
+        )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

@@ -14,7 +14,7 @@ from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
 
 if TYPE_CHECKING:
@@ -300,6 +300,8 @@ def execute(plan: Plan) -> int:
         say(f"{name}: {count} iteration{'s' * (count != 1)}" + (f", {mean:.4g} ms each" if mean is not None else ""))
     if result.reasons:
         say("\n".join(result.reasons))
+    if plan.experiment is not None:
+        say_ending(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_page
+from trtops.cli.logs import say_result
+from trtops.terminal import progress
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
@@ -72,8 +73,13 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Measure, and print."""
     tracker = (
-        configs.opened(plan.store) if plan.cache.startswith(RUN_PREFIX) else configs.memory(plan.experiment, plan.store)
+        configs.existing(plan.store)
+        if plan.cache.startswith(RUN_PREFIX)
+        else configs.memory(plan.experiment, plan.store)
     )
-    result = ops.sensitivity(plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment)
-    say_page(result.page())
+    with progress("Measuring", "layers") as bar:
+        result = ops.sensitivity(
+            plan.model, plan.cache, plan.config, tracker=tracker, experiment=plan.experiment, progress=bar.update
+        )
+    say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

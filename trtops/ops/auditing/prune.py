@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from trtops import errors
 from trtops.ops.result import OnProgress, OpResult
-from trtops.ops.tables import size
 from trtops.record import Record
+from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import ArtifactEntry, RunInfo, Tracker
 from trtops.tracking.registry import RegisteringTracker

@@ -25,8 +25,8 @@ from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.prove import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
-from trtops.ops.tables import table
 from trtops.record import Record
+from trtops.tables import table
 from trtops.tactics.bisection import Bisection, Bools, Clauses
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticRecord
@@ -164,6 +164,11 @@ class BisectResult(OpResult):
     def headline(self) -> str:
         """The outcome."""
         return self.outcome
+
+    @property
+    def next_step(self) -> str:
+        """Pin the good build, which has none of the culprits."""
+        return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step
 
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""

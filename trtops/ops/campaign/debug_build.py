@@ -108,6 +108,17 @@ class DebugBuildResult(OpResult):
         outcomes = [result.outcome for result in self.bisections]
         return "convicted" if self.guilty else outcomes[-1] if outcomes else self.found.conclusion
 
+    @property
+    def next_step(self) -> str:
+        """A conviction is proved by swapping it in and out; where no tactic is guilty, the noise is measured."""
+        if not self.run_id:
+            return ""
+        if self.headline == "convicted":
+            return f"trtops debug prove {self.run_id}"
+        if self.found.conclusion in ("narrowed down", "not enough runs"):
+            return f"trtops debug bisect {self.run_id}"
+        return f"trtops debug noise {self.run_id}"
+
     def body(self) -> Iterable[str]:
         """How many builds there were of each kind, and the diff's page."""
         again = f" {len(self.interrupted)} were interrupted and retried." if self.interrupted else ""

@@ -119,6 +119,12 @@ class ProveResult(OpResult):
         """The outcome."""
         return self.outcome
 
+    @property
+    def next_step(self) -> str:
+        """Pin the good build that the culprit was swapped into."""
+        confirmed = self.run_id and self.outcome == "confirmed"
+        return f"trtops runs promote {self.good_run}" if confirmed else super().next_step
+
     def body(self) -> Iterable[str]:
         """The suspect, the outcome in sentences, and a row for each build."""
         yield from (f"Suspect: {self.suspect}", "", self.summary, "")

@@ -17,9 +17,9 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.tables import size
 from trtops.record import Record, digest, sha256_file
 from trtops.spec import BackendName, Precision
+from trtops.tables import size
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Run, Tracker, Verdict
 

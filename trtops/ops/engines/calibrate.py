@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -119,6 +120,13 @@ class CalibrateResult(OpResult):
         """
         return {engine.precision: engine for engine in self.engines}[precision]
 
+    @property
+    def next_step(self) -> str:
+        """Of an INT8 engine that is not good enough, ask which layers cost the most."""
+        if self.run_id and self.verdict == "bad" and self.subject:
+            return f"trtops sensitivity {shlex.quote(self.subject)} --calibration-cache run:{self.run_id}"
+        return super().next_step
+
     def body(self) -> Iterable[str]:
         """Why INT8 is not good enough, what the ranges are of, and a row for each engine."""
         yield from (f"- {reason}" for reason in self.reasons)
@@ -176,9 +184,11 @@ def calibrate(
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} calibrate {config.algorithm}"
+    if config.data is None and data is None:
+        raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
+    loaded = Model.load(path)
     with op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as run:
         run.log_params(schema.flat_params(config))
-        loaded = Model.load(path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         remembered = None if data is None else _RememberedFeeds(open_feeds(data, TensorMetadata.of(loaded.info.inputs)))
@@ -191,7 +201,7 @@ def calibrate(
                 path, cache, judged, tracker=tracker, experiment=experiment, tags=tags, parent=run.id
             )
         _log_engines(run, engines)
-        result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}")
+        result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}", subject=str(path))
         finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import RECORDED
+from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
@@ -31,10 +33,10 @@ from trtops.ops.judging.judgement import (
     tolerances_for,
 )
 from trtops.ops.result import OpResult, finish_with, op_run
-from trtops.ops.tables import size, table
 from trtops.record import Record, sha256
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig
+from trtops.tables import size, table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, Tracker, Verdict
@@ -133,6 +135,17 @@ class ConvertResult(OpResult):
         return (Section(text=reused + without + "\n".join(describe_beside(self.judgement))),)
 
     @property
+    def next_step(self) -> str:
+        """A good engine can be accepted for everybody; of a bad one it can be asked where the error begins."""
+        if not self.run_id:
+            return ""
+        if self.verdict == "good":
+            return f"trtops runs promote {self.run_id}"
+        if self.precision in ("fp16", "bf16") and self.subject:
+            return f"trtops debug accuracy {shlex.quote(self.subject)} --emulate {self.precision}"
+        return super().next_step
+
+    @property
     def called(self) -> str:
         """What the engine may be called: the precision that was asked for, or what it computes in instead."""
         found = self.judgement.computed
@@ -214,13 +227,28 @@ def convert(
     path = Path(model)
     experiment = experiment or path.stem
     name = f"{path.stem} {config.build.precision} {config.build.backend}"
+    loaded = _readable(path, config)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
-        loaded = Model.load(path)
         with _opened_backend(config) as backend:
             result = _build_and_judge(backend, loaded, config, run, tracker, built)
         result = replace(result, title=f"convert {path.name} to {result.called} on {config.build.backend}")
         finish_with(run, result, tracker)
-        return replace(result, title=f"convert {path.name}").kept_in(run, experiment)
+        return replace(result, title=f"convert {path.name}", subject=str(path)).kept_in(run, experiment)
+
+
+def _readable(path: Path, config: ConvertConfig) -> Model:
+    """The model, once model, data and back end are known to be there: a mistake leaves no run behind.
+
+    A script that makes data is not asked for any here, since it may take its time.
+    """
+    loaded = Model.load(path)
+    inputs = TensorMetadata.of(loaded.info.inputs)
+    feeds = config.check.open(inputs)
+    if config.check.data is not None and ".py" not in config.check.data:
+        check_feed(inputs, next(iter(feeds)))
+    if config.build.backend != "onnxruntime":
+        engine_backend(config.build.backend).environment()
+    return loaded
 
 
 @contextlib.contextmanager
@@ -340,6 +368,8 @@ def _judge_build(
 ) -> tuple[Judgement, RunResults, RunResults]:
     check = config.check
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
+    if config.build.mark:
+        tolerances = replace(tolerances, allow_extra_outputs=True)
     with backend.runner(build.engine) as runner:
         if check.golden is not None:
             judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
@@ -350,7 +380,7 @@ def _judge_build(
     found = computed(build, weight_bytes(model))
     emulated, precision = None, config.build.precision
     if precision in ("fp16", "bf16") and found.share is not None and found.share < 1:
-        emulated = judge_emulated(model, precision, feeds, golden, tolerances)
+        emulated = judge_emulated(model, precision, feeds, golden, tolerances, config.build.keep)
     return replace(judgement, computed=found, emulated=emulated), outputs, golden
 
 

@@ -169,7 +169,7 @@ def sensitivity(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         trial = _Trial.prepare(loaded, cache, config, data)
-        result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}")
+        result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}", subject=str(path))
         result = result.kept_in(run, experiment)
         _log_result(run, result)
         finish_with(run, result, tracker, judged=False)

@@ -99,18 +99,22 @@ def _make_environment(release: Release, folder: Path, packages: tuple[str, ...])
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = str(Path(str(release.constraints)).absolute())
     try:
-        _run_installer([sys.executable, "-m", "venv", str(folder)], release)
-        _run_installer([*pip, "-c", constraints, *packages], release)
+        folder.mkdir()
+        _run_installer([sys.executable, "-m", "venv", str(folder)], release, folder)
+        _run_installer([*pip, "-c", constraints, *packages], release, folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     (folder / _MADE).touch()
 
 
-def _run_installer(command: list[str], release: Release) -> None:
+def _run_installer(command: list[str], release: Release, folder: Path) -> None:
+    """Run a module of Python's in a folder that is ours: it looks there for modules first."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_INSTALL_SECONDS)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, env=environment, timeout=_INSTALL_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise errors.BackendUnavailableError(f"Release {release.name!r} cannot be installed: {exc}") from None
     if done.returncode != 0:

@@ -10,8 +10,8 @@ from trtops.comparator.report import ComparisonReport, OutputTolerances, Toleran
 from trtops.ops.gate.measured import Facts, Measured
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, LayerLimit, Limits, Policy
 from trtops.ops.gate.ratio import RatioEstimate, estimate
-from trtops.ops.tables import size
 from trtops.record import Record
+from trtops.tables import size
 from trtops.verdict import Verdict
 
 Subject: TypeAlias = Literal[

@@ -54,6 +54,7 @@ def gate(
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
     result = GateResult(
         title=f"gate {path.name} {precision} {release}",
+        subject=str(path),
         findings=(),
         policy=config.policy,
         precision=precision,

@@ -11,7 +11,7 @@ from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.gate.ratio import RatioEstimate
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult
-from trtops.ops.tables import size
+from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
 

@@ -7,7 +7,7 @@ a GPU will give does not show. The model is run once more with each 16-bit resul
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -25,7 +25,12 @@ from trtops.ops.judging.realised import Emulated, Overflow
 
 
 def judge_emulated(
-    model: Model, precision: LowPrecision, feeds: Iterable[Feed], golden: RunResults, tolerances: Tolerances
+    model: Model,
+    precision: LowPrecision,
+    feeds: Iterable[Feed],
+    golden: RunResults,
+    tolerances: Tolerances,
+    keep: Sequence[str] = (),
 ) -> Emulated:
     """Run a model in 16 bit, rounded as a GPU rounds, and compare.
 
@@ -35,11 +40,12 @@ def judge_emulated(
         feeds: Inputs.
         golden: The golden outputs for them.
         tolerances: When outputs are good enough.
+        keep: Nodes that stay in FP32.
 
     Raises:
         BackendError: If the rewritten model does not run.
     """
-    low = lower_precision(model.proto(), precision).model
+    low = lower_precision(model.proto(), precision, exclude=keep).model
     emulate_low_precision(low)
     outputs = [value.name for value in low.graph.output]
     peaks = watch_peaks(low) if precision == "fp16" else {}

@@ -19,9 +19,9 @@ from trtops.metadata import Shape, TensorMetadata
 from trtops.ops.model.opening import Source, Subject, inputs_with_shapes, open_model
 from trtops.ops.model.saving import SaveConfig
 from trtops.ops.result import OpResult
-from trtops.ops.tables import table
 from trtops.record import Record
 from trtops.spec import BackendName
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)

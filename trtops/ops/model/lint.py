@@ -18,8 +18,8 @@ from trtops.backend.onnx.parsing import read_proto
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.ops.model.opening import Source, Subject, inputs_with_shapes
 from trtops.ops.result import OpResult
-from trtops.ops.tables import table
 from trtops.record import Record
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from trtops import errors
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.ops.tables import size
 from trtops.record import JSONValue
+from trtops.tables import size
 from trtops.tracking.base import Tracker
 
 

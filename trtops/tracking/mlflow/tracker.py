@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +35,8 @@ from trtops.tracking.writer import (
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRunEntity
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -376,7 +379,11 @@ class MlflowTracker:
                 order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
-            yield from map(self._info, page)
+            for entity in page:
+                try:
+                    yield self._info(entity)
+                except errors.IncompleteRunError as exc:
+                    log.warning("Passed over: %s", exc)
             token = self._next_page(page.token, token)
             if not token:
                 return
@@ -396,8 +403,23 @@ class MlflowTracker:
         return []
 
     def _info(self, entity: MlflowRunEntity) -> RunInfo:
+        """What is known of a run.
+
+        Raises:
+            StoreError: If its id is none.
+            IncompleteRunError: If it cannot be read: SQLite keeps anything in any column.
+        """
+        check_id(entity.info.run_id, self.shown)
+        try:
+            return self._read_info(entity)
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as exc:
+            raise errors.IncompleteRunError(
+                f"Run {entity.info.run_id} of {self.shown} cannot be read ({type(exc).__name__}: {masked(str(exc)):.200}). It "
+                "was damaged, or something else than MLflow wrote it. Use another run, or restore the store from a backup."
+            ) from exc
+
+    def _read_info(self, entity: MlflowRunEntity) -> RunInfo:
         info, stored = entity.info, entity.data.tags
-        check_id(info.run_id, self.shown)
         long = schema.long_texts(stored)
         end_time = info.end_time
         return RunInfo(

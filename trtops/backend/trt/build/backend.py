@@ -19,7 +19,7 @@ from trtops.backend.trt.build.calibrator import Calibrator, TrtopsCalibrator, ca
 from trtops.backend.trt.build.config import CreateConfig
 from trtops.backend.trt.build.engine import build_plan, engine_from_bytes
 from trtops.backend.trt.build.network import NetworkFromOnnxBytes, NetworkFromOnnxPath
-from trtops.backend.trt.build.network_changes import SetLayerPrecisions
+from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
@@ -221,6 +221,12 @@ class _Building:
         wanted = {self.build_config.precision, *self.options.also} - {"fp32"}
         return tuple(name for name in ("fp16", "bf16", "fp8", "int8") if name in wanted)
 
+    @property
+    def _kept(self) -> dict[str, str]:
+        """Layers that are kept out of 16 bit; what INT8 spares is written into the model."""
+        lowered = self.build_config.precision in ("fp16", "bf16")
+        return dict.fromkeys(self.build_config.keep, "float32") if lowered else {}
+
     def _check_request(self) -> None:
         """Refuse a request that cannot be met, before anything is built."""
         if self.timing is not None:
@@ -284,7 +290,11 @@ class _Building:
             int8="int8" in wanted,
             use_dla=options.use_dla,
             allow_gpu_fallback=options.allow_gpu_fallback,
-            precision_constraints=None if options.precision_constraints == "none" else options.precision_constraints,
+            precision_constraints="obey"
+            if self._kept
+            else None
+            if options.precision_constraints == "none"
+            else options.precision_constraints,
         )
 
     def _timing_data(self) -> bytes | None:
@@ -345,8 +355,11 @@ class _Building:
         else:
             proto = self.model.proto() if self.quantized is None else self.quantized.model
             network = NetworkFromOnnxBytes(proto.SerializeToString(), strongly_typed=strongly, config=loader)
-        if self.options.layer_precisions:
-            network = SetLayerPrecisions(network, dict(self.options.layer_precisions))
+        if self.options.layer_precisions or self._kept:
+            network = SetLayerPrecisions(network, {**self._kept, **dict(self.options.layer_precisions)})
+        if self.build_config.mark:
+            outputs = [spec.name for spec in self.model.info.outputs]
+            network = ModifyNetworkOutputs(network, [*outputs, *self.build_config.mark])
         parts: tuple[Any, Any, Any] = network()
         return parts
 
@@ -399,7 +412,7 @@ class _Building:
             options={
                 "sha256": sha256(plan),
                 "version_compatible": self.options.version_compatible,
-                "outputs": [spec.name for spec in self.model.info.outputs],
+                "outputs": [*(spec.name for spec in self.model.info.outputs), *self.build_config.mark],
             },
             environment=self.environment,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops.backend.trt.lines import Feature
+from trtops.tables import markdown_table
 
 RELEASES: tuple[tuple[str, tuple[int, int], bool], ...] = (
     ("8.6", (8, 6), False),
@@ -125,6 +126,9 @@ CAPABILITIES: tuple[Capability, ...] = (
         title="marking debug tensors", feature=Feature.DEBUG_TENSORS, shown_on_rtx="test_debug_tensors_are_marked"
     ),
     Capability(title="collecting debug tensors while running", feature=Feature.DEBUG_TENSORS, gpu=True),
+    Capability(title="nodes kept and tensors marked by a build's config", gpu=True),
+    Capability(title="bundles repeated by plain TensorRT", gpu=True),
+    Capability(title="guide, isolation and repair", gpu=True),
     Capability(
         title="builds in a child process",
         shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",
@@ -135,7 +139,5 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 def support_table() -> str:
     """The table as Markdown. ``shown``: a test runs it on the real library; ``written``: to the API, not yet run."""
-    titles = [title for title, _, _ in RELEASES]
-    rows = [["", *titles], ["---", *["---"] * len(titles)]]
-    rows += [[capability.title, *(capability.cell(release) for release in RELEASES)] for capability in CAPABILITIES]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    cells = ([capability.title, *map(capability.cell, RELEASES)] for capability in CAPABILITIES)
+    return markdown_table(["", *(title for title, _, _ in RELEASES)], cells) + "\n"

@@ -12,7 +12,7 @@ from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_ending, say_json
 
 if TYPE_CHECKING:
     from trtops.ops.search.triage.config import TriageConfig
@@ -98,4 +98,5 @@ def execute(plan: Plan) -> int:
         say_json(result.to_dict())
     else:
         say(result.text())
+        say_ending(result, plan.store)
     return 0 if result.verdict == "good" else 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.bisect import BisectConfig
@@ -82,11 +82,11 @@ def execute(plan: Plan) -> int:
         plan.run,
         plan.bad,
         plan.config,
-        tracker=configs.opened(plan.store),
+        tracker=configs.existing(plan.store),
         progress=lambda done, most: log.info("%d builds, at most %d", done, most),
     )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

@@ -13,7 +13,7 @@ from trtops import ops
 from trtops.cli import configs, groups, loading
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_page
+from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def execute(plan: Plan) -> int:
     """Build, judge, and tell."""
     if plan.build is not None:
         return _repeat_builds(plan)
-    tracker = configs.opened(plan.store) if plan.resume else configs.memory(plan.experiment, plan.store)
+    tracker = configs.existing(plan.store) if plan.resume else configs.memory(plan.experiment, plan.store)
     result = ops.debug_build(
         plan.model,
         plan.campaign,
@@ -156,7 +156,7 @@ def execute(plan: Plan) -> int:
         progress=_say_progress,
         allow_scripts=plan.allow_scripts,
     )
-    say_page(result.page())
+    say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

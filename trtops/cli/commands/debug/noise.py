@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.noise import NoiseConfig
@@ -67,11 +67,11 @@ def execute(plan: Plan) -> int:
     result = ops.noise(
         plan.run,
         plan.config,
-        tracker=configs.opened(plan.store),
+        tracker=configs.existing(plan.store),
         progress=lambda done, total: log.info("%d of %d engines", done, total),
     )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0

@@ -17,7 +17,7 @@ from trtops.cli import configs, groups, loading, surgery
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.iterations import Iterations
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def execute(plan: Plan) -> int:
         save_bytes(result.picture(), plan.picture)
     iterations.tell_all()
     say(result.text())
+    if plan.experiment is not None:
+        say_ending(result, plan.store)
     return 1 if plan.exit_on_bad and result.verdict != "good" else 0
 
 

@@ -19,7 +19,7 @@ from trtops.cli import configs, groups, loading, surgery, values
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.iterations import Iterations
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Maker
 from trtops.errors import ComparisonError
 from trtops.spec import BuildConfig
@@ -185,6 +185,8 @@ def execute(plan: Plan) -> int:
         raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
     iterations.tell_all()
     say(result.text())
+    if plan.experiment is not None:
+        say_ending(result, plan.store)
     if plan.keep is not None and result.culprits:
         shutil.copy(str(result.culprits[0].path), plan.keep)
     return 1 if plan.exit_on_bad and result.verdict != "good" else 0

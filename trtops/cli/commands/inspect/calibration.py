@@ -52,7 +52,7 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Look, and print."""
     tracker = (
-        configs.opened(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
+        configs.existing(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
     )
     if plan.other is None:
         asking.show(ops.inspect_calibration(plan.cache, tracker=tracker), plan.json)

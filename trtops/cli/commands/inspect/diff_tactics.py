@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
@@ -77,10 +77,10 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Compare, and print."""
     stored = plan.config.runs or plan.config.experiment is not None
-    tracker = configs.opened(plan.store) if stored else configs.memory(plan.experiment, plan.store)
+    tracker = configs.existing(plan.store) if stored else configs.memory(plan.experiment, plan.store)
     result = ops.diff_tactics(plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0

@@ -38,7 +38,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and print."""
-    found = ops.inspect_run(plan.run, configs.opened(plan.store))
+    found = ops.inspect_run(plan.run, configs.existing(plan.store))
     asking.show(found, plan.json)
     record = found.to_json()
     return 0 if isinstance(record, dict) and record["whole"] else 1

@@ -10,7 +10,7 @@ from trtops.cli import groups, loading
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say
 from trtops.cli.script import Call, loaded
-from trtops.ops.tables import table
+from trtops.tables import table
 
 FOLDER = Flag(
     names=("--plugin-dir",),

@@ -10,7 +10,7 @@ from trtops import ops
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_ending, say_json
 
 if TYPE_CHECKING:
     from trtops.ops.auditing.config import AuditConfig
@@ -125,7 +125,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Audit, and print."""
-    tracker = configs.opened(plan.store)
+    tracker = configs.existing(plan.store)
     result = ops.audit(
         plan.config,
         tracker=tracker,
@@ -143,4 +143,5 @@ def execute(plan: Plan) -> int:
         for line in run.details():
             say(f"    {line}")
     say(f"{result.headline}; the audit is run {result.run_id}")
+    say_ending(result, plan.store)
     return int(result.verdict != "good")

@@ -56,7 +56,7 @@ def execute(plan: Plan) -> int:
     """Close, and print."""
     from trtops.tracking.check import close
 
-    closed = close(configs.opened(plan.store), plan.run, why=plan.why, force=plan.force)
+    closed = close(configs.existing(plan.store), plan.run, why=plan.why, force=plan.force)
     if plan.json:
         say_json(to_jsonable([{"id": info.id, "name": info.name, "status": info.status} for info in closed]))
     else:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
-from trtops.ops.tables import table
+from trtops.cli.logs import say, say_json, say_table
 
 GROUPS = (
     Group(
@@ -48,13 +47,13 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Show them."""
-    tracker = configs.opened(plan.store)
+    tracker = configs.existing(plan.store)
     runs = [tracker.whole_id(run) for run in plan.runs]
     lines = [line for line in ops.side_by_side(runs, tracker) if plan.all or not line.same]
     if plan.json:
         say_json([line.to_dict() for line in lines])
     elif lines:
-        say(table(("", *(run[:8] for run in runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines)))
+        say_table(("", *(run[:8] for run in runs)), ((line.name, *(v or "-" for v in line.values)) for line in lines))
     else:
         say("Nothing differs.")
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_ending, say_json
 
 GROUPS = (Group("run", (Flag(names=("run",), help="a proof of `trtops debug prove`"),)), groups.STORE, groups.JSON)
 EXAMPLES = ("trtops runs deny 8d6e3f", "trtops runs list --kind deny")
@@ -35,11 +35,12 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Deny, and print."""
-    result = ops.deny(plan.run, tracker=configs.opened(plan.store))
+    result = ops.deny(plan.run, tracker=configs.existing(plan.store))
     if plan.json:
         say_json(result.to_dict())
     else:
         say(
             f"On the deny-list by run {result.run_id}. Take it off again by: trtops runs pardon {result.run_id} --why ..."
         )
+        say_ending(result, plan.store)
     return 0

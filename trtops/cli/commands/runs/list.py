@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from trtops import ops
 from trtops.cli import configs, groups, values
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_json, say_table
 from trtops.errors import near
-from trtops.ops.tables import table
 from trtops.tracking.schema import KINDS
 
 
@@ -76,7 +75,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """List them."""
-    rows = ops.list_runs(configs.opened(plan.store), **dict(plan.which))  # type: ignore[arg-type]
+    rows = ops.list_runs(configs.existing(plan.store), **dict(plan.which))  # type: ignore[arg-type]
     if plan.json:
         say_json([row.to_dict() for row in rows])
         return 0
@@ -93,5 +92,8 @@ def execute(plan: Plan) -> int:
         )
         for r in rows
     )
-    say(table(("run", "experiment", "kind", "status", "verdict", "begun", "name"), cells) if rows else "No such runs.")
+    if rows:
+        say_table(("run", "experiment", "kind", "status", "verdict", "begun", "name"), cells)
+    else:
+        say("No such runs.")
     return 0

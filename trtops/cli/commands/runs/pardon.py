@@ -47,7 +47,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Pardon, and print."""
-    result = ops.pardon(plan.run, tracker=configs.opened(plan.store), why=plan.why)
+    result = ops.pardon(plan.run, tracker=configs.existing(plan.store), why=plan.why)
     if plan.json:
         say_json(result.to_dict())
     else:

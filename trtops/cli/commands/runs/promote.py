@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json
+from trtops.cli.logs import say, say_ending, say_json
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.promote import PromoteConfig
@@ -58,11 +58,12 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Promote, and print."""
     try:
-        result = ops.promote(plan.run, plan.config, tracker=configs.opened(plan.store))
+        result = ops.promote(plan.run, plan.config, tracker=configs.existing(plan.store))
     finally:
         ops.close_benches()
     if plan.json:
         say_json(result.to_dict())
     else:
         say(f"Version {result.version} of {result.name!r} is accepted as {result.alias}, from run {result.run_id}")
+        say_ending(result, plan.store)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups, values
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.auditing.prune import PruneConfig
@@ -77,11 +77,11 @@ def execute(plan: Plan) -> int:
     """Drop, or say what would be dropped."""
     result = ops.prune_runs(
         plan.config,
-        tracker=configs.opened(plan.store),
+        tracker=configs.existing(plan.store),
         progress=lambda done, total: log.info("%d of %d runs", done, total),
     )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return int(result.verdict != "good")

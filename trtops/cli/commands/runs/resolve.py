@@ -68,7 +68,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Find it, and print."""
-    tracker = configs.opened(plan.store)
+    tracker = configs.existing(plan.store)
     found = ops.resolve(plan.model, tracker=tracker, backend=plan.backend, name=plan.name, keys=plan.keys)
     if found.run_id and found.path and plan.output:
         save_bytes(found.engine(tracker).plan, plan.output)

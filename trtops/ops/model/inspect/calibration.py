@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtops.calibration.compare import CacheDiff, diff
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.ops.tables import table
+from trtops.tables import table
 from trtops.tracking.base import Tracker
 from trtops.tracking.calibrations import load_cache
 

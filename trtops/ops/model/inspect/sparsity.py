@@ -9,8 +9,8 @@ import onnx
 from trtops.backend.onnx.loader import onnx_from_path
 from trtops.backend.onnx.sparsity import check_sparsity
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.ops.tables import table
 from trtops.record import to_jsonable
+from trtops.tables import table
 
 
 def inspect_sparsity(model: str | Path | onnx.ModelProto) -> Inspection:

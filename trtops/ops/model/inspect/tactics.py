@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trtops.ops.model.inspect.inspection import Inspection
-from trtops.ops.tables import table
+from trtops.tables import table
 from trtops.tactics.replays import read_record
 
 

@@ -80,7 +80,7 @@ def precision(
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Give another path.")
         trial = Trial.prepare(opened, config, feeds, runner, judge, progress)
         found = replace(_search_result(trial, *_search_nodes(trial, config)), seconds=time.perf_counter() - started)
-        result = replace(found, title=f"precision {subject}").kept_in(run, experiment)
+        result = replace(found, title=f"precision {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         _write_files(result, config)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -12,8 +13,8 @@ import onnx
 
 from trtops import errors
 from trtops.ops.result import OpResult
-from trtops.ops.tables import table
 from trtops.record import Record
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 Outcome: TypeAlias = Literal["good", "mixed", "bad"]
@@ -116,6 +117,12 @@ class PrecisionResult(OpResult):
             )
         proto: onnx.ModelProto = self._proto
         return proto
+
+    @property
+    def next_step(self) -> str:
+        """Build the model in mixed precision, where it was written."""
+        built = self.run_id and self.path and self.verdict == "good"
+        return f"trtops convert {shlex.quote(str(self.path))} --convert-to ort" if built else super().next_step
 
     def body(self) -> Iterator[str]:
         """The nodes to keep."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from typing import IO, Any
 from trtops import errors
 from trtops.ops.judging.submodel import CheckVerdict
 from trtops.record import Record
+
+log = logging.getLogger(__name__)
 
 FORMAT = "trtops.reduce.journal"
 VERSION = 1
@@ -110,6 +114,8 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b", buffering=0)
             _lock_file(self._file, path)
+            if begin_anew:
+                _keep_answers(path)
             size = self._read(path, header, begin_anew) if path.stat().st_size else 0
             self._file.truncate(size)
             self._file.seek(size)
@@ -209,3 +215,18 @@ def _check_header(path: Path, found: dict[str, Any], expected: dict[str, Any]) -
                 f"{path} was begun with {key} {str(found.get(key))[:60]!r}; now it is {str(value)[:60]!r}, so its answers "
                 "do not hold. Give another journal, or remove this one to begin again."
             )
+
+
+def _keep_answers(path: Path) -> None:
+    """Put what a reduction that was cut short has answered aside, and say how it is resumed."""
+    with path.open("rb") as file:
+        answers = sum(b'"verdict"' in line for line in file)
+    if answers:
+        aside = path.with_name(f"{path.stem}_before{path.suffix}")
+        shutil.copyfile(path, aside)
+        log.warning(
+            "A reduction was cut short here after %d answers, which are in %s now. To resume it, give that file as journal "
+            "(--journal).",
+            answers,
+            aside,
+        )

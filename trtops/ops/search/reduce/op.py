@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def reduce(
             real = config.inputs == "real" and (feeds is not None or config.data is not None)
             config = replace(config, branches="frozen" if real else "inputs")
         found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
-        result = replace(found, title=f"reduce {subject}").kept_in(run, experiment)
+        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
         if run is not NO_RUN:
             _log_result(run, result, steps)
@@ -123,6 +123,7 @@ def _find_culprits(
         given = _whole_model_feeds(model, config, feeds)
         journal = _open_journal(model, check, config, given)
         stack.callback(journal.close)
+        stack.enter_context(_told_if_cut_short(journal))
         if journal.path is not None and config.journal is None:
             log.info("Answers are kept in %s until the end; give it as journal to resume after a kill.", journal.path)
         values = _tensor_values(model, cutter, config, given, stack)
@@ -187,6 +188,21 @@ def _whole_model_feeds(model: Model, config: ReduceConfig, feeds: Iterable[Feed]
         given.append(dict(feed))
         check_feed(inputs, feed)
     return given
+
+
+@contextmanager
+def _told_if_cut_short(journal: Journal) -> Iterator[None]:
+    """Say how an interrupted reduction is resumed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if journal.path is not None and journal.steps:
+            log.warning(
+                "Interrupted after %d answers, which are kept in %s. To resume, give it as journal (--journal).",
+                len(journal.steps),
+                journal.path,
+            )
+        raise
 
 
 def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:

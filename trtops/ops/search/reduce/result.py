@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +103,13 @@ class ReduceResult(OpResult):
     seconds: float
     detail: str = ""
     min_good: str | None = None
+
+    @property
+    def next_step(self) -> str:
+        """Look at the part that fails, where it was saved."""
+        path = next((culprit.path for culprit in self.culprits if culprit.path), None)
+        shown = self.run_id and path
+        return f"trtops inspect model {shlex.quote(str(path))} --show layers" if shown else super().next_step
 
     def body(self) -> Iterator[str]:
         """How many checks it took, and the nodes of each culprit."""

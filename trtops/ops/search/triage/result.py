@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trtops import errors
 from trtops.ops.result import OpResult
-from trtops.ops.tables import table
 from trtops.record import Record
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 
@@ -111,6 +112,13 @@ class TriageResult(OpResult):
         raise errors.ConfigError(
             f"Tensor {name!r} was not compared. {errors.near(name, (t.name for t in self.tensors))}"
         )
+
+    @property
+    def next_step(self) -> str:
+        """Where an output differs, find the nodes that must stay in FP32."""
+        if self.run_id and self.verdict == "bad" and self.subject:
+            return f"trtops debug precision {shlex.quote(self.subject)} -o mixed.onnx"
+        return super().next_step
 
     def body(self) -> Iterator[str]:
         """The findings, as they are in a terminal."""

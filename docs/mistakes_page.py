@@ -1,0 +1,35 @@
+"""The page of usual mistakes, from the table that ``tests/flows/test_mistakes.py`` makes each of them by."""
+
+from __future__ import annotations
+
+from tests.mistakes import MISTAKES
+from trtops.tables import markdown_table
+
+HEAD = """# When something is wrong
+
+A mistake is one message on standard error, which names the thing, what was found and what to do. It leaves no run and no
+experiment. The exit code says what it was:
+
+| exit code | meaning |
+| --- | --- |
+| 0 | good |
+| 1 | bad: outputs differ, or a check failed. The run holds why |
+| 2 | wrong usage: an option, or a value that cannot be meant |
+| 3 | an error: a file that cannot be read, a store that does not answer, a library that is not there |
+
+`trtops doctor` looks at store, servers, workers, GPU and releases, and says what to do.
+
+## Fifteen usual ones
+
+A test makes each of these in all three ways. What is quoted stands in the message.
+"""
+
+
+def text() -> str:
+    """The page."""
+    header = ("mistake", "says", "exit code", "`trtops ...`", "`python -m flows....`", "Python raises")
+    rows = (
+        (each.what, f"`{each.says}`", str(each.code), f"`{each.command}`", f"`{each.flow}`", f"`{each.error or '-'}`")
+        for each in MISTAKES
+    )
+    return f"{HEAD}\n{markdown_table(header, rows)}\n"

@@ -1,0 +1,186 @@
+"""Damaged and crafted files by number: the same file for the same number, on every machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests import bombs
+from tests.backend.onnx import fuzz
+
+NUMBERS = (0, 1, -1, 2**31 - 1, 2**31, 2**40, 2**53, 2**63 - 1, -(2**63), 2**64, 10**400, 1e308, -0.0, 0.5)
+WORDS = ("", "x", "NaN", "Infinity", "../../etc/passwd", "/", "a\0b", "é" * 99, "run:x", "{", "float32", "0" * 64)
+LEAVES: tuple[Any, ...] = (None, True, [], {}, [[]], float("nan"), float("inf"), *NUMBERS, *WORDS)
+OPS = ("Concat", "Expand", "Tile", "Pad", "Resize", "ConstantOfShape", "Range", "OneHot", "Reshape", "MatMul", "Einsum")
+
+
+def crafted_model(seed: int) -> bytes:
+    """A model that is broken or asks for too much; below 100 KB."""
+    random = Random(seed)
+    if random.random() < 0.6:
+        return fuzz.mutated(seed)
+    proto = random.choice(CRAFTS)(random)
+    if random.random() < 0.3:
+        fuzz.MUTATIONS[random.randrange(len(fuzz.MUTATIONS))](random, proto.graph)
+    return proto.SerializeToString()
+
+
+def _doubling(random: Random) -> onnx.ModelProto:
+    return bombs.doubling(random.randrange(5, 60), constant=random.random() < 0.5)
+
+
+def _functions(random: Random) -> onnx.ModelProto:
+    return bombs.doubling_functions(random.randrange(2, 60), circle=random.random() < 0.2)
+
+
+def _large_input(random: Random) -> onnx.ModelProto:
+    return bombs.large_input(2 ** random.randrange(20, 63))
+
+
+def _nested(random: Random) -> onnx.ModelProto:
+    """Branches in branches."""
+    depth = random.choice((3, 10, 28))  # beyond thirty protobuf itself makes none
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["o"])], "g", [], [helper.make_tensor_value_info("o", TensorProto.FLOAT, [1])]
+    )
+    for level in range(depth):
+        out = helper.make_tensor_value_info(f"o{level}", TensorProto.FLOAT, [1])
+        node = helper.make_node("If", ["c"], [out.name], then_branch=graph, else_branch=graph if depth < 5 else None)
+        graph = helper.make_graph([node], f"g{level}", [], [out])
+    x, c = (
+        helper.make_tensor_value_info(n, t, s)
+        for n, t, s in (("x", TensorProto.FLOAT, [1]), ("c", TensorProto.BOOL, []))
+    )
+    return _made(list(graph.node), [x, c], list(graph.output))
+
+
+def _exploding(random: Random) -> onnx.ModelProto:
+    """A chain of operators that make much of little, by sizes that stand in the model."""
+    count = random.choice((1, 2, 5, 12))
+    nodes, weights, last = [], [], "x"
+    for number in range(count):
+        op, size = random.choice(OPS), random.choice((2, 10, 1000, 2**20, 2**31, 2**40, 2**62, -1, 0))
+        weights.append(numpy_helper.from_array(np.array([size] * random.choice((1, 2, 4)), np.int64), f"w{number}"))
+        inputs = {
+            "Concat": [last, last],
+            "ConstantOfShape": [f"w{number}"],
+            "Range": ["zero", f"w{number}", "one"],
+            "OneHot": [f"w{number}", f"w{number}", last],
+            "Resize": [last, "", "", f"w{number}"],
+            "MatMul": [last, last],
+            "Einsum": [last, last],
+        }.get(op, [last, f"w{number}"])
+        extra = {"Concat": {"axis": 0}, "Einsum": {"equation": "a,b->ab"}}.get(op, {})
+        nodes.append(helper.make_node(op, inputs, [f"t{number}"], **extra))
+        last = f"t{number}"
+    weights += [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in (("zero", 0), ("one", 1))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [random.choice((1, 4))])
+    return _made(nodes, [x], [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)], weights)
+
+
+def _odd_weights(random: Random) -> onnx.ModelProto:
+    """Weights of any type with more, fewer or other data than they say."""
+    weight = TensorProto(name="w", data_type=random.randrange(30), dims=[random.choice((0, 1, 4, 2**31, 2**62, -1))])
+    if random.random() < 0.5:
+        weight.raw_data = bytes(random.randrange(64))
+    else:
+        weight.float_data.extend([1.0] * random.randrange(9))
+    if random.random() < 0.3:
+        weight.data_location = TensorProto.EXTERNAL
+        for key in ("location", "offset", "length"):
+            value = random.choice((*WORDS[:8], "9" * 30, "-1", "model.onnx"))
+            weight.external_data.add(key=key, value=value.replace("\0", "") if key == "location" else value)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    return _made([helper.make_node("Add", ["x", "w"], ["y"])], [x], [_like(x, "y")], [weight])
+
+
+def _made(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "crafted", inputs, outputs, list(weights))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _like(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    other = onnx.ValueInfoProto()
+    other.CopyFrom(value)
+    other.name = name
+    return other
+
+
+CRAFTS: tuple[Callable[[Random], onnx.ModelProto], ...] = (
+    _doubling,
+    _functions,
+    _large_input,
+    _nested,
+    _exploding,
+    _exploding,
+    _exploding,
+    _odd_weights,
+)
+
+
+def damaged(path: Path, random: Random) -> bytes:
+    """The content of a file with some of it changed: in its structure where it is JSON, else in its bytes."""
+    data = path.read_bytes()
+    if random.random() < 0.6:
+        try:
+            return _damaged_json(json.loads(data), random)
+        except ValueError:
+            pass
+    broken = bytearray(data)
+    for _ in range(random.choice((1, 1, 3, 20))):
+        if broken:
+            broken[random.randrange(len(broken))] = random.choice((0, 255, random.randrange(256)))
+    choice = random.random()
+    if choice < 0.2:
+        return bytes(broken[: random.randrange(len(broken) + 1)])
+    if choice < 0.25:
+        return bytes(broken) + bytes(broken)
+    return b"" if choice < 0.27 else bytes(broken)
+
+
+def _damaged_json(value: Any, random: Random) -> bytes:
+    places = list(_places(value))
+    for _ in range(random.choice((1, 1, 2, 4))):
+        if not places:
+            break
+        holder, key = random.choice(places)
+        try:
+            _change(holder, key, random)
+        except (KeyError, IndexError):  # it is gone by an earlier change
+            continue
+    text = json.dumps(value)
+    if random.random() < 0.03:
+        depth = random.choice((100, 100_000))
+        text = "[" * depth + text + "]" * depth
+    return text.encode()
+
+
+def _places(value: Any) -> Any:
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+def _change(holder: Any, key: Any, random: Random) -> None:
+    choice = random.randrange(6)
+    if choice == 0:
+        del holder[key]
+    elif choice == 1 and isinstance(holder[key], (int, float)):
+        holder[key] = random.choice(NUMBERS)
+    elif choice == 2 and isinstance(holder, list):
+        holder.extend([holder[key]] * random.choice((1, 1000)))
+    elif choice == 3 and isinstance(holder, dict):
+        holder[random.choice(WORDS)] = holder.pop(key)
+    elif choice == 4 and isinstance(holder[key], str) and holder[key]:
+        at = random.randrange(len(holder[key]))
+        holder[key] = holder[key][:at] + random.choice(("A", "\0", "é", "")) + holder[key][at + 1 :]
+    else:
+        holder[key] = random.choice(LEAVES)

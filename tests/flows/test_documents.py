@@ -1,0 +1,163 @@
+"""Every block of the documentation and of the examples runs as it stands there, and every link leads somewhere.
+
+The blocks of the README are run by ``tests/cli/test_readme.py`` and ``tests/flows/test_readme_flows.py``. Here all share one
+folder with the demo's model and images, so that a campaign of one page is there for the next. ``<campaign>``, ``<build>`` and
+``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1`` where that is not 0.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.digits import make_digits
+from trtops.cli import registry
+from trtops.cli.main import load, main, parser_of
+from trtops.tracking import schema
+from trtops.tracking.store import open_tracker
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "pages"
+EXAMPLES = ROOT / "examples"
+KINDS = {"campaign": "debug_build", "build": "build", "calibration": "calibrate", "iteration": "iteration"}
+ORDER = ("tutorial", "flaky", "convert", "calibrate")
+"""Pages whose runs others use come first, the rest by name."""
+
+DOCUMENTS = sorted(
+    [*PAGES.rglob("*.md"), *EXAMPLES.rglob("*.md")],
+    key=lambda path: (ORDER.index(path.stem) if path.stem in ORDER else len(ORDER), str(path)),
+)
+NOT_RUN = (
+    "make ",
+    "pip ",
+    "prefect ",
+    "git ",
+    "cp ",
+    "cd ",
+    "python script.py",
+    "eval ",
+    "trtops team",
+    "trtops store ui",
+)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def lines(path: Path) -> list[tuple[str, set[int]]]:
+    """Command lines of a page, each with the exit codes that it may have."""
+    found = [line.strip() for block in blocks(path, "sh") for line in block.splitlines() if line.strip()]
+    split = [line.partition("  #") for line in found]
+    return [
+        (line, {int(code) for code in re.findall(r"\d", said)} if "exit code" in said else {0})
+        for line, _, said in split
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The demo's model and images, a store, and what the examples bring."""
+    place = tmp_path_factory.mktemp("documents")
+    make_digits(place)
+    for file in EXAMPLES.glob("*/*"):
+        if file.suffix != ".md":
+            shutil.copy(file, place)
+    (place / "models").mkdir()
+    shutil.copy(place / "digits.onnx", place / "models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("TRTOPS_HOME", str(place / "mlruns"))
+        patch.setattr(sys, "path", [str(ROOT), *sys.path])
+        yield place
+
+
+def filled(line: str, store: Path) -> str:
+    """A line with the newest run of each kind that it names."""
+
+    def newest(found: re.Match[str]) -> str:
+        infos = open_tracker(store).find(tags={schema.Tag.KIND: KINDS[found[1]]})
+        wanted = [info for info in infos if found[1] == "campaign" or info.verdict == "good"]
+        return max(wanted, key=lambda info: info.start_time).id
+
+    return re.sub(f"<({'|'.join(KINDS)})>", newest, line)
+
+
+def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    words = shlex.split(line)
+    if words[0] == "trtops":
+        return main(words[1:])
+    assert words[:2] == ["python", "-m"], line
+    monkeypatch.setattr(sys, "argv", words[2:])
+    try:
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 2
+    return 0
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_all_blocks_run(path, folder, monkeypatch, capsys, caplog):
+    for line, codes in lines(path):
+        if line.startswith(NOT_RUN):
+            continue
+        code = run_line(filled(line, folder / "mlruns"), monkeypatch)
+        assert code in codes, f"{line}: exit code {code}\n{capsys.readouterr()}\n{caplog.text}"
+    for snippet in blocks(path, "python"):
+        exec(compile(snippet, str(path), "exec"), {})
+    for script in path.parent.glob("script.py"):
+        runpy.run_path(str(folder / script.name))
+
+
+def test_links_lead_to_files_and_headings():
+    made = {PAGES / "mistakes.md", PAGES / "reference" / "commands.md", PAGES / "reference" / "config.md"}
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
+        text = re.sub("```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith(("http://", "https://", "mailto:")):
+                continue
+            file, _, heading = target.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            assert there in made or there.exists(), f"{path}: {target}"
+            if heading:
+                assert heading in anchors(there), f"{path}: {target}"
+
+
+def anchors(path: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_next_steps_are_command_lines_that_exist():
+    """Every line that a result can end with is one that its command takes."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "trtops" / "ops").rglob("*.py")]
+    steps = {step for source in sources for step in re.findall(r'return f"(trtops [^"]+)"', source)}
+    assert len(steps) >= 8
+    for step in steps:
+        words = re.sub(r"\{[^}]*precision[^}]*\}", "fp16", step)
+        words = re.sub(r"\{[^}]*\}", "abc", words)
+        command, rest = registry.find(shlex.split(words)[1:])
+        parser_of(command, load(command)).parse(rest)
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    config = str(ROOT / "docs" / "mkdocs.yml")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", config, "--site-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = (tmp_path / "reference" / "config" / "index.html").read_text(encoding="utf-8")
+    assert "BuildConfig" in written and (tmp_path / "mistakes" / "index.html").exists()

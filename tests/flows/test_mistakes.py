@@ -1,0 +1,92 @@
+"""The usual mistakes: one message, the right exit code, and neither a run nor an experiment left, from all three faces."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import trtops
+from flows.command import run
+from tests import models
+from tests.mistakes import MISTAKES, Mistake
+from trtops import errors, ops
+from trtops.cli.main import main
+from trtops.tracking.store import default_tracker, existing_tracker, open_tracker
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "mistakes.md"
+
+VERDICTS = {"other.onnx vs model.onnx"}
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("mistakes")
+    models.conv_net().write(place, "model")
+    changed = models.conv_net().proto
+    for weights in changed.graph.initializer:
+        weights.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weights), weights.name))
+    onnx.save(changed, place / "other.onnx")
+    (place / "text.onnx").write_text("this is no model")
+    np.savez(place / "other_name.npz", picture=models.random(2, 3, 8, 8, seed=1))
+    np.savez(place / "other_shape.npz", image=models.random(2, 5, 8, 8, seed=1))
+    open_tracker(place / "mlruns")
+    return place
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake) -> Path:
+    """The store: one that is there and empty; its last run is that of a verdict, which is the last of the mistakes."""
+    store = folder / ("nowhere" if mistake.says.startswith("Nothing") else "mlruns")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # Prefect's log goes to an output that pytest has closed
+    monkeypatch.setenv("TRTOPS_HOME", str(store))
+    return store
+
+
+def kept(store: Path) -> list[str]:
+    return [info.name for info in default_tracker().find()] if (store / "mlflow.db").exists() else []
+
+
+def checked(mistake: Mistake, code: int, said: str, store: Path) -> None:
+    assert (code, mistake.says in said) == (mistake.code, True), f"exit code {code}: {said}"
+    assert "Traceback" not in said
+    if mistake.code > 1:
+        assert [name for name in kept(store) if name not in VERDICTS] == []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
+def test_a_command_says_it_in_one_message(mistake, here, capsys, caplog):
+    code = main(shlex.split(mistake.command))
+    said = capsys.readouterr()
+    checked(mistake, code, f"{said.out}{said.err}{caplog.text}", here)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
+def test_a_flow_says_it_in_one_message(mistake, here, capsys, monkeypatch):
+    name, *words = shlex.split(mistake.flow)
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    code = run(getattr(importlib.import_module(f"flows.{name}"), name), name)
+    said = capsys.readouterr()
+    checked(mistake, code, f"{said.out}{said.err}", here)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.what)
+def test_python_raises_it(mistake, here):
+    names = {name: getattr(ops, name) for name in ops.__all__} | {"existing_tracker": existing_tracker}
+    names |= {"BuildConfig": trtops.BuildConfig, "tracker": trtops.MemoryTracker()}
+    if not mistake.error:
+        assert eval(mistake.python, names) == mistake.says
+        return
+    with pytest.raises(getattr(errors, mistake.error, TypeError)) as caught:
+        eval(mistake.python, names)
+    assert mistake.says in str(caught.value)
+    assert not names["tracker"].find()  # type: ignore[attr-defined]

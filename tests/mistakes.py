@@ -1,0 +1,170 @@
+"""The fifteen usual mistakes, as each face of trtops is told them: what they print and the exit code.
+
+``tests/flows/test_mistakes.py`` makes each, and holds the table in ``docs/pages/mistakes.md`` to this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        what: What was done wrongly.
+        says: What all faces say of it, among other words.
+        code: Exit code of the command and of the flow.
+        command: The line for ``trtops``.
+        flow: The line for ``python -m flows.``.
+        python: An expression that makes it.
+        error: What it raises; empty for one that gives a bad verdict.
+    """
+
+    what: str
+    says: str
+    code: int
+    command: str
+    flow: str
+    python: str
+    error: str
+
+
+MISTAKES = (
+    Mistake(
+        "The model is not there",
+        "missing.onnx does not exist",
+        3,
+        "convert missing.onnx --convert-to ort --experiment e",
+        "convert missing.onnx",
+        "convert('missing.onnx', tracker=tracker)",
+        "InvalidModelError",
+    ),
+    Mistake(
+        "The file is no ONNX model",
+        "text.onnx",
+        3,
+        "convert text.onnx --convert-to ort --experiment e",
+        "convert text.onnx",
+        "convert('text.onnx', tracker=tracker)",
+        "InvalidModelError",
+    ),
+    Mistake(
+        "An option is mistyped",
+        "expriment",
+        2,
+        "convert model.onnx --convert-to ort --expriment e",
+        "convert model.onnx --expriment e",
+        "convert('model.onnx', tracker=tracker, expriment='e')",
+        "TypeError",
+    ),
+    Mistake(
+        "There is no such precision",
+        "fp17",
+        2,
+        "gate model.onnx --precisions fp17",
+        "gate model.onnx --precisions fp17",
+        "BuildConfig(precision='fp17')",
+        "ConfigError",
+    ),
+    Mistake(
+        "The data is not there",
+        "nowhere.npz",
+        3,
+        "convert model.onnx --convert-to ort --experiment e --load-inputs nowhere.npz",
+        "convert model.onnx --load-inputs nowhere.npz",
+        "convert('model.onnx', ConvertConfig(check=CheckConfig(data='nowhere.npz')), tracker=tracker)",
+        "TrtopsError",
+    ),
+    Mistake(
+        "The data lacks an input",
+        "image",
+        3,
+        "convert model.onnx --convert-to ort --experiment e --load-inputs other_name.npz",
+        "convert model.onnx --load-inputs other_name.npz",
+        "convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_name.npz')), tracker=tracker)",
+        "InputError",
+    ),
+    Mistake(
+        "The data has another shape",
+        "shape",
+        3,
+        "convert model.onnx --convert-to ort --experiment e --load-inputs other_shape.npz",
+        "convert model.onnx --load-inputs other_shape.npz",
+        "convert('model.onnx', ConvertConfig(check=CheckConfig(data='other_shape.npz')), tracker=tracker)",
+        "InputShapeError",
+    ),
+    Mistake(
+        "TensorRT is not installed",
+        "pip install tensorrt",
+        3,
+        "convert model.onnx --experiment e",
+        "convert model.onnx --trt",
+        "convert('model.onnx', ConvertConfig(build=BuildConfig().on_backend('tensorrt')), tracker=tracker)",
+        "BackendUnavailableError",
+    ),
+    Mistake(
+        "There is no such run",
+        "abcdef12",
+        3,
+        "runs promote abcdef12",
+        "promote abcdef12",
+        "promote('abcdef12', tracker=tracker)",
+        "RunNotFoundError",
+    ),
+    Mistake(
+        "Nothing is kept in this folder",
+        "Nothing is kept in",
+        3,
+        "runs list --store nowhere",
+        "diff_tactics --runs abcdef12",
+        "existing_tracker('nowhere')",
+        "StoreError",
+    ),
+    Mistake(
+        "A number is out of range",
+        "parallel",
+        2,
+        "debug build model.onnx --onnxrt --until 2 --experiment e --parallel 0",
+        "debug_build model.onnx --until 2 --parallel 0",
+        "DebugBuildConfig(parallel=0)",
+        "ConfigError",
+    ),
+    Mistake(
+        "What takes a number got a word",
+        "many",
+        2,
+        "debug build model.onnx --onnxrt --until 2 --experiment e --parallel many",
+        "debug_build model.onnx --until 2 --parallel many",
+        'DebugBuildConfig.from_json(\'{"parallel": "many"}\')',
+        "FormatError",
+    ),
+    Mistake(
+        "There is no such algorithm",
+        "entropie",
+        2,
+        "calibrate model.onnx --load-inputs images.npz --algorithm entropie",
+        "calibrate model.onnx images.npz --algorithm entropie",
+        'CalibrateConfig.from_json(\'{"algorithm": "entropie"}\')',
+        "FormatError",
+    ),
+    Mistake(
+        "The policy is not there",
+        "policy.yaml",
+        3,
+        "gate model.onnx --policy policy.yaml",
+        "gate model.onnx --policy policy.yaml",
+        "read_policy('policy.yaml')",
+        "TrtopsError",
+    ),
+    Mistake(
+        "The outputs differ, which is a verdict and no error",
+        "bad",
+        1,
+        "compare other.onnx model.onnx --experiment e",
+        "compare other.onnx model.onnx",
+        "compare('other.onnx', 'model.onnx', tracker=tracker).verdict",
+        "",
+    ),
+)

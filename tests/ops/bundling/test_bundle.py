@@ -1,0 +1,131 @@
+"""A run's verdict in a zip: repeated by a process that has no trtops, whatever the weights; refused where it would not be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.comparator.report import Tolerances
+from trtops.comparator.results import IterationResult, RunResults
+from trtops.ops.bundling.config import BundleConfig
+from trtops.ops.bundling.op import bundle
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.tracking.memory import MemoryTracker
+
+CHECK = CheckConfig(latency_runs=0, plots="never")
+APPROXIMATE = OnnxRuntimeOptions(tactics=("GeluApproximation",), allow_approximation=True, tactic_seed=0)
+
+
+def overflowing() -> models.Case:
+    """A product with weights so large that FP16 overflows."""
+    text = "(float[2,64] x) => (float[2,64] y) { [mm] a = MatMul(x, w) [sq] b = Mul(a, a) [rt] y = Sqrt(b) }"
+    return models.Case(models.model(text, {"w": models.random(64, 64, scale=100)}), {}, name="overflowing")
+
+
+@pytest.fixture(scope="module")
+def tracker() -> MemoryTracker:
+    return MemoryTracker()
+
+
+@pytest.fixture(scope="module")
+def runs(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Runs: a build with a bad tactic, one that overflows in FP16, one held against golden outputs from elsewhere."""
+    folder = tmp_path_factory.mktemp("models")
+    files = {case.name: case.write(folder) for case in (models.transformer(), overflowing(), models.conv_net())}
+    golden = folder / "golden.json"
+    shape = tuple(Model.load(files["conv_net"]).info.outputs[0].shape or ())
+    zeros = {
+        Model.load(files["conv_net"]).info.outputs[0].name: np.ones(
+            [d if isinstance(d, int) else 1 for d in shape], np.float32
+        )
+    }
+    RunResults([("elsewhere", [IterationResult(zeros)])]).save(golden)
+    asked = {
+        "tactic": ("transformer", ConvertConfig(build=BuildConfig(options=APPROXIMATE), check=CHECK)),
+        "overflow": ("overflowing", ConvertConfig(build=BuildConfig(precision="fp16"), check=CHECK)),
+        "golden": ("conv_net", ConvertConfig(check=replace(CHECK, golden=str(golden)))),
+    }
+    return {name: convert(files[model], config, tracker=tracker).run_id for name, (model, config) in asked.items()}
+
+
+def run_as_a_stranger(zipped: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Unpack, and run the script where importing trtops fails."""
+    with zipfile.ZipFile(zipped) as archive:
+        archive.extractall(folder)
+    (folder / "none").mkdir()
+    (folder / "none" / "trtops.py").write_text("raise ImportError('there is no trtops here')")
+    environment = {**os.environ, "PYTHONPATH": str(folder / "none")}
+    return subprocess.run([sys.executable, "reproduce.py"], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_bad_tactic_is_shown_without_trtops_with_its_numbers(
+    runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path
+) -> None:
+    result = bundle(runs["tactic"], BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+
+    again = run_as_a_stranger(tmp_path / "b.zip", tmp_path / "there")
+
+    assert again.returncode == 0 and again.stdout == result.said
+    assert "verdict: bad" in again.stdout
+    told = tracker.info(runs["tactic"]).metrics["error", "y", "max_abs"]
+    assert f"max abs error {told:.6g}" in again.stdout
+    assert {"tactics.json", "spec.json", "environment.json", "constraints.txt", "issue.md", "engine/engine.ort"} <= set(
+        result.files
+    )
+    report = (tmp_path / "there" / "issue.md").read_text()
+    assert "GeluApproximation on" in report and "elements exceed" in report
+    assert "host" not in json.loads((tmp_path / "there" / "environment.json").read_text())
+
+
+def test_the_same_run_gives_the_same_bytes(runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path) -> None:
+    digests = {
+        bundle(runs["overflow"], BundleConfig(output=str(tmp_path / f"{n}.zip")), tracker=tracker).sha256 for n in "ab"
+    }
+    assert len(digests) == 1
+
+
+def test_random_weights_still_overflow_and_none_of_the_true_ones_is_left(
+    runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path
+) -> None:
+    config = BundleConfig(output=str(tmp_path / "b.zip"), strip_weights=True)
+    result = bundle(runs["overflow"], config, tracker=tracker)
+
+    assert result.stripped == ("w",) and "a: overflows" not in result.said and "overflows" in result.said
+    true = numpy_helper.to_array(overflowing().proto.graph.initializer[0])
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert not any(name.startswith("engine/") for name in members)
+    rows = [kind.tobytes() for row in true for kind in (row, row.astype(np.float16))]
+    assert not any(row in data for row in rows for data in members.values())
+
+
+def test_what_random_weights_cannot_show_is_refused_with_the_reason(
+    runs: dict[str, str], tracker: MemoryTracker, tmp_path: Path
+) -> None:
+    config = BundleConfig(output=str(tmp_path / "b.zip"), strip_weights=True)
+    with pytest.raises(errors.ReproductionError, match="golden outputs were given"):
+        bundle(runs["golden"], config, tracker=tracker)
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_a_verdict_that_numpy_cannot_reach_is_refused(tmp_path: Path, tracker: MemoryTracker) -> None:
+    tolerances = Tolerances(min_snr=20.0)
+    run = convert(
+        models.conv_net().write(tmp_path), ConvertConfig(check=replace(CHECK, tolerances=tolerances)), tracker=tracker
+    )
+    with pytest.raises(errors.ReproductionError, match="judged by min_snr"):
+        bundle(run.run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)

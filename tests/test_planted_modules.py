@@ -1,0 +1,114 @@
+"""Modules that lie in a working folder, as beside a model from elsewhere, are imported by nothing that we start there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.hostile import plant_modules
+from trtops import errors
+from trtops.backend.onnx.from_tensorflow import OnnxFromTensorFlow
+from trtops.ops.gate.environments import Release, interpreter_of
+from trtops.worker import Worker
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with a model and modules; afterwards, none of these was imported."""
+    folder, note = tmp_path / "downloads", tmp_path / "imported"
+    folder.mkdir()
+    models.conv_net().write(folder)
+    plant_modules(folder, note)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / "mlruns"))
+    yield folder
+    assert not note.exists(), note.read_text()
+
+
+def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python here as a person would, with no path of this checkout's but the installed one."""
+    environment = {**os.environ, **environment}
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_a_planted_module_is_imported_where_nobody_takes_care(tmp_path: Path, monkeypatch) -> None:
+    plant_modules(tmp_path, tmp_path / "imported")
+    monkeypatch.chdir(tmp_path)
+
+    assert "numpy of the working folder" in python("-c", "import numpy").stderr
+    assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "trtops.cli", "check", "lint", "conv_net.onnx"),
+        ("-mtrtops.cli", "run", "conv_net.onnx", "--onnxrt", "--use-subprocess"),
+        ("-m", "trtops.tracking.store", "check"),
+    ],
+)
+def test_our_modules_are_run_with_what_is_installed(place: Path, words: tuple[str, ...]) -> None:
+    done = python(*words)
+    assert done.returncode in (0, 1), done.stderr
+
+
+def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(place: Path, tmp_path: Path) -> None:
+    home = str(tmp_path / "prefect")
+    quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": home}
+    done = python("-m", "flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
+    assert done.returncode in (0, 1), done.stderr
+    assert "# convert conv_net.onnx: good" in done.stdout, done.stderr
+
+
+def test_a_worker_looks_only_where_its_parent_does(place: Path, monkeypatch) -> None:
+    with Worker() as worker:
+        assert worker.run(os.getcwd) == str(place)
+        assert "" not in worker.run(_search_path) and str(place) not in worker.run(_search_path)
+
+
+def _search_path() -> list[str]:
+    import onnxruntime  # noqa: F401 - where from?
+
+    return sys.path
+
+
+@pytest.mark.parametrize("kind", ["keras", "frozen"])
+def test_tensorflow_is_the_installed_one(place: Path, tmp_path: Path, monkeypatch, kind) -> None:
+    installed = tmp_path / "installed"
+    for package in ("tensorflow/core/framework", "tf2onnx"):
+        (installed / package).mkdir(parents=True)
+    (installed / "tf2onnx" / "convert.py").write_text("raise SystemExit('the installed tf2onnx')")
+    (installed / "tensorflow" / "core" / "framework" / "graph_pb2.py").write_text(
+        "raise SystemExit('the installed one')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.syspath_prepend(str(installed))
+    (place / "model").write_bytes(b"")
+
+    with pytest.raises(errors.InvalidModelError, match="the installed"):
+        OnnxFromTensorFlow("model", kind)()
+
+
+def test_tensorflow_models_are_code_and_run_only_where_scripts_may(place: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", "")
+    (place / "model.h5").write_bytes(b"")
+
+    with pytest.raises(errors.ConfigError, match=r"TensorFlow model model\.h5 may not be run"):
+        OnnxFromTensorFlow("model.h5", "keras")()
+
+
+def test_an_environment_of_a_release_is_made_with_what_is_installed(place: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    (tmp_path / "old.txt").write_text("onnxruntime==0.0.1\n")
+
+    with pytest.raises(errors.BackendUnavailableError, match=r"old.*cannot be installed from .*old\.txt"):
+        interpreter_of(Release.parse(f"old={tmp_path / 'old.txt'}"), "onnxruntime")

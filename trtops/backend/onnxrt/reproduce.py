@@ -1,0 +1,59 @@
+"""Repeat a verdict with plain ONNX Runtime: run the model, compare with the golden outputs, say what comes out.
+
+Needs numpy and onnxruntime in the releases of constraints.txt. Exit code 0 if the verdict is the reported one, else 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main(folder: Path) -> int:
+    """Run what lies in a folder."""
+    import numpy as np
+    import onnxruntime as ort
+    from judge import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+
+    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = case["threads"]
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, case["optimization_level"])
+    for key, value in case["session_config"].items():
+        options.add_session_config_entry(key, value)
+    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
+    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
+    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
+    try:
+        session = ort.InferenceSession(
+            folder / "model.onnx", options, providers=case["providers"], disabled_optimizers=case["disabled_optimizers"]
+        )
+        runs = [session.run([*case["outputs"], *case["peaks"]], feed) for feed in inputs]
+    except Exception as exc:
+        print(f"ONNX Runtime {ort.__version__}: {exc}")
+        wrong = True
+        found = "error"
+    else:
+        wrong = False
+        for j, (name, expected) in enumerate(golden.items()):
+            actual = [run[j] for run in runs]
+            said = objections(actual, expected, case["rules"][name])
+            wrong |= bool(said)
+            if expected[0].dtype.kind in "fiub" and actual[0].shape == expected[0].shape:
+                absolute, relative = errors(actual, expected, case["rules"][name])
+                said.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
+            print(f"{name}: {'; '.join(said)}")
+        for j, (name, limit) in enumerate(case["peaks"].items(), start=len(golden)):
+            peak = max(float(run[j]) for run in runs)
+            if peak >= limit:
+                wrong = True
+                print(f"{name.removesuffix('/peak')}: overflows, {peak:,.0f} is beyond FP16")
+        found = "bad" if wrong else "good"
+    print(f"verdict: {found} (reported: {case['verdict']}; ONNX Runtime {ort.__version__}, numpy {np.__version__})")
+    return 0 if found == case["verdict"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent))

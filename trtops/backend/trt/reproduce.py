@@ -1,0 +1,123 @@
+"""Repeat a verdict with plain TensorRT: run the engine, compare with the golden outputs, say what comes out.
+
+Runs the reported plan; with ``--build`` builds a new one of model.onnx, with the timing cache of the reported build. Needs
+tensorrt, cuda-python and numpy in the releases of constraints.txt, and the GPU of environment.json. Exit code 0 if the
+verdict is the reported one, else 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
+    """A plan built anew, as the reported one was."""
+    builder = trt.Builder(logger)
+    batch = getattr(trt.NetworkDefinitionCreationFlag, "EXPLICIT_BATCH", None)
+    network = builder.create_network(0 if batch is None else 1 << int(batch))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(folder / "model.onnx")):
+        raise RuntimeError("; ".join(str(parser.get_error(i)) for i in range(parser.num_errors)))
+    config = builder.create_builder_config()
+    for flag in case["flags"]:
+        config.set_flag(getattr(trt.BuilderFlag, flag))
+    if case["optimization_level"] is not None:
+        config.builder_optimization_level = case["optimization_level"]
+    for ranges in case["profiles"]:
+        profile = builder.create_optimization_profile()
+        for name, (low, opt, high) in ranges.items():
+            profile.set_shape(name, low, opt, high)
+        config.add_optimization_profile(profile)
+    cache = folder / "caches" / "timing.cache"
+    config.set_timing_cache(config.create_timing_cache(cache.read_bytes() if cache.exists() else b""), False)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise RuntimeError("TensorRT builds no engine; what it says is above.")
+    return bytes(plan)
+
+
+def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    """One inference; outputs as numpy arrays."""
+
+    def call(function: Any, *args: Any) -> Any:
+        status, *values = function(*args)
+        if int(status) != 0:
+            raise RuntimeError(f"CUDA: {status}")
+        return values[0] if values else None
+
+    context, held, outputs = engine.create_execution_context(), [], {}
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    names.sort(key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT)
+    for name in names:
+        dtype = np.dtype(trt.nptype(engine.get_tensor_dtype(name)))
+        if name in feed:
+            array = np.ascontiguousarray(feed[name].astype(dtype))
+            if engine.get_tensor_location(name) == trt.TensorLocation.HOST:
+                context.set_input_shape(name, array.shape)
+                context.set_tensor_address(name, array.ctypes.data)
+                held.append(array)
+                continue
+            context.set_input_shape(name, array.shape)
+        else:
+            array = outputs[name] = np.empty(tuple(context.get_tensor_shape(name)), dtype)
+        pointer = call(cuda.cudaMalloc, max(array.nbytes, 1))
+        call(cuda.cudaMemcpy, pointer, array.ctypes.data, array.nbytes, cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
+        context.set_tensor_address(name, int(pointer))
+        held.append((pointer, array))
+    if not context.execute_async_v3(0):
+        raise RuntimeError("TensorRT does not run the engine; what it says is above.")
+    call(cuda.cudaDeviceSynchronize)
+    for item in held:
+        if isinstance(item, tuple):
+            pointer, array = item
+            if any(array is output for output in outputs.values()):
+                kind = cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                call(cuda.cudaMemcpy, array.ctypes.data, pointer, array.nbytes, kind)
+            call(cuda.cudaFree, pointer)
+    return outputs
+
+
+def main(folder: Path, *, anew: bool) -> int:
+    """Run what lies in a folder."""
+    import numpy as np
+    import tensorrt as trt
+    from judge import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+
+    try:
+        from cuda.bindings import runtime as cuda
+    except ImportError:
+        from cuda import cudart as cuda  # before 12.6
+    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    data = {name: np.load(folder / f"{name}.npz", allow_pickle=False) for name in ("inputs", "golden")}
+    inputs = [{n: data["inputs"][f"{i}_{j}"] for j, n in enumerate(case["inputs"])} for i in range(case["iterations"])]
+    golden = {n: [data["golden"][f"{i}_{j}"] for i in range(len(inputs))] for j, n in enumerate(case["outputs"])}
+    logger = trt.Logger(trt.Logger.WARNING)
+    trt.init_libnvinfer_plugins(logger, "")
+    wrong = False
+    try:
+        reported = folder / "engine" / "engine.engine"
+        plan = build(trt, logger, folder, case) if anew or not reported.exists() else reported.read_bytes()
+        engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
+        runs = [infer(trt, cuda, np, engine, feed) for feed in inputs]
+    except Exception as exc:
+        print(f"TensorRT {trt.__version__}: {exc}")
+        found = "error"
+    else:
+        for name, expected in golden.items():
+            actual = [run[name] for run in runs]
+            said = objections(actual, expected, case["rules"][name])
+            wrong |= bool(said)
+            if actual[0].shape == expected[0].shape:
+                absolute, relative = errors(actual, expected, case["rules"][name])
+                said.insert(0, f"max abs error {absolute.max(initial=0):.6g}, max rel {relative.max(initial=0):.6g}")
+            print(f"{name}: {'; '.join(said)}")
+        found = "bad" if wrong else "good"
+    print(f"verdict: {found} (reported: {case['verdict']}; TensorRT {trt.__version__}, numpy {np.__version__})")
+    return 0 if found == case["verdict"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv[1:]))

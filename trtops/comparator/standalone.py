@@ -1,0 +1,155 @@
+"""How outputs are judged where there is no trtops: numpy alone. Bundles hold this file as ``judge.py``.
+
+Definitions are those of :mod:`trtops.comparator.metrics`. What a rule may say is listed in :data:`RULES`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+RULES = frozenset(
+    {
+        "atol", "rtol", "atol_of_scale", "check_error_stat", "error_quantile", "infinities_equal", "nans_equal",
+        "clamped_equal", "class_axis", "check_dtypes", "max_l2", "min_cosine", "max_nrmse", "min_correlation",
+        "min_agreement", "min_top1_agreement",
+    }
+)  # fmt: skip
+"""What of an output's tolerances can be judged here."""
+
+Array = Any
+
+
+def objections(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> list[str]:
+    """What is wrong with one output, in words; nothing if it is good.
+
+    Args:
+        actual: The output in each iteration.
+        golden: What it should be.
+        rule: Tolerances, by the names in :data:`RULES`.
+    """
+    if [a.shape for a in actual] != [g.shape for g in golden]:
+        return [f"shapes are {[a.shape for a in actual]}, expected {[g.shape for g in golden]}"]
+    found = []
+    dtypes = str(actual[0].dtype), str(golden[0].dtype)
+    if rule.get("check_dtypes", True) and dtypes[0] != dtypes[1] and dtypes != ("int32", "int64"):
+        # TensorRT before 10 has no INT64.
+        found.append(f"dtype is {dtypes[0]}, expected {dtypes[1]}")
+    if golden[0].dtype.kind in "OUS":
+        differing = sum(int(np.sum(a.astype(str) != g.astype(str))) for a, g in zip(actual, golden))
+        return [*found, *([f"{differing} strings differ"] if differing else [])]
+    a = np.concatenate([np.ravel(x) for x in actual]).astype(np.float64)
+    b = np.concatenate([np.ravel(x) for x in golden]).astype(np.float64)
+    nans = np.isnan(a) & ~(np.isnan(b) & bool(rule.get("nans_equal")))
+    if nans.any():
+        found.append(f"{int(nans.sum())} of {a.size} elements are NaN")
+    if rule.get("min_agreement") is not None and golden[0].dtype.kind in "iub":
+        share = _agreement(a, b)
+        return found + ([] if share >= rule["min_agreement"] else [f"agreement is {share:.5g}"])
+    found += _error_objections(a, b, rule)
+    found += [f"{name} is {value:.5g}, limit {limit:g}" for name, value, limit in _limits_broken(a, b, rule)]
+    if rule.get("min_top1_agreement") is not None and rule.get("class_axis") is not None:
+        share = _top1_agreement(actual, golden, rule["class_axis"])
+        if share < rule["min_top1_agreement"]:
+            found.append(f"top-1 agreement is {share:.5g}")
+    return found
+
+
+def errors(actual: list[Array], golden: list[Array], rule: dict[str, Any]) -> tuple[Array, Array]:
+    """The absolute and relative errors of all elements of all iterations, flattened, in float64."""
+    a = np.concatenate([np.ravel(x) for x in actual]).astype(np.float64)
+    b = np.concatenate([np.ravel(x) for x in golden]).astype(np.float64)
+    return _errors(a, b, rule)
+
+
+def _errors(a: Array, b: Array, rule: dict[str, Any]) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        difference = np.abs(a - b)
+        same = np.zeros(a.shape, bool)
+        if rule.get("infinities_equal"):
+            same |= np.isinf(a) & (a == b)
+        if rule.get("nans_equal"):
+            same |= np.isnan(a) & np.isnan(b)
+        if rule.get("clamped_equal"):
+            same |= (np.abs(b) >= 1e9) & (np.sign(a) == np.sign(b)) & (np.abs(a) >= 3e4)
+        difference[same] = 0.0
+        return difference, difference / np.maximum(np.abs(b), np.finfo(np.float64).eps)
+
+
+def _error_objections(a: Array, b: Array, rule: dict[str, Any]) -> list[str]:
+    difference, relative = _errors(a, b, rule)
+    if not difference.size:
+        return []
+    scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
+    atol = max(rule["atol"], (rule.get("atol_of_scale") or 0.0) * scale) * (1 + 1e-12)
+    rtol = rule["rtol"] * (1 + 1e-12)
+    statistic = rule.get("check_error_stat", "elemwise")
+    if statistic == "elemwise":
+        wrong = ~(difference <= atol) & ~(relative <= rtol)
+        if wrong.any():
+            return [f"{int(wrong.sum())} of {a.size} elements exceed atol {atol:.3g} and rtol {rtol:.3g}"]
+        return []
+    level = rule.get("error_quantile", 0.99)
+    measures: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
+    measure = measures.get(statistic, lambda x: np.quantile(x, level))
+    if measure(difference) <= atol or measure(relative) <= rtol:
+        return []
+    return [f"{statistic} error exceeds atol {atol:.3g} and rtol {rtol:.3g}"]
+
+
+def _limits_broken(a: Array, b: Array, rule: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Numbers of the whole output that are beyond their limits: name, value, limit."""
+    difference, _ = _errors(a, b, rule)
+    same = difference == 0.0  # what counts as equal must not make infinite norms
+    a = np.where(same, np.where(np.abs(b) >= 1e9, 0.0, b), a) if rule.get("clamped_equal") else a
+    b = np.where(np.abs(b) >= 1e9, 0.0, b) if rule.get("clamped_equal") else b
+    norm_a, norm_b, norm = (float(np.linalg.norm(x)) for x in (a, b, difference))
+    found: list[tuple[str, float, float]] = []
+    for name, value, sign in (
+        ("max_l2", norm, 1),
+        ("max_nrmse", norm / norm_b if norm_b else None, 1),
+        ("min_cosine", _cosine(a, b, norm_a, norm_b), -1),
+        ("min_correlation", _correlation(a, b), -1),
+    ):
+        limit = rule.get(name)
+        if limit is not None and value is not None and not sign * value <= sign * limit:
+            found.append((name[4:], float(value), limit))
+    return found
+
+
+def _cosine(a: Array, b: Array, norm_a: float, norm_b: float) -> float:
+    if not norm_a or not norm_b:
+        return float(norm_a == norm_b)
+    with np.errstate(all="ignore"):
+        return float(a @ b / (norm_a * norm_b))
+
+
+def _correlation(a: Array, b: Array) -> float | None:
+    """Pearson's; 0 where the output alone is constant, None where the golden one is."""
+    if a.size < 2 or np.ptp(b) == 0:
+        return None
+    if np.ptp(a) == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        return float(np.corrcoef(a, b)[0, 1])
+
+
+def _agreement(a: Array, b: Array) -> float:
+    """The share of equal elements; of the commonest value or of all others, if it makes up half or more."""
+    equal = a == b
+    values, counts = np.unique(b, return_counts=True)
+    if b.size and 2 * counts.max() >= b.size:
+        common = b == values[counts.argmax()]
+        return float(min(np.mean(equal[part]) for part in (common, ~common) if part.any()))
+    return float(np.mean(equal)) if b.size else 1.0
+
+
+def _top1_agreement(actual: list[Array], golden: list[Array], axis: int) -> float:
+    """The share of rows whose largest element is where the golden one is, or within a twentieth of the row's range of it."""
+    agreeing = []
+    for a, g in zip(actual, golden):
+        a, g = (np.moveaxis(x.astype(np.float64), axis, -1).reshape(-1, x.shape[axis]) for x in (a, g))
+        chosen = np.take_along_axis(g, np.nan_to_num(a, nan=-np.inf).argmax(-1)[:, None], -1)[:, 0]
+        agreeing.append((chosen >= g.max(-1) - np.ptp(g, -1) / 20) & ~np.isnan(a).any(-1))
+    return float(np.mean(np.concatenate(agreeing)))

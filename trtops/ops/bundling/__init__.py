@@ -1,0 +1,1 @@
+"""Reproducer bundles: a run's verdict, repeated by a stranger without trtops."""

@@ -1,0 +1,1 @@
+"""The guide: from a bad engine to the reason, one question after the other."""

@@ -1,0 +1,336 @@
+"""Guide: from a bad engine to the kind of fault, its place, what mends it, and the smallest case that shows it.
+
+A tree of questions. Each has one answer of a few, and by it the next question follows; what each rests on and what it costs
+is kept in the run as soon as it is answered, so that a guide that was stopped, or killed, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.ops.campaign.benches import close_benches
+from trtops.ops.guiding import minimal, of_build, of_model
+from trtops.ops.guiding.answer import Answer
+from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.guiding.result import GuideResult, Step
+from trtops.ops.guiding.subject import Subject
+from trtops.ops.judging.feeds import check_source
+from trtops.ops.result import op_run
+from trtops.tracking import schema
+from trtops.tracking.base import Run, RunInfo, Tracker
+from trtops.tracking.memory import MemoryTracker
+
+log = logging.getLogger(__name__)
+
+Ask: TypeAlias = "Callable[[Subject, str], Answer]"
+_ANY = "*"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the tree.
+
+    Attributes:
+        asks: It in words.
+        why: What is known when it is asked.
+        ask: Answers it; gets the id of the run that what is done goes below.
+        then: The next question by answer; under ``*`` for all others. Without one the guide is at its end.
+    """
+
+    asks: str
+    why: str
+    ask: Ask
+    then: Mapping[str, str]
+
+
+def _minimal(emulated: bool) -> tuple[Ask, Ask]:
+    return (
+        lambda subject, parent: minimal.ask_minimal(subject, parent, emulated=emulated),
+        lambda subject, parent: minimal.ask_bundle(subject, parent, emulated=emulated),
+    )
+
+
+def _window(convicted: bool) -> Ask:
+    return lambda subject, parent: of_build.ask_window(subject, parent, convicted=convicted)
+
+
+_WHICH_NODES = "Which nodes go wrong, on their own or kept apart?"
+_SMALLER, _BUNDLED = "How small does the failing case get?", "Can a stranger repeat it?"
+_WHY_SMALLER = "The reason is known as far as it can be; whoever has to mend it wants a case without all the rest."
+
+TREE: dict[str, Question] = {
+    "data": Question("Is the data real?", "Whatever is judged on bad data is judged wrongly.", of_model.ask_data, {"usable": "structure"}),
+    "structure": Question(
+        "Is the model sound, node by node?", "The data is usable; a broken file explains everything.",
+        of_model.ask_structure, {"sound": "shapes"},
+    ),
+    "shapes": Question(
+        "Does the model itself run at the ends of its profiles?", "Every node runs on the data; an engine is built for more shapes.",
+        of_model.ask_shapes, {"no profiles": "repeats", "all run": "repeats"},
+    ),
+    "repeats": Question(
+        "Does the model itself give the same twice, and no NaN?", "What is not repeatable itself cannot be held against anything.",
+        of_model.ask_repeats, {"yes": "golden"},
+    ),
+    "golden": Question(
+        "Is the model itself right?", "It runs and repeats; before an engine is blamed the model is held against what it should give.",
+        of_model.ask_golden, {"none given": "build", "agrees": "build"},
+    ),
+    "build": Question(
+        "Is the engine bad?", "The model itself is right.", of_build.ask_build, {"bad": "again", "bad when rounded": "divergence"},
+    ),
+    "again": Question(
+        "Is it bad every time?", "What is bad now and then is a matter of which tactics the builder picks.", of_build.ask_again,
+        {"every time": "precision", "not every time": "campaign"},
+    ),
+    "campaign": Question(
+        "Which choice of the builder is guilty?", "Some builds of the same spec are good.", of_build.ask_campaign,
+        {"none is convicted": "precision"},
+    ),
+    "precision": Question(
+        "Is it the precision, or the builder?", "It is bad every time, so no luck of the builder's explains it.",
+        of_build.ask_precision, {"the precision": "divergence", "quantization": "ranges", "the builder": "tactic"},
+    ),
+    "divergence": Question(
+        "Where does rounding go wrong, and how?", "Rounding alone makes it bad, without any builder.",
+        of_build.ask_divergence, {_ANY: "keep"},
+    ),
+    "keep": Question(
+        "Which nodes must stay in FP32?", "It is known where it goes wrong; what has to be kept may be more, or less.",
+        of_build.ask_keep, {_ANY: "minimal, rounded"},
+    ),
+    "ranges": Question(
+        "Does a calibrated range cut off what flows there?", "FP32 is right, and INT8 is not.",
+        of_build.ask_ranges, {"calibrated here": "layers", "all fit": "layers", "others are to blame": "layers"},
+    ),
+    "layers": Question("Which layers does INT8 cost most?", "The ranges are not to blame.", of_build.ask_layers, {}),
+    "tactic": Question(
+        "Which choice of the builder makes it bad?", "Neither the model nor the precision is to blame.",
+        of_build.ask_tactic, {"convicted": "window, convicted", _ANY: "window"},
+    ),
+    "window": Question(
+        _WHICH_NODES, "No choice of the builder is convicted; what it does inside of a region need not show in its choices.",
+        _window(False), {_ANY: "minimal, built"},
+    ),
+    "window, convicted": Question(
+        _WHICH_NODES, "A choice of the builder is convicted; now for the nodes that it was made for.",
+        _window(True), {_ANY: "minimal, built"},
+    ),
+    "minimal, rounded": Question(_SMALLER, _WHY_SMALLER, _minimal(True)[0], {_ANY: "bundle, rounded"}),
+    "minimal, built": Question(_SMALLER, _WHY_SMALLER, _minimal(False)[0], {_ANY: "bundle, built"}),
+    "bundle, rounded": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal(True)[1], {}),
+    "bundle, built": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal(False)[1], {}),
+}  # fmt: skip
+"""Every question. The first is ``data``."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What the guide is about to do, for whoever watches.
+
+    Attributes:
+        number: Of the question, from 1.
+        asks: The question.
+        why: Why it is asked now.
+        last: The step before; None at the beginning.
+    """
+
+    number: int
+    asks: str
+    why: str
+    last: Step | None
+
+
+def guide(
+    model: str | Path | None = None,
+    config: GuideConfig | None = None,
+    *,
+    tracker: Tracker | None = None,
+    resume: str | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    progress: Callable[[Asking], None] | None = None,
+) -> GuideResult:
+    """Find out why an engine is bad.
+
+    Args:
+        model: The ONNX file; of a guide to resume the one that it began with, unless given.
+        config: What is asked; of a guide to resume its own, but for ``minutes`` and ``output``, which count anew.
+        tracker: The memory, which gets a run with one below it for each question; without one it ends with this process.
+        resume: A guide's run that was stopped or killed, or what its id begins with.
+        experiment: Experiment to log to; the model file's name without its ending unless given.
+        tags: Further tags of all runs.
+        progress: Called before each question.
+
+    Returns:
+        All questions with their answers, and what follows. A fault that was found is a result, not an error.
+
+    Raises:
+        ConfigError: If there is no model, or the model of a guide to resume has changed.
+        LogError: If the guide to resume has ended, or another process works on it.
+        TrtopsError: Whatever keeps a question from being answered; what was answered is kept.
+    """
+    memory: Tracker = MemoryTracker() if tracker is None else tracker
+    if resume is not None:
+        return _resumed(memory, memory.whole_id(resume), model, config, tags, progress)
+    if model is None:
+        raise errors.ConfigError("Which model? Give an ONNX file, or a guide's run to resume.")
+    config = GuideConfig() if config is None else config
+    check_source(config.check.data)
+    path = Path(model).absolute()
+    experiment = experiment or path.stem
+    subject = Subject(path, config, memory, experiment, tags or {})
+    with op_run(memory, experiment, f"{path.stem} guide", kind="guide", model=path, tags=tags) as run:
+        digest = Model.load(path).info.sha256
+        run.set_tags({schema.Tag.MODEL_SHA256: digest})
+        run.log_params({"model": path.name, **schema.flat_params(config.build)})
+        _keep(subject, run, [])
+        return _walk(subject, run, [], "data", progress)
+
+
+def _resumed(
+    tracker: Tracker,
+    run_id: str,
+    model: str | Path | None,
+    config: GuideConfig | None,
+    tags: Mapping[str, str] | None,
+    progress: Callable[[Asking], None] | None,
+) -> GuideResult:
+    info = tracker.info(run_id)
+    data = tracker.peek(run_id, schema.Artifact.GUIDE) if info.kind == "guide" else None
+    if data is None:
+        raise errors.ConfigError(
+            f"Run {run_id} is no guide that was begun: it is {info.kind or 'not ours'}. Begin a new one."
+        )
+    kept = json.loads(data)
+    begun = GuideConfig.from_dict(kept["config"])
+    if config is not None:
+        begun = replace(begun, minutes=config.minutes, output=config.output or begun.output)
+    path = Path(model or info.tags[schema.Tag.MODEL_PATH]).absolute()
+    if Model.load(path).info.sha256 != info.tags.get(schema.Tag.MODEL_SHA256):
+        raise errors.ConfigError(f"{path} is not the model that the guide began with. Say where that is.")
+    steps = [Step.from_dict(each) for each in kept["steps"]]
+    subject = Subject(path, begun, tracker, info.experiment, tags or {})
+    _fetch_files(tracker, info, subject)
+    run = tracker.reopen(run_id)
+    try:
+        return _walk(subject, run, steps, _next_question(steps), progress)
+    except BaseException as exc:
+        run.fail(exc)
+        raise
+
+
+def _fetch_files(tracker: Tracker, info: RunInfo, subject: Subject) -> None:
+    """Have the smallest case at hand again that an earlier process left."""
+    for name in (minimal.MINIMAL, "minimal_inputs.json"):
+        data = tracker.peek(info.id, f"{schema.Artifact.GUIDE_FILES}{name}")
+        if data is not None:
+            (subject.files / name).write_bytes(data)
+
+
+def _next_question(steps: Sequence[Step]) -> str:
+    """The question that follows from the last answer; empty at the end."""
+    if not steps:
+        return "data"
+    then = TREE[steps[-1].question].then
+    return then.get(steps[-1].answer, then.get(_ANY, ""))
+
+
+def _walk(
+    subject: Subject, run: Run, steps: list[Step], name: str, progress: Callable[[Asking], None] | None
+) -> GuideResult:
+    began = time.perf_counter()
+    try:
+        while name:
+            minutes = (time.perf_counter() - began) / 60
+            if subject.config.minutes is not None and minutes >= subject.config.minutes:
+                return _stopped(subject, run, steps, TREE[name].asks)
+            question = TREE[name]
+            if progress is not None:
+                progress(Asking(len(steps) + 1, question.asks, question.why, steps[-1] if steps else None))
+            steps.append(_asked(subject, run, name, question))
+            _keep(subject, run, steps)
+            name = _next_question(steps)
+        return _finished(subject, run, steps)
+    finally:
+        close_benches()
+        shutil.rmtree(subject.files, ignore_errors=True)
+
+
+def _asked(subject: Subject, run: Run, name: str, question: Question) -> Step:
+    """Ask one question, in a run of its own below the guide's."""
+    started = time.perf_counter()
+    with op_run(
+        subject.tracker, subject.experiment, question.asks, kind="guide_step", tags=subject.tags, parent=run.id
+    ) as child:
+        answer = question.ask(subject, child.id)
+        seconds = time.perf_counter() - started
+        step = Step(
+            question=name, asks=question.asks, why=question.why, seconds=seconds, run_id=child.id, **asdict(answer)
+        )
+        child.set_tags(
+            {
+                schema.Tag.NOTE: "\n".join([f"**{step.answer}**", "", *(f"- {line}" for line in step.evidence)])[
+                    : schema.MAX_TAG
+                ]
+            }
+        )
+        child.log_metrics({("guide", "builds"): float(step.builds), ("guide", "seconds"): seconds})
+        child.finish("bad" if step.kind is not None else "good")
+    log.info("%s %s", step.asks, step.answer)
+    return step
+
+
+def _keep(subject: Subject, run: Run, steps: Sequence[Step]) -> None:
+    """Write down what is known so far: from it the guide is resumed."""
+    values: dict[str, Any] = {"config": subject.config.to_dict(), "steps": [step.to_dict() for step in steps]}
+    run.log_json(values, schema.Artifact.GUIDE)
+    if steps and steps[-1].question.startswith(("minimal", "bundle")):
+        of_build.log_files(run, subject.files)
+
+
+def _stopped(subject: Subject, run: Run, steps: Sequence[Step], asks: str) -> GuideResult:
+    """Leave the run so that it can be resumed."""
+    title = f"guide {subject.path.name}"
+    result = GuideResult(title=title, verdict="error", steps=tuple(steps), next_question=asks)
+    result = result.kept_in(run, subject.experiment)
+    run.fail(f"Stopped after {subject.config.minutes:g} minutes; next: {asks} Resume it: --resume {run.id}")
+    return result
+
+
+def _finished(subject: Subject, run: Run, steps: Sequence[Step]) -> GuideResult:
+    result = GuideResult(title=f"guide {subject.path.name}", verdict="good", steps=tuple(steps))
+    if result.kind != "none" or any(step.question == "build" and step.answer != "good" for step in steps):
+        result = replace(result, verdict="bad")
+    result = _with_files(subject, result).kept_in(run, subject.experiment)
+    run.log_metrics({("guide", "builds"): float(result.builds), ("guide", "seconds"): result.seconds})
+    run.set_tags({schema.Tag.FAULT: result.kind, schema.Tag.NOTE: "\n".join(result.body())[: schema.MAX_TAG]})
+    run.log_text(result.page(), schema.Artifact.GUIDE_PAGE)
+    run.finish(result.verdict)
+    return result
+
+
+def _with_files(subject: Subject, result: GuideResult) -> GuideResult:
+    """Where the smallest case and its bundle are: in the folder that was asked for, else in the run."""
+    found: dict[str, Any] = {}
+    for key, name in (("minimal", minimal.MINIMAL), ("bundle", minimal.BUNDLE)):
+        file = subject.files / name
+        if not file.is_file():
+            continue
+        found[key] = f"{schema.Artifact.GUIDE_FILES}{name}"
+        if subject.config.output is not None:
+            target = Path(subject.config.output)
+            target.mkdir(parents=True, exist_ok=True)
+            for each in file.parent.glob(f"{file.stem}*"):
+                shutil.copyfile(each, target / each.name)
+            found[key] = str(target / name)
+    return replace(result, **found)

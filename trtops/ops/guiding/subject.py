@@ -1,0 +1,113 @@
+"""What the guide asks about: a model, its data and its golden side, opened once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from trtops.backend.base import Caches
+from trtops.backend.onnx.edit import set_outputs
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.comparator.report import Tolerances
+from trtops.comparator.results import RunResults
+from trtops.metadata import TensorMetadata
+from trtops.ops.engines.job import read_cache_file
+from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.judging.judgement import tolerances_for
+from trtops.processes import temporary_prefix
+from trtops.tactics.record import TacticRecord
+from trtops.tracking.base import Tracker
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under the guide's hands.
+
+    Attributes:
+        path: Its file.
+        config: What the guide is asked.
+        tracker: The memory of all that is done.
+        experiment: The experiment of its runs.
+        tags: Further tags of its runs.
+        files: A folder for the smallest failing case.
+    """
+
+    path: Path
+    config: GuideConfig
+    tracker: Tracker
+    experiment: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("guide"))))
+
+    @cached_property
+    def model(self) -> Model:
+        """The model."""
+        return Model.load(self.path)
+
+    @cached_property
+    def feeds(self) -> list[dict[str, Any]]:
+        """Its inputs."""
+        opened = self.config.check.open(TensorMetadata.of(self.model.info.inputs))
+        return [{name: np.asarray(array) for name, array in feed.items()} for feed in opened]
+
+    @property
+    def source(self) -> str:
+        """Where the inputs come from, in words."""
+        return self.config.check.open(TensorMetadata.of(self.model.info.inputs)).source
+
+    @cached_property
+    def outputs(self) -> list[dict[str, Any]]:
+        """What the model itself gives for each feed, in its own precision and not optimized."""
+        return [dict(outputs) for outputs in reference_outputs(self.model.proto(), self.feeds)]
+
+    @cached_property
+    def golden(self) -> list[Arrays] | None:
+        """Golden outputs from elsewhere; None if the model itself is held for right."""
+        if self.config.golden_model is not None:
+            return [dict(o) for o in reference_outputs(Model.load(self.config.golden_model).proto(), self.feeds)]
+        if self.config.check.golden is not None:
+            return list(RunResults.load(self.config.check.golden)[0][1])
+        return None
+
+    @cached_property
+    def exact(self) -> Tolerances:
+        """What two computations in FP32 have to meet."""
+        return tolerances_for("fp32", None, self.model)
+
+    @cached_property
+    def tolerances(self) -> Tolerances:
+        """What the engine has to meet."""
+        return tolerances_for(self.config.build.precision, self.config.check.tolerances, self.model)
+
+    @cached_property
+    def caches(self) -> Caches:
+        """What the builder is given."""
+        replay = read_cache_file(self.config.replay, "replay")
+        return Caches(
+            calibration=read_cache_file(self.config.calibration_cache, "calibration_cache"),
+            replay=None if replay is None else TacticRecord.from_json(replay),
+        )
+
+    def at_profile_edges(self) -> Iterator[tuple[str, dict[str, tuple[int, ...]]]]:
+        """The shapes at the ends of each profile, by what they are."""
+        for number, profile in enumerate(self.config.build.profiles):
+            for which in ("min", "opt", "max"):
+                yield f"profile {number}, {which}", {each.name: getattr(each, which) for each in profile.shapes}
+
+
+def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    """A copy of a model with other outputs."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    set_outputs(changed, names)
+    return changed

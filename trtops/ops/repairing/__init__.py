@@ -1,0 +1,1 @@
+"""Repair: the fastest engine that passes."""
