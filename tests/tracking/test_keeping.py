@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,7 +187,7 @@ def everything(tracker: MemoryTracker | KeepingTracker) -> dict[str, object]:
         found[info.name] = (
             info.status,
             names[info.parent] if info.parent else None,
-            {name: value for name, value in info.tags.items() if name not in volatile},
+            {name: re.sub("[0-9a-f]{32}", "an id", value) for name, value in info.tags.items() if name not in volatile},
             info.params,
             info.metrics,
             artifacts,
