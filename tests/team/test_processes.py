@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from trtops import errors
 from trtops.team import processes
 from trtops.tracking import owner
 
-TOKEN = "7" * 32
+TOKEN = secrets.token_hex(16)  # of this process: another runs tests of this file at the same time
 
 
 def start(folder: Path, program: str, token: str = TOKEN) -> owner.Owner:

@@ -271,7 +271,7 @@ def test_the_files_of_a_server_are_seen_where_their_folder_is_named(
         check_store(tracker, artifacts=tmp_path / "none")
     # Opening a store makes it: every file beside a new database would be of no run.
     assert store.main(["check", "--root", str(tmp_path / "another server's"), "--mend"]) == 3
-    assert "holds no store: it has no mlflow.db" in capsys.readouterr().err
+    assert "there is no mlflow.db" in capsys.readouterr().err
     assert not (tmp_path / "another server's" / "mlflow.db").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -158,9 +157,6 @@ def op_run(
         model: The model file, whose absolute path becomes a tag.
         tags: Further tags.
         parent: Id of a parent run.
-
-    Raises:
-        InvalidModelError: If there is no such model file. A name that was mistyped leaves no run and no experiment.
     """
     # Results of ops that nobody remembers, such as lint's, are there before the memory's names could be imported.
     from trtops.tracking import schema
@@ -169,9 +165,19 @@ def op_run(
     if tracker is None:
         yield NO_RUN
         return
-    if model is not None and not os.path.exists(model):
-        raise InvalidModelError(f"{Path(model).absolute()} does not exist; expected an ONNX file.")
     with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
         if model is not None:
             run.set_tags({schema.Tag.MODEL_PATH: str(Path(model).absolute())})
         yield run
+
+
+def model_file(path: str | Path) -> Path:
+    """The path of a model, looked at before a run begins: a name that was mistyped leaves no run and no experiment.
+
+    Raises:
+        InvalidModelError: If there is no such file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
+    return path

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests import models
+from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
 from trtops.ops.search.precision.config import PrecisionConfig
@@ -59,11 +60,21 @@ def test_a_search_opens_its_own_run(kind: str, in_memory: bool, tmp_path: Path) 
 @pytest.mark.parametrize("kind", OPS)
 def test_a_search_that_fails_leaves_a_failed_run(kind: str, tmp_path: Path) -> None:
     tracker = MemoryTracker()
-    with pytest.raises(Exception, match="nowhere"):
-        OPS[kind][0](tmp_path / "nowhere.onnx", tracker=tracker, experiment="lost")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with pytest.raises(errors.ModelError, match="broken"):
+        OPS[kind][0](tmp_path / "broken.onnx", tracker=tracker, experiment="lost")
 
     [info] = tracker.find("lost")
     assert info.status == "failed"
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_a_name_that_was_mistyped_leaves_no_run(kind: str, tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    with pytest.raises(errors.InvalidModelError, match="nowhere"):
+        OPS[kind][0](tmp_path / "nowhere.onnx", tracker=tracker, experiment="lost")
+
+    assert tracker.find() == []
 
 
 @pytest.mark.parametrize("kind", OPS)

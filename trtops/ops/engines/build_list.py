@@ -177,7 +177,7 @@ def build_list(
                 continue
             if progress is not None:
                 progress(number, len(asked), _title_of(build))
-            plans[number] = _make_build(build, make, {**(tags or {}), **plan})
+            plans[number] = _make_build(build, _remembering(tracker, make), {**(tags or {}), **plan})
         result = _with_builds(result, plans).kept_in(run, experiment)
         _log_summary(run, result)
         finish_with(run, result, tracker)
@@ -254,6 +254,26 @@ def _make_build(build: ListedBuild, make: Convert, tags: Mapping[str, str]) -> B
         p50_ms=None if latency is None else latency.p50_ms,
         seconds=time.monotonic() - begun,
     )
+
+
+def _remembering(tracker: Tracker, make: Convert) -> Convert:
+    """A conversion that leaves a failed run whenever it fails, where what is built is known by a key.
+
+    A model that cannot be read leaves none by itself, and would be tried at every look.
+    """
+
+    def converted(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+        key = {name: value for name, value in tags.items() if name == schema.Tag.LISTED}
+        before = len(tracker.find(tags=key)) if key else 0
+        try:
+            return make(model, config, experiment, tags)
+        except errors.TrtopsError:
+            if not key or len(tracker.find(tags=key)) > before:
+                raise
+            with op_run(tracker, experiment, Path(model).stem, kind="build", model=model, tags=tags):
+                raise
+
+    return converted
 
 
 def _outcome_of(build: ListedBuild, outcome: Outcome, reason: str, *, seconds: float = 0.0) -> BuildOutcome:

@@ -32,7 +32,7 @@ from trtops.ops.judging.judgement import (
     shown_value,
     tolerances_for,
 )
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OpResult, finish_with, model_file, op_run
 from trtops.record import Record, sha256
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig
@@ -243,7 +243,7 @@ def _readable(path: Path, config: ConvertConfig) -> Model:
 
     A script that makes data is not asked for any here, since it may take its time.
     """
-    loaded = Model.load(path)
+    loaded = Model.load(model_file(path))
     inputs = TensorMetadata.of(loaded.info.inputs)
     feeds = config.check.open(inputs)
     if config.check.data is not None and ".py" not in config.check.data:

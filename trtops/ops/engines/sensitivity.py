@@ -19,7 +19,7 @@ from trtops.calibration.cache import CalibrationCache, FitPolicy
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
 from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker, Verdict
@@ -160,7 +160,7 @@ def sensitivity(
         TrtopsError: Whatever else went wrong.
     """
     config = SensitivityConfig() if config is None else config
-    path = Path(model)
+    path = model_file(model)
     experiment = experiment or path.stem
     name = f"{path.stem} sensitivity"
     with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as run:

@@ -14,7 +14,7 @@ from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.findings import judge_measured
 from trtops.ops.gate.result import GateResult, log_result
 from trtops.ops.gate.trial import RefusedError, Trial
-from trtops.ops.result import finish_with, op_run
+from trtops.ops.result import finish_with, model_file, op_run
 from trtops.tracking.registry import RegisteringTracker
 
 
@@ -48,7 +48,7 @@ def gate(
     """
     config = GateConfig() if config is None else config
     begun = time.perf_counter()
-    path = Path(model)
+    path = model_file(model)
     experiment = experiment or path.stem
     precision, release = config.build.precision, config.release.name
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"

@@ -24,7 +24,7 @@ from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.result import GuideResult, Step
 from trtops.ops.guiding.subject import Subject
 from trtops.ops.judging.feeds import check_source
-from trtops.ops.result import op_run
+from trtops.ops.result import model_file, op_run
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, Tracker
 from trtops.tracking.memory import MemoryTracker
@@ -186,7 +186,7 @@ def guide(
         raise errors.ConfigError("Which model? Give an ONNX file, or a guide's run to resume.")
     config = GuideConfig() if config is None else config
     check_source(config.check.data)
-    path = Path(model).absolute()
+    path = model_file(model).absolute()
     experiment = experiment or path.stem
     subject = Subject(path, config, memory, experiment, tags or {})
     with op_run(memory, experiment, f"{path.stem} guide", kind="guide", model=path, tags=tags) as run:

@@ -12,6 +12,7 @@ from trtops import errors
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.metadata import Shape, TensorMetadata
+from trtops.ops.result import model_file
 
 if TYPE_CHECKING:
     import onnx
@@ -50,9 +51,12 @@ class Subject:
         Args:
             model: The model.
             file: The file that a model in memory was made from.
+
+        Raises:
+            InvalidModelError: If the model is a path, and there is no such file.
         """
         if file is None and not isinstance(model, ModelProto):
-            file = model.path if isinstance(model, Model) else model
+            file = model.path if isinstance(model, Model) else model_file(model)
         if file is not None:
             return cls(Path(file).stem, Path(file))
         return cls(model.name if isinstance(model, Model) else "model")

@@ -27,7 +27,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import check_source, open_feeds
 from trtops.ops.repairing.config import RepairConfig, RepairResult, as_trials
 from trtops.ops.repairing.space import Outcome, Point, Search, Space, SpentError
-from trtops.ops.result import op_run
+from trtops.ops.result import model_file, op_run
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tracking import schema
@@ -71,7 +71,7 @@ def repair(
     config = RepairConfig() if config is None else config
     check_source(config.check.data)
     memory: Tracker = MemoryTracker() if tracker is None else tracker
-    path = Path(model)
+    path = model_file(model)
     experiment = experiment or path.stem
     with op_run(memory, experiment, f"{path.stem} repair", kind="repair", model=path, tags=tags, parent=parent) as run:
         started = time.perf_counter()
