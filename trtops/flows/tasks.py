@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from trtops import errors
 from trtops.errors import TrtopsError
 from trtops.flows.home import ensure_prefect_home
-from trtops.masking import mask_log_records, masked_json
+from trtops.masking import mask_log_records, masked, masked_json
 from trtops.ops.result import OpResult
 from trtops.tracking import schema
 from trtops.tracking.keeping import KeepingTracker
@@ -101,7 +101,7 @@ def told_apart() -> str:
     parameters = {} if context is None else context.parameters or {}
     build = getattr(parameters.get("config"), "build", None)
     words = {name: getattr(build, name, None) for name in ("precision", "backend")} | _without_none(parameters)
-    return " ".join(word for name in _TELLING if (word := _name_of(words.get(name))))[:200] or "run"
+    return masked(" ".join(word for name in _TELLING if (word := _name_of(words.get(name)))))[:200] or "run"
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

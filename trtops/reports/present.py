@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trtops import errors
@@ -30,9 +31,9 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         paths = [entry.path for entry in run.logged()[0] if entry.path.endswith(_PICTURES)]
         sight = Sight(
             info=info,
-            read=lambda path: tracker.peek(run.id, path),
+            read=lambda path: _reachable_file(tracker, run.id, path),
             pictures=paths,
-            children=lambda limit: tracker.find(info.experiment, parent=run.id, limit=limit),
+            children=lambda limit: _reachable_children(tracker, info, limit),
         )
         said = document.headline if document.headline != document.verdict else ""
         summary = said or "; ".join(document.why)
@@ -45,6 +46,22 @@ def present(run: Run, tracker: Tracker, document: Document) -> None:
         raise
     except Exception as exc:
         log.warning("The report of run %s could not be written: %s: %s", run.id, type(exc).__name__, exc)
+
+
+def _reachable_file(tracker: Tracker, run_id: str, path: str) -> bytes | None:
+    """A file of a run; None while the store that has it is away."""
+    try:
+        return tracker.peek(run_id, path)
+    except errors.TrackingUnavailableError:
+        return None
+
+
+def _reachable_children(tracker: Tracker, info: RunInfo, limit: int) -> Sequence[RunInfo]:
+    """The runs below one; none while the store is away, where a report is drawn anew once it is back (:func:`report_page`)."""
+    try:
+        return tracker.find(info.experiment, parent=info.id, limit=limit)
+    except errors.TrackingUnavailableError:
+        return ()
 
 
 def report_page(tracker: Tracker, run_id: str) -> str:
