@@ -67,7 +67,8 @@ def known_as(module: str, *names: str) -> None:
 def mirrored(package: str, original: str) -> None:
     """Let the modules of a package be imported from another package too, where that has none of the name itself.
 
-    They are the same modules under both names, imported on first use; ``python -m`` runs them by either.
+    They are the same modules under both names, imported on first use; ``python -m`` runs them by either, and ``runpy``
+    by the package's name only where it was not imported by that before: a module has one name for its loader.
 
     Args:
         package: The package that has them too, ``__name__``.
