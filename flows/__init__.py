@@ -5,6 +5,6 @@ have one of this name. In a checkout each flow is found here as well: ``python -
 """
 
 import trtops.flows
-from trtops.lazy import mirrored
+from trtops.mirror import mirrored
 
 mirrored(__name__, trtops.flows.__name__)

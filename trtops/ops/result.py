@@ -127,9 +127,11 @@ def finish_with(run: Run, result: OpResult, tracker: Tracker | None, *, title: s
         title: What was done, where the result does not say.
         judged: Whether the verdict is of what the run made, and so becomes the run's own.
     """
-    from trtops.reports.present import present
-
     if tracker is not None and run.id:
+        from trtops.reports.present import (
+            present,  # brings templates and Markdown, which what is not kept does not need
+        )
+
         document = result.document()
         document = replace(document, title=title or document.title, verdict=document.verdict if judged else "")
         present(run, tracker, document)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from trtops import errors
 from trtops.allowed import check_file
 from trtops.backend.base import Feed
 from trtops.backend.common import invoke_from_script
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.readable import ReadableValues, readable_values
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.data_loader import DataLoader, cast_feed
 from trtops.comparator.streams import has_index
@@ -28,6 +26,10 @@ from trtops.json import load_json
 from trtops.json.numpy_files import load_numpy
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.record import Record
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
+    from trtops.backend.onnx.readable import ReadableValues
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ def open_feeds(
     *,
     iterations: int = 1,
     seed: int = 1,
-    readable: Callable[[], ReadableValues] = ReadableValues,
+    readable: Callable[[], ReadableValues] | None = None,
 ) -> Feeds:
     """Open a data source of any kind.
 
@@ -91,7 +93,7 @@ def open_feeds(
         inputs: The model's inputs. Dynamic dimensions of random data get size 1.
         iterations: How many random feeds.
         seed: Seed of the first random feed; each next one counts up.
-        readable: Says what random integers and strings may be; asked if there are any.
+        readable: Says what random integers and strings may be; asked if there are any. Anything may be unless given.
 
     Raises:
         ConfigError: If the path does not exist, or its ending says nothing.
@@ -108,16 +110,17 @@ def open_feeds(
     return _cast_to(Feeds(f"the given {type(source).__name__}", lambda: source), inputs)
 
 
-def _random_feeds(inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], ReadableValues]) -> Feeds:
+def _random_feeds(
+    inputs: TensorMetadata, iterations: int, seed: int, readable: Callable[[], ReadableValues] | None
+) -> Feeds:
     """Made-up feeds of values that the model can read."""
     plain = all(spec.dtype is None or spec.dtype.is_floating for spec in inputs.values())
-    values = ReadableValues() if plain else readable()
-    ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **values.ranges}
+    values = None if plain or readable is None else readable()
+    ranges: dict[str, tuple[float | None, float | None]] = {"": (0.0, 1.0), **(values.ranges if values else {})}
+    words = values.words if values else {}
     return Feeds(
         f"random data (seed {seed})",
-        lambda: DataLoader(
-            seed=seed, iterations=iterations, input_metadata=inputs, val_range=ranges, words=values.words
-        ),
+        lambda: DataLoader(seed=seed, iterations=iterations, input_metadata=inputs, val_range=ranges, words=words),
     )
 
 
@@ -171,6 +174,10 @@ class DataConfig(Record):
         Raises:
             ConfigError: If :attr:`data` does not exist, or its ending says nothing.
         """
+        from trtops.backend.onnx.readable import (
+            readable_values,  # brings onnx, which whoever runs engines does not need
+        )
+
         return open_feeds(
             self.data if instead is None else instead,
             TensorMetadata.of(model.info.inputs) if inputs is None else inputs,
