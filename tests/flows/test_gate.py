@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_candidates_are_gated_by_tasks_shown_in_one_table_and_accepted(
     store: Path, tmp_path: Path, policy: Path
 ) -> None:
     models = (write(perceptron(16, 2), tmp_path, "one"), write(perceptron(16, 3), tmp_path, "two"))
+    begun = datetime.now(timezone.utc)  # other tests have gated on this server as well
 
     result = gate(models, policy=policy, releases=(f"here={sys.prefix}",), parallel=2)
     wrong = write(with_wrong_weight(perceptron(16, 2)), tmp_path / "wrong", "one")
@@ -44,7 +46,8 @@ def test_candidates_are_gated_by_tasks_shown_in_one_table_and_accepted(
     with get_client(sync_client=True) as client:
         shown = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["gate-matrix-gate"])))
         assert any("2 accepted" in str(artifact.data) for artifact in shown)
-        wanted = {"filter": {"event": {"name": ["trtops.gate.accept", "trtops.gate.refuse"]}}}
+        names = {"name": ["trtops.gate.accept", "trtops.gate.refuse"]}
+        wanted = {"filter": {"event": names, "occurred": {"since": begun.isoformat()}}}
         until(lambda: client._client.post("/events/filter", json=wanted).json()["total"] == 3)
 
 
