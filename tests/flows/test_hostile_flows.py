@@ -123,9 +123,8 @@ def test_no_flow_is_left_out() -> None:
 
 
 def test_all_flows_over_a_store_in_which_runs_were_forged(place: Path) -> None:
-    campaign = forged_runs(place)[
-        1
-    ]  # the ways of the others are tried by the same operations in tests/cli/test_hostile_store.py
+    # The ways of the others are tried by the same operations in tests/cli/test_hostile_store.py.
+    campaign = forged_runs(place)[1]
     returned = set(run_all(flows_on(campaign), place))
     assert returned <= {"audit", "diff_tactics", "gate"}  # whose results say what is wrong
 

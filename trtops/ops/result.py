@@ -128,9 +128,8 @@ def finish_with(run: Run, result: OpResult, tracker: Tracker | None, *, title: s
         judged: Whether the verdict is of what the run made, and so becomes the run's own.
     """
     if tracker is not None and run.id:
-        from trtops.reports.present import (
-            present,  # brings templates and Markdown, which what is not kept does not need
-        )
+        # It brings templates and Markdown, which what is not kept does not need.
+        from trtops.reports.present import present
 
         document = result.document()
         document = replace(document, title=title or document.title, verdict=document.verdict if judged else "")

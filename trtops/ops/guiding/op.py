@@ -24,7 +24,7 @@ from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.result import GuideResult, Step
 from trtops.ops.guiding.subject import Subject
 from trtops.ops.judging.feeds import check_source
-from trtops.ops.result import model_file, op_run
+from trtops.ops.result import finish_with, model_file, op_run
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, Tracker
 from trtops.tracking.memory import MemoryTracker
@@ -313,9 +313,9 @@ def _finished(subject: Subject, run: Run, steps: Sequence[Step]) -> GuideResult:
         result = replace(result, verdict="bad")
     result = _with_files(subject, result).kept_in(run, subject.experiment)
     run.log_metrics({("guide", "builds"): float(result.builds), ("guide", "seconds"): result.seconds})
-    run.set_tags({schema.Tag.FAULT: result.kind, schema.Tag.NOTE: "\n".join(result.body())[: schema.MAX_TAG]})
+    run.set_tags({schema.Tag.FAULT: result.kind})
     run.log_text(result.page(), schema.Artifact.GUIDE_PAGE)
-    run.finish(result.verdict)
+    finish_with(run, result, subject.tracker)
     return result
 
 

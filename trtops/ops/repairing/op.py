@@ -27,7 +27,7 @@ from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.feeds import check_source, open_feeds
 from trtops.ops.repairing.config import RepairConfig, RepairResult, as_trials
 from trtops.ops.repairing.space import Outcome, Point, Search, Space, SpentError
-from trtops.ops.result import model_file, op_run
+from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tracking import schema
@@ -98,7 +98,7 @@ def repair(
         ).kept_in(run, experiment)
         _write_files(result, config)
         _log_result(run, result, config, opened)
-        run.finish(result.verdict)
+        finish_with(run, result, memory)
         return result
 
 

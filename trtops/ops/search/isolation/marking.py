@@ -17,7 +17,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.judging.feeds import DataConfig
 from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search import algorithms
 from trtops.ops.search.triage.sides import Built, MakeRunner, Sides, reference
 from trtops.spec import BuildConfig
@@ -180,7 +180,7 @@ def find_marks(
         result = replace(found, title=f"marks {subject}").kept_in(run, experiment)
         run.log_params({"model": subject.name, **config.to_dict()})
         run.log_json(result, schema.Artifact.MARKS)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result
 
 

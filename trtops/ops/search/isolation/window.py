@@ -21,7 +21,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.observe import observe
 from trtops.ops.judging.submodel import CheckOutcome, ComparisonCheck
 from trtops.ops.model.opening import Source, Subject
-from trtops.ops.result import OpResult, op_run
+from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.ops.search import algorithms
 from trtops.ops.search.isolation.marking import Apart, IsolationConfig, OutOfBuildsError, fewest_marks, opened_sides
 from trtops.ops.search.triage.sides import MakeRunner
@@ -138,7 +138,7 @@ def isolate(
         result = result.kept_in(run, experiment)
         run.log_params({"model": subject.name, **config.to_dict()})
         run.log_json(result, schema.Artifact.WINDOW)
-        run.finish(result.verdict)
+        finish_with(run, result, tracker)
         return result
 
 
