@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.judging.command import CommandCheck
     from trtops.ops.judging.judgement import CheckConfig
-    from trtops.tracking.registry import RegisteringTracker
 
 BACKEND = Group(
     "back end",
@@ -206,31 +205,3 @@ def command_check(args: Asked, default_artifact: str, placeholder: str = "{model
         timeout_seconds=args.check_timeout,
         artifact=None if said else args.iter_artifact or default_artifact,
     )
-
-
-def memory(experiment: str | None, store: str | None) -> RegisteringTracker:
-    """The memory that an experiment is kept in; without one, a memory that ends with this process."""
-    if experiment is None and store is None:
-        from trtops.tracking.memory import MemoryTracker
-
-        return MemoryTracker()
-    return opened(store)
-
-
-def kept(experiment: str | None, store: str | None) -> RegisteringTracker | None:
-    """The memory that an experiment is kept in; without one None, which keeps nothing."""
-    return None if experiment is None else opened(store)
-
-
-def existing(store: str | None) -> RegisteringTracker:
-    """The store, for what reads it: one that is missing is an error, and is not made."""
-    from trtops.tracking.store import existing_tracker
-
-    return existing_tracker(store)
-
-
-def opened(store: str | None) -> RegisteringTracker:
-    """The store, made if it is missing."""
-    from trtops.tracking.store import open_tracker
-
-    return open_tracker(store)

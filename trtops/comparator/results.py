@@ -14,7 +14,6 @@ from trtops import config, errors, json
 from trtops.comparator.arrays import is_torch, to_numpy
 from trtops.comparator.streams import IterationWriter, PathLike, iterate_files
 from trtops.json import Decoder, Encoder
-from trtops.processes import temporary_prefix
 
 __all__ = ["IterationResult", "LazyArray", "RunResults"]
 
@@ -37,6 +36,8 @@ class LazyArray:
         limit = config.ARRAY_SWAP_THRESHOLD_MB
         if limit >= 0 and isinstance(arr, np.ndarray) and arr.nbytes > limit << 20:
             import tempfile
+
+            from trtops.processes import temporary_prefix  # both are imported where they are needed
 
             handle, name = tempfile.mkstemp(prefix=temporary_prefix("arrays"), suffix=".npz")
             os.close(handle)

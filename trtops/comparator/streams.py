@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.json import load_json, save_json
-from trtops.json.numpy_files import load_numpy
+from trtops.lazy import function
 
 T = TypeVar("T")
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -117,16 +116,18 @@ class IterationWriter(Generic[T]):
         self.close()
 
 
+# Archives bring five modules of the standard library, which runs that load none do not need.
+_load_numpy = function("trtops.json.numpy_files.load_numpy")
+_archive_names = function("trtops.json.numpy_files.archive_names")
+
+
 def load_list(path: PathLike, description: str) -> Iterator[Any]:
     """The iterations of one file: the items of a list, or the one object that it holds."""
     of_numpy = os.fspath(path).endswith(".npz") and not has_index(path)
-    content = load_numpy(path) if of_numpy else load_json(path, description)
+    content = _load_numpy(path) if of_numpy else load_json(path, description)
     yield from content if isinstance(content, list) else [content]
 
 
 def has_index(path: PathLike) -> bool:
     """Whether a file is an archive of ours, and not one that numpy wrote."""
-    if not os.fspath(path).endswith(".npz") or not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return "index.json" in archive.namelist()
+    return os.fspath(path).endswith(".npz") and "index.json" in _archive_names(path)

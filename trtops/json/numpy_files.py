@@ -45,6 +45,21 @@ def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
         ) from None
 
 
+def archive_names(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the files in an archive; none where the file is no archive, or is missing.
+
+    Raises:
+        FormatError: If the archive is damaged.
+    """
+    if not zipfile.is_zipfile(path):
+        return []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError) as exc:
+        raise errors.FormatError(f"{path} cannot be read as an archive: {exc}.") from None
+
+
 def _load_members(file: IO[bytes], path: Path, size: int) -> dict[str, Array]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()

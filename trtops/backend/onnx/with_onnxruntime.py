@@ -21,7 +21,6 @@ from trtops.backend.onnx.expansion import check_expansion
 from trtops.backend.onnx.following import may_propagate
 from trtops.backend.onnx.messages import ModelProto
 from trtops.limits import bytes_of_files, limited_memory, memory_limit, too_much
-from trtops.worker import Worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,6 +130,8 @@ def _parsed(source: bytes | str) -> onnx.ModelProto | None:
 @functools.lru_cache(maxsize=8)
 def _load_apart(source: bytes | str) -> None:
     """Load a model in a child of its own."""
+    from trtops.worker import Worker  # brings multiprocessing, which every run would import for the rare model
+
     with Worker(name="Loading the model") as worker:
         try:
             fits = worker.run(_fits_into_memory, source, timeout=LONGEST_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json, say_result
 
@@ -67,7 +67,7 @@ def execute(plan: Plan) -> int:
     """Build them, and print what became of each."""
     if plan.config is None:
         return _check(plan.models)
-    tracker = configs.opened(plan.store)
+    tracker = memory.opened(plan.store)
     result = ops.build_list(plan.models, plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())

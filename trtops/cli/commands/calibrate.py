@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say_result
 from trtops.terminal import progress
@@ -82,7 +82,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Calibrate, and print."""
-    tracker = configs.memory(plan.experiment, plan.store)
+    tracker = memory.kept_or_forgotten(plan.experiment, plan.store)
     with progress("Calibrating", "samples") as bar:
         result = ops.calibrate(
             plan.model, plan.config, tracker=tracker, experiment=plan.experiment, progress=bar.update

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 from trtops.tracking.ids import RUN_PREFIX
@@ -72,7 +72,7 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Compare, and print."""
     stored = any(side.startswith(RUN_PREFIX) for side in (plan.actual, plan.golden))
-    tracker = configs.existing(plan.store) if stored else configs.memory(plan.experiment, plan.store)
+    tracker = memory.existing(plan.store) if stored else memory.kept_or_forgotten(plan.experiment, plan.store)
     result = ops.compare(plan.actual, plan.golden, plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())

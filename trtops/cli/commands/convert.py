@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trtops import errors, ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, loading
+from trtops.cli import configs, groups, loading, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Maker, call
@@ -193,7 +193,7 @@ def execute(plan: Plan) -> int:
         except (OSError, errors.TrtopsError) as exc:
             failed.append(exc)
 
-    tracker = configs.memory(plan.experiment, plan.store)
+    tracker = memory.kept_or_forgotten(plan.experiment, plan.store)
     result = ops.convert(plan.model, plan.config, tracker=tracker, experiment=plan.experiment, built=write)
     if failed:
         raise failed[0]

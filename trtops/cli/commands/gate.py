@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say_json, say_result
 from trtops.terminal import progress
@@ -135,7 +135,7 @@ def execute(plan: Plan) -> int:
         config = replace(config, gate=replace(config.gate, policy=ops.read_policy(plan.policy)))
     with progress("Gating", "candidates") as bar:
         result = ops.gate_all(
-            config, tracker=configs.opened(plan.store), experiment=plan.experiment, progress=bar.update
+            config, tracker=memory.opened(plan.store), experiment=plan.experiment, progress=bar.update
         )
     if plan.json:
         say_json(result.to_dict())

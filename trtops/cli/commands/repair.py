@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json, say_page
 
@@ -102,7 +102,7 @@ def execute(plan: Plan) -> int:
     result = ops.repair(
         plan.model,
         plan.config,
-        tracker=configs.kept(plan.experiment, plan.store),
+        tracker=memory.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
         progress=None if plan.json else _say_trial,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 
@@ -58,7 +58,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Write it, and say where it is."""
-    written = ops.report(plan.run, plan.beside, tracker=configs.opened(plan.store), output=plan.output)
+    written = ops.report(plan.run, plan.beside, tracker=memory.opened(plan.store), output=plan.output)
     if plan.json:
         say_json(written.to_dict())
     else:

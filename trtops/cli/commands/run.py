@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, loading, values
+from trtops.cli import groups, loading, memory, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
@@ -292,7 +292,7 @@ def execute(plan: Plan) -> int:
         compare=make(list(plan.compare)) if plan.compare else None,
         postprocess=make(list(plan.postprocess)),
         model=plan.model,
-        tracker=configs.kept(plan.experiment, plan.store),
+        tracker=memory.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
         params={"command": plan.command},
     )

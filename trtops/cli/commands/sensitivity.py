@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_result
 from trtops.terminal import progress
@@ -73,9 +73,9 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Measure, and print."""
     tracker = (
-        configs.existing(plan.store)
+        memory.existing(plan.store)
         if plan.cache.startswith(RUN_PREFIX)
-        else configs.memory(plan.experiment, plan.store)
+        else memory.kept_or_forgotten(plan.experiment, plan.store)
     )
     with progress("Measuring", "layers") as bar:
         result = ops.sensitivity(

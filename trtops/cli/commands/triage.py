@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json, say_page
 
@@ -101,9 +101,9 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Ask, and print."""
-    tracker = configs.kept(plan.experiment, plan.store)
+    tracker = memory.kept(plan.experiment, plan.store)
     if plan.resume is not None and tracker is None:
-        tracker = configs.opened(plan.store)
+        tracker = memory.opened(plan.store)
     result = ops.guide(
         plan.model,
         plan.config,

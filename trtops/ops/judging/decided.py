@@ -17,6 +17,21 @@ from trtops.comparator.report import (
     compare_outputs,
 )
 from trtops.comparator.results import RunResults
+from trtops.ops.judging.judgement import Judgement, log_judgement
+from trtops.tracking import schema
+from trtops.tracking.base import Run
+
+
+def log_decided(run: Run, accuracy: AccuracyResults, results: RunResults) -> None:
+    """Log every statistic of the first pair as metrics, all numbers as an artifact, and the verdict as it was decided.
+
+    Args:
+        run: The run to log to.
+        accuracy: What the compare functions found.
+        results: The outputs that they found it in.
+    """
+    log_judgement(run, Judgement(report=decided_report(accuracy, results)))
+    run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
 
 
 def decided_report(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:

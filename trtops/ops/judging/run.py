@@ -11,12 +11,9 @@ from trtops.backend.runner import BaseRunner
 from trtops.comparator.accuracy import AccuracyResults, CompareFunction
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import PostprocessFunction, RunResults
-from trtops.ops.judging.decided import decided_report
-from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
-from trtops.tracking import schema
-from trtops.tracking.base import NO_RUN, Run, Tracker, Verdict
+from trtops.tracking.base import NO_RUN, Tracker, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +120,10 @@ def run_models(
             iterations=tuple(len(iterations) for iterations in results.values()),
             mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
         )
-        if accuracy is not None and len(accuracy[0]):
-            _log_comparison(run, accuracy, results, result)
+        if run is not NO_RUN and accuracy is not None and len(accuracy[0]):
+            from trtops.ops.judging.decided import log_decided  # half of what a run imports, for what is kept alone
+
+            log_decided(run, accuracy, results)
         finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 
@@ -179,12 +178,3 @@ def _describe_differences(accuracy: AccuracyResults) -> list[str]:
 def _mean_ms(iterations: Sequence[Any]) -> float | None:
     times = [iteration.runtime for iteration in iterations if iteration.runtime is not None]
     return 1e3 * sum(times) / len(times) if times else None
-
-
-def _log_comparison(run: Run, accuracy: AccuracyResults, results: RunResults, result: RunResult) -> None:
-    """Log every statistic of the first pair as metrics, all numbers as an artifact, and the verdict as it was decided."""
-    if run is NO_RUN:
-        return
-    report = decided_report(accuracy, results)
-    log_judgement(run, Judgement(report=report))
-    run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_ending, say_json
 
@@ -89,7 +89,7 @@ def execute(plan: Plan) -> int:
         plan.model,
         plan.actual,
         plan.config,
-        tracker=configs.kept(plan.experiment, plan.store),
+        tracker=memory.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
     )
     if plan.picture is not None:

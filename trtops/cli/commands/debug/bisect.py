@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
@@ -82,7 +82,7 @@ def execute(plan: Plan) -> int:
         plan.run,
         plan.bad,
         plan.config,
-        tracker=configs.existing(plan.store),
+        tracker=memory.existing(plan.store),
         progress=lambda done, most: log.info("%d builds, at most %d", done, most),
     )
     if plan.json:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, loading
+from trtops.cli import configs, groups, loading, memory
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_result
@@ -146,7 +146,7 @@ def execute(plan: Plan) -> int:
     """Build, judge, and tell."""
     if plan.build is not None:
         return _repeat_builds(plan)
-    tracker = configs.existing(plan.store) if plan.resume else configs.memory(plan.experiment, plan.store)
+    tracker = memory.existing(plan.store) if plan.resume else memory.kept_or_forgotten(plan.experiment, plan.store)
     result = ops.debug_build(
         plan.model,
         plan.campaign,

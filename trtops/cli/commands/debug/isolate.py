@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_page
 
@@ -83,7 +83,7 @@ def execute(plan: Plan) -> int:
         plan.model,
         plan.build,
         plan.config,
-        tracker=configs.kept(plan.experiment, plan.store),
+        tracker=memory.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
     )
     if plan.json:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
@@ -67,7 +67,7 @@ def execute(plan: Plan) -> int:
     result = ops.noise(
         plan.run,
         plan.config,
-        tracker=configs.existing(plan.store),
+        tracker=memory.existing(plan.store),
         progress=lambda done, total: log.info("%d of %d engines", done, total),
     )
     if plan.json:

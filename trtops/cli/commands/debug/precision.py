@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, loading, surgery
+from trtops.cli import configs, groups, loading, memory, surgery
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.iterations import Iterations
@@ -191,7 +191,7 @@ def execute(plan: Plan) -> int:
             plan.config,
             feeds=make(plan.feeds),
             **_judging_options(plan, make, stack),
-            tracker=configs.kept(plan.experiment, plan.store),
+            tracker=memory.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
             progress=lambda step: _say_step(step, iterations),
@@ -222,7 +222,9 @@ def _gives_golden_outputs(plan: Plan, golden: str) -> bool:
     """Whether the model gives these outputs on this data, in FP32."""
     config = plan.config
     check = ops.CheckConfig(tolerances=config.tolerances, latency_runs=0, **_same_data(config))
-    result = ops.compare(str(plan.model), golden, ops.CompareConfig(check=check), tracker=configs.memory(None, None))
+    result = ops.compare(
+        str(plan.model), golden, ops.CompareConfig(check=check), tracker=memory.kept_or_forgotten(None, None)
+    )
     if result.verdict != "good":
         say(f"The model in FP32 does not give the golden outputs on this data: {'; '.join(result.reasons)}")
     return result.verdict == "good"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
@@ -77,7 +77,7 @@ def execute(plan: Plan) -> int:
     result = ops.prove(
         plan.run,
         plan.config,
-        tracker=configs.existing(plan.store),
+        tracker=memory.existing(plan.store),
         progress=lambda done, total: log.info("%d of %d builds", done, total),
     )
     if plan.json:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, loading, surgery, values
+from trtops.cli import configs, groups, loading, memory, surgery, values
 from trtops.cli.commands.debug import repeat as debug_repeat
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.iterations import Iterations
@@ -173,7 +173,7 @@ def execute(plan: Plan) -> int:
             check,
             plan.config,
             feeds=make(plan.feeds),
-            tracker=configs.kept(plan.experiment, plan.store),
+            tracker=memory.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
             progress=lambda step: _finish_check(plan, step, iterations),

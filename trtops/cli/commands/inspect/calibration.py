@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import asking, configs, groups
+from trtops.cli import asking, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 from trtops.tracking.ids import RUN_PREFIX
@@ -52,7 +52,7 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Look, and print."""
     tracker = (
-        configs.existing(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
+        memory.existing(plan.store) if any(str(c).startswith(RUN_PREFIX) for c in (plan.cache, plan.other)) else None
     )
     if plan.other is None:
         asking.show(ops.inspect_calibration(plan.cache, tracker=tracker), plan.json)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say_json, say_result
 
@@ -77,7 +77,7 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Compare, and print."""
     stored = plan.config.runs or plan.config.experiment is not None
-    tracker = configs.existing(plan.store) if stored else configs.memory(plan.experiment, plan.store)
+    tracker = memory.existing(plan.store) if stored else memory.kept_or_forgotten(plan.experiment, plan.store)
     result = ops.diff_tactics(plan.config, tracker=tracker, experiment=plan.experiment)
     if plan.json:
         say_json(result.to_dict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import asking, configs, groups
+from trtops.cli import asking, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 
 GROUPS = (
@@ -38,7 +38,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and print."""
-    found = ops.inspect_run(plan.run, configs.existing(plan.store))
+    found = ops.inspect_run(plan.run, memory.existing(plan.store))
     asking.show(found, plan.json)
     record = found.to_json()
     return 0 if isinstance(record, dict) and record["whole"] else 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, values
+from trtops.cli import configs, groups, memory, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_ending, say_json
 
@@ -125,7 +125,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Audit, and print."""
-    tracker = configs.existing(plan.store)
+    tracker = memory.existing(plan.store)
     result = ops.audit(
         plan.config,
         tracker=tracker,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_page
 
@@ -73,7 +73,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Pack, and print."""
-    result = ops.bundle(plan.run, plan.config, tracker=configs.opened(plan.store))
+    result = ops.bundle(plan.run, plan.config, tracker=memory.opened(plan.store))
     if plan.json:
         say_json(result.to_dict())
     else:

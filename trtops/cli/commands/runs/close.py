@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 from trtops.record import to_jsonable
@@ -56,7 +56,7 @@ def execute(plan: Plan) -> int:
     """Close, and print."""
     from trtops.tracking.check import close
 
-    closed = close(configs.existing(plan.store), plan.run, why=plan.why, force=plan.force)
+    closed = close(memory.existing(plan.store), plan.run, why=plan.why, force=plan.force)
     if plan.json:
         say_json(to_jsonable([{"id": info.id, "name": info.name, "status": info.status} for info in closed]))
     else:

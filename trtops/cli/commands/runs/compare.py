@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json, say_table
 
@@ -47,7 +47,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Show them."""
-    tracker = configs.existing(plan.store)
+    tracker = memory.existing(plan.store)
     runs = [tracker.whole_id(run) for run in plan.runs]
     lines = [line for line in ops.side_by_side(runs, tracker) if plan.all or not line.same]
     if plan.json:

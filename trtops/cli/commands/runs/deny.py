@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_ending, say_json
 
@@ -35,7 +35,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Deny, and print."""
-    result = ops.deny(plan.run, tracker=configs.existing(plan.store))
+    result = ops.deny(plan.run, tracker=memory.existing(plan.store))
     if plan.json:
         say_json(result.to_dict())
     else:

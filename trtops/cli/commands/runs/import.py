@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trtops import ops
 from trtops.backend.onnx.model import Model
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_page
 
@@ -64,7 +64,7 @@ def execute(plan: Plan) -> int:
     """Import, and print."""
     digest = None if plan.model is None else Model.load(plan.model).info.sha256
     result = ops.import_results(
-        plan.files, tracker=configs.opened(plan.store), experiment=plan.experiment, model_sha256=digest
+        plan.files, tracker=memory.opened(plan.store), experiment=plan.experiment, model_sha256=digest
     )
     if plan.json:
         say_json(result.to_dict())

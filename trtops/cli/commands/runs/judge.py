@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, values
+from trtops.cli import configs, groups, memory, values
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json, say_result
 
@@ -102,7 +102,7 @@ def execute(plan: Plan) -> int:
     if plan.history is not None:
         return _judge_history(plan.history, plan)
     assert plan.tolerances is not None
-    judged = ops.judge_again(plan.runs, plan.tolerances, configs.existing(plan.store))
+    judged = ops.judge_again(plan.runs, plan.tolerances, memory.existing(plan.store))
     if plan.json:
         say_json([each.to_dict() for each in judged])
     for each in () if plan.json else judged:
@@ -119,7 +119,7 @@ def execute(plan: Plan) -> int:
 
 def _judge_history(config: HistoryConfig, plan: Plan) -> int:
     policy = ops.policy_of(plan.tolerances) if plan.policy is None else ops.read_policy(plan.policy)
-    result = ops.judge_history(replace(config, policy=policy), tracker=configs.existing(plan.store))
+    result = ops.judge_history(replace(config, policy=policy), tracker=memory.existing(plan.store))
     if plan.json:
         say_json(result.to_dict())
     else:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups, values
+from trtops.cli import groups, memory, values
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json, say_table
 from trtops.errors import near
@@ -75,7 +75,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """List them."""
-    rows = ops.list_runs(configs.existing(plan.store), **dict(plan.which))  # type: ignore[arg-type]
+    rows = ops.list_runs(memory.existing(plan.store), **dict(plan.which))  # type: ignore[arg-type]
     if plan.json:
         say_json([row.to_dict() for row in rows])
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 
@@ -47,7 +47,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Pardon, and print."""
-    result = ops.pardon(plan.run, tracker=configs.existing(plan.store), why=plan.why)
+    result = ops.pardon(plan.run, tracker=memory.existing(plan.store), why=plan.why)
     if plan.json:
         say_json(result.to_dict())
     else:

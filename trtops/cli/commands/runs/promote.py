@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups
+from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_ending, say_json
 
@@ -58,7 +58,7 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Promote, and print."""
     try:
-        result = ops.promote(plan.run, plan.config, tracker=configs.existing(plan.store))
+        result = ops.promote(plan.run, plan.config, tracker=memory.existing(plan.store))
     finally:
         ops.close_benches()
     if plan.json:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, values
+from trtops.cli import configs, groups, memory, values
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
@@ -77,7 +77,7 @@ def execute(plan: Plan) -> int:
     """Drop, or say what would be dropped."""
     result = ops.prune_runs(
         plan.config,
-        tracker=configs.existing(plan.store),
+        tracker=memory.existing(plan.store),
         progress=lambda done, total: log.info("%d of %d runs", done, total),
     )
     if plan.json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups
+from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json
 
@@ -68,7 +68,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Find it, and print."""
-    tracker = configs.existing(plan.store)
+    tracker = memory.existing(plan.store)
     found = ops.resolve(plan.model, tracker=tracker, backend=plan.backend, name=plan.name, keys=plan.keys)
     if found.run_id and found.path and plan.output:
         save_bytes(found.engine(tracker).plan, plan.output)

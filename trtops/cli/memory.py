@@ -1,0 +1,36 @@
+"""The memory that a command writes to or reads from, opened when it is needed: that takes longer than most commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtops.tracking.registry import RegisteringTracker
+
+
+def kept_or_forgotten(experiment: str | None, store: str | None) -> RegisteringTracker:
+    """The memory that an experiment is kept in; without one, a memory that ends with this process."""
+    if experiment is None and store is None:
+        from trtops.tracking.memory import MemoryTracker
+
+        return MemoryTracker()
+    return opened(store)
+
+
+def kept(experiment: str | None, store: str | None) -> RegisteringTracker | None:
+    """The memory that an experiment is kept in; without one None, which keeps nothing."""
+    return None if experiment is None else opened(store)
+
+
+def existing(store: str | None) -> RegisteringTracker:
+    """The store, for what reads it: one that is missing is an error, and is not made."""
+    from trtops.tracking.store import existing_tracker
+
+    return existing_tracker(store)
+
+
+def opened(store: str | None) -> RegisteringTracker:
+    """The store, made if it is missing."""
+    from trtops.tracking.store import open_tracker
+
+    return open_tracker(store)
