@@ -68,8 +68,13 @@ def function(path: str) -> Callable[..., Any]:
     """
     module, _, name = path.rpartition(".")
 
+    @functools.cache
+    def imported() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+        return imported()(*args, **kwargs)
 
     return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -64,7 +65,12 @@ def holds_strings(array: Array) -> TypeIs[Array]:
 
 def dtype_name(array: Array) -> str:
     """The dtype's name as :class:`trtops.metadata.DataType` spells it; ``str`` for strings of any length."""
-    return "str" if array.dtype.kind in "USaOT" else array.dtype.name
+    return _name_of(array.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return "str" if dtype.kind in "USaOT" else dtype.name
 
 
 def _from_torch(tensor: Any) -> Array:
