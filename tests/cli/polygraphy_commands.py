@@ -8,6 +8,7 @@ The table of what it says is ``tests/data/polygraphy_commands.json``. Made anew,
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -108,14 +109,20 @@ SURGEON = r"(Original|New) Model:|Saving ONNX model to: |Folding Constants|Total
 """Lines that people and scripts look for: of all commands, and of some."""
 
 
-def kept_lines(command: str, printed: str) -> list[str]:
-    """The lines that are compared, without what differs from run to run: times, runners' names and the tool's."""
-    more = {"run": RUN, "inspect": INSPECT, "surgeon": SURGEON}.get(command.split()[0])
-    wanted = re.compile(f"{VERDICTS}|{more}" if more else VERDICTS)
+def kept_lines(command: str, printed: str, more: str = "") -> list[str]:
+    """The lines that are compared, without what differs from run to run: times, runners' names and the tool's.
+
+    Args:
+        command: The command's words, the tool's name left out.
+        printed: What it printed.
+        more: A pattern of further lines that are compared.
+    """
+    of_command = {"run": RUN, "inspect": INSPECT, "surgeon": SURGEON}.get(command.split()[0])
+    wanted = re.compile("|".join(pattern for pattern in (VERDICTS, of_command, more) if pattern))
     found = []
     for line in printed.splitlines():
         text = re.sub(r"^\[[A-Z!]\] ", "", line).strip()
-        text = re.sub(r"onnxrt-runner-N\d+(-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d)?\s*", "RUNNER ", text)
+        text = re.sub(r"(onnxrt|trt)-runner-N\d+(-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d)?\s*", "RUNNER ", text)
         text = re.sub(r"Runtime: [\d.]+s", "Runtime: T", text)
         text = re.sub(r"Duration [\d.e-]+s", "Duration T", text)
         text = re.sub(r"Command: .*", "Command: C", text)
@@ -152,6 +159,25 @@ def prepare(folder: Path) -> None:
         f"import numpy as np\ndef load_data():\n    for i in range(2):\n        yield {{{spec.name!r}: np.full({shape}, i, np.float32)}}\nother = load_data\n"
     )
     (folder / "left.txt").write_text("left")
+
+
+def missing_lines(wanted: Iterable[str], said: list[str], differences: Iterable[str]) -> list[str]:
+    """Lines that are wanted and not said, in this order, but for those that a pattern of ``differences`` describes."""
+    missing, place = [], 0
+    for line in wanted:
+        if line in said[place:]:
+            place = said.index(line, place) + 1
+        elif not any(re.match(pattern, line) for pattern in differences):
+            missing.append(line)
+    return missing
+
+
+class OnStdout(logging.Handler):
+    """Prints what the log would print to standard output, where a test runner takes all messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "on_stdout", False):
+            print(record.getMessage())
 
 
 def words(command: str, tool: Iterable[str], debug: str) -> list[str]:

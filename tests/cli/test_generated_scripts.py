@@ -6,6 +6,7 @@ All in this process, since a process of each tool takes half a second; those tha
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import runpy
 import shlex
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests import models
@@ -67,22 +69,86 @@ SAID = ("FAILED", "Output validation failed")
 PROCESSES = {"processes": ("--onnxrt --use-subprocess --sequential-runners --load-inputs i.json", 0)}
 
 PROFILE = " ".join(f"--trt-{bound}-shapes image:[{n},3,8,8]" for bound, n in (("min", 1), ("opt", 2), ("max", 4)))
+LARGER = PROFILE.replace("[4,", "[16,").replace("[2,", "[8,").replace("[1,", "[5,")
+CLOSE = "--atol 1e-2 --rtol 1e-2"
+CALIBRATED = "--calibration-cache c.cache --data-loader-script calibration.py"
 TENSORRT: dict[str, tuple[str, int]] = {
-    "an engine": ("--trt --onnxrt --atol 1e-2 --rtol 1e-2", 0),
-    "profiles": (f"--trt --onnxrt {PROFILE} --input-shapes image:[3,3,8,8] --atol 1e-2 --rtol 1e-2", 0),
-    "precisions": (f"--trt {PROFILE} --fp16 --precision-constraints obey --layer-precisions conv0:float32", 0),
-    "INT8": (f"--trt {PROFILE} --int8 --calibration-cache c.cache --data-loader-script data.py", 0),
+    "an engine": (f"--trt --onnxrt {CLOSE}", 0),
+    "profiles": (f"--trt --onnxrt {PROFILE} --input-shapes image:[3,3,8,8] {CLOSE}", 0),
+    "one of two profiles": (f"--trt {PROFILE} {LARGER} --optimization-profile 1 --input-shapes image:[9,3,8,8]", 0),
+    "precisions": (f"--trt {PROFILE} --fp16 --precision-constraints obey --layer-precisions relu:float32 neg:float16", 0),
+    "INT8": (f"--trt {PROFILE} --int8 {CALIBRATED}", 0),
+    "INT8 by another calibrator": (f"--trt {PROFILE} --int8 {CALIBRATED} --calib-base-cls IInt8MinMaxCalibrator", 0),
+    "INT8 by the legacy calibrator": (
+        f"--trt {PROFILE} --int8 {CALIBRATED} --calib-base-cls IInt8LegacyCalibrator --quantile 0.9 --regression-cutoff 0.8",
+        0,
+    ),
+    "INT8 of random data": (f"--trt {PROFILE} --int8 --seed 3 --val-range [0,2]", 0),
     "a builder config": (
         f"--trt {PROFILE} --tf32 --sparse-weights --pool-limit workspace:64M --builder-optimization-level 2 "
         "--tactic-sources CUBLAS --profiling-verbosity detailed --max-aux-streams 0",
         0,
     ),
+    "another builder config": (
+        f"--trt {PROFILE} --refittable --direct-io --hardware-compatibility-level ampere_plus --tactic-sources "
+        "--preview-features PROFILE_SHARING_0806 --quantization-flags CALIBRATE_BEFORE_FUSION",
+        0,
+    ),
     "files": (f"--trt {PROFILE} --save-engine e.engine --save-timing-cache t.cache --save-tactics t.json", 0),
+    "files that are read": (f"--trt {PROFILE} --load-timing-cache made.cache --load-tactics made.json", 0),
+    "a saved engine": ("made.engine --trt", 0),
+    "a saved engine beside the model": ("--trt --onnxrt --save-engine other.engine --sequential-runners --warm-up 1", 0),
     "outputs of the network": (f"--trt {PROFILE} --trt-outputs mark all --trt-exclude-outputs scores", 0),
+    "outputs by type": (f"--trt {PROFILE} --trt-outputs-by-type UNARY", 0),
     "formats": (f"--trt {PROFILE} --tensor-formats image:[linear] --tensor-dtypes scores:float32", 0),
-    "too strict": ("--trt --onnxrt --fp16 --atol 1e-12 --rtol 1e-12", 1),
+    "formats of everything": (f"--trt {PROFILE} --fp16 --all-tensor-formats linear --all-tensor-dtypes float16", 0),
+    "a network of a script": ("network.py --trt", 0),
+    "a config of a script": (f"--trt --onnxrt --trt-config-script config.py {CLOSE}", 0),
+    "functions that change": (
+        f"--trt {PROFILE} --trt-network-postprocess-script change.py --trt-config-postprocess-script change.py",
+        0,
+    ),
+    "saved data": (f"--trt {PROFILE} --load-inputs ti.json --load-outputs to.json {CLOSE}", 0),
+    "too strict": ("--trt --onnxrt --fp16 --val-range [0,2] --layer-precisions relu:float16 neg:float16 exp:float16 "
+    "--precision-constraints obey --atol 1e-12 --rtol 1e-12", 1),
+}  # fmt: skip
+"""The same for TensorRT, of a network that builds in no time; ``m.onnx`` goes before options that name no model."""
+
+TENSORRT_FILES = {
+    "calibration.py": """
+import numpy as np
+def load_data():
+    return [{"image": np.full((2, 3, 8, 8), i + 1, np.float32)} for i in range(2)]
+""",
+    "network.py": """
+import tensorrt as trt
+from TOOL import func
+from TOOL.backend.trt import CreateNetwork
+
+@func.extend(CreateNetwork())
+def load_network(builder, network):
+    made = network.add_activation(network.add_input("image", trt.float32, (1, 3, 8, 8)), trt.ActivationType.RELU)
+    network.mark_output(made.get_output(0))
+""",
+    "config.py": """
+from TOOL import func
+from TOOL.backend.trt import CreateConfig, Profile
+
+@func.extend(CreateConfig(profiles=[Profile().add("image", (1, 3, 8, 8), (1, 3, 8, 8), (2, 3, 8, 8))]))
+def load_config(builder, network, config):
+    config.builder_optimization_level = 2
+""",
+    "change.py": """
+import tensorrt as trt
+
+def postprocess(network):
+    network.name = "changed"
+
+def postprocess_config(builder, network, config):
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 24)
+""",
 }
-"""The same for TensorRT; what a release does not have is skipped."""
+"""The scripts that those options name: ``TOOL`` is the tool that runs them."""
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +192,9 @@ def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def generated(tool: str, options: str) -> str:
     """The script that a tool writes."""
-    words = ["run", "m.onnx", *shlex.split(options), "--gen-script", f"by_{tool}.py"]
-    if "--load-outputs" in options and "--onnxrt" not in options:
-        words.remove("m.onnx")
+    words = shlex.split(options)
+    model = ["m.onnx"] if words[0].startswith("--") and words[0] != "--load-outputs" else []
+    words = ["run", *model, *words, "--gen-script", f"by_{tool}.py"]
     if tool == "trtops":
         assert main(words) == 0
     else:
@@ -142,8 +208,8 @@ def renamed(text: str, tool: str) -> str:
     return text.replace("trtops", tool) if tool == "polygraphy" else text.replace("polygraphy", tool)
 
 
-def verdict(text: str, name: str, *, apart: bool = False) -> int:
-    """The exit code of a script."""
+def verdict(text: str, name: str, *, apart: bool = False) -> int | str:
+    """The exit code of a script; where it ends in an error that is no verdict, the error."""
     for left in ("maps", "plots", "blobs", "si", "so"):
         shutil.rmtree(left, ignore_errors=True)
     Path(name).write_text(text)
@@ -157,8 +223,8 @@ def verdict(text: str, name: str, *, apart: bool = False) -> int:
     except SystemExit as exc:
         return int(exc.code or 0)
     except Exception as exc:
-        assert str(exc).startswith(SAID) or "NaN Detected" in str(exc), exc
-        return 1
+        said = str(exc).startswith(SAID) or "NaN Detected" in str(exc)
+        return 1 if said else f"{type(exc).__name__}: {exc}"
     finally:
         for logger in (G_LOGGER, THEIRS):
             logger.timestamp = logger.line_info = False
@@ -174,9 +240,26 @@ def check(options: str, expected: int, *, apart: bool = False) -> None:
     for writer in ("polygraphy", "trtops"):
         text = generated(writer, options)
         for runner in ("polygraphy", "trtops"):
+            _write_scripts_for(runner)
             name = f"{writer}_run_by_{runner}.py"
             found[name] = verdict(renamed(text, runner), name, apart=apart)
+    note(options, found)
     assert found == dict.fromkeys(found, expected)
+
+
+def _write_scripts_for(tool: str) -> None:
+    """Write what options for TensorRT name, importing the tool, where such files are; no module of theirs is kept."""
+    for name, text in TENSORRT_FILES.items():
+        if Path(name).exists():
+            Path(name).write_text(text.replace("TOOL", tool))
+            sys.modules.pop(Path(name).stem, None)
+
+
+def note(options: str, found: dict[str, int | str]) -> None:
+    """Add a line of the table to ``$OUT/generated_scripts.jsonl``, where ``OUT`` names a folder."""
+    if os.environ.get("OUT"):
+        with open(Path(os.environ["OUT"], "generated_scripts.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"options": options, **found}) + "\n")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -190,8 +273,28 @@ def test_scripts_that_start_processes_do_too(folder, name):
     check(*PROCESSES[name], apart=True)
 
 
+@pytest.fixture(scope="module")
+def with_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the options for TensorRT name."""
+    folder = tmp_path_factory.mktemp("tensorrt_scripts")
+    text = "(float[batch,3,8,8] image) => (float[batch,3,8,8] scores) { [relu] a = Relu(image)\n [neg] b = Neg(a)\n [exp] scores = Exp(b) }"
+    onnx.save(models.model(text), folder / "m.onnx")
+    with _changed_to(folder):
+        for name in TENSORRT_FILES:
+            Path(name).touch()
+        _write_scripts_for("trtops")
+        save_json([{"image": models.random(1, 3, 8, 8, seed=1)}], "ti.json")
+        assert main(["run", "m.onnx", "--onnxrt", "--load-inputs", "ti.json", "--save-outputs", "to.json"]) == 0
+        saved = "--save-engine made.engine --save-timing-cache made.cache --save-tactics made.json"
+        assert main(["run", "m.onnx", "--trt", *shlex.split(PROFILE), *shlex.split(saved)]) == 0
+    return folder
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TENSORRT)
-def test_scripts_for_tensorrt_do_too(folder, name):
+def test_scripts_for_tensorrt_do_too(with_engines, tmp_path, monkeypatch, name):
+    work = tmp_path / "work"
+    shutil.copytree(with_engines, work)
+    monkeypatch.chdir(work)
     check(*TENSORRT[name])

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.polygraphy_commands import COMMANDS, TABLE, kept_lines, prepare, words
+from tests.cli.polygraphy_commands import COMMANDS, TABLE, OnStdout, kept_lines, missing_lines, prepare, words
 from trtops.cli.main import main
 from trtops.logger import G_LOGGER
 
@@ -39,31 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-class OnStdout(logging.Handler):
-    """Prints what the log would print to standard output, where a test runner takes all messages."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "on_stdout", False):
-            print(record.getMessage())
-
-
 @pytest.fixture
 def on_stdout():
     handler = OnStdout()
     logging.getLogger("trtops").addHandler(handler)
     yield
     logging.getLogger("trtops").removeHandler(handler)
-
-
-def missing_lines(wanted: list[str], said: list[str]) -> list[str]:
-    """Lines that are wanted and not said, in this order."""
-    missing, place = [], 0
-    for line in wanted:
-        if line in said[place:]:
-            place = said.index(line, place) + 1
-        elif not any(re.match(pattern, line) for pattern in OTHER_LINES):
-            missing.append(line)
-    return missing
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -76,7 +56,7 @@ def test_a_command_of_polygraphy_exits_and_says_as_there(command, folder, monkey
     said = kept_lines(command, capsys.readouterr().out)
     if command not in OTHER_CODES:
         assert code == expected["exit"]
-    assert missing_lines(expected["lines"], said) == []
+    assert missing_lines(expected["lines"], said, OTHER_LINES) == []
 
 
 def test_the_table_has_every_command_and_few_differences():

@@ -12,6 +12,8 @@ from trtops.cli.flags import Asked, UsageError
 from trtops.cli.script import Call, Function, Name, call
 from trtops.cli.values import per_name
 from trtops.comparator.table import COMPARISONS
+from trtops.errors import ConfigError
+from trtops.metadata import DataType
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +214,19 @@ def _enum_members(kind: str, words: Iterable[str] | None) -> list[Name] | None:
     return None if words is None else [_enum_member(kind, word) for word in words]
 
 
+_TYPES_OF_TRT = {"float8e4m3fn": "fp8", "float4": "fp4"}
+"""Data types that TensorRT has under another name."""
+
+
+def _trt_type(word: str) -> Name | str:
+    """A data type as TensorRT's own, which scripts take of either tool; a word that stands for none is left to be refused."""
+    try:
+        found = DataType.of(word).name
+    except ConfigError:
+        return word
+    return Name("trt", _TYPES_OF_TRT.get(found, found))
+
+
 def builder_config(args: Asked) -> Any:
     """The builder config's loader."""
     if args.fp32 and (args.fp16 or args.bf16 or args.fp8 or args.int8):
@@ -321,12 +336,17 @@ def network(args: Asked, *, outputs: bool = True) -> Any:
             mark_layer_types=_list_or_none(args.trt_outputs_by_type), variable="modify_network_outputs",
         )  # fmt: skip
     if layers := dict(args.layer_precisions or ()) | constraints(args)[1]:
-        made = call(TRT, "SetLayerPrecisions", made, layers, variable="set_layer_precisions")
+        precisions = {name: _trt_type(word) for name, word in layers.items()}
+        made = call(TRT, "SetLayerPrecisions", made, precisions, variable="set_layer_precisions")
     if args.all_tensor_dtypes or args.tensor_dtypes:
-        types = args.all_tensor_dtypes or dict(args.tensor_dtypes)
+        every = args.all_tensor_dtypes
+        types = _trt_type(every) if every else {name: _trt_type(word) for name, word in args.tensor_dtypes}
         made = call(TRT, "SetTensorDatatypes", made, types, variable="set_tensor_datatypes")
     if args.all_tensor_formats or args.tensor_formats:
-        formats: Any = list(args.all_tensor_formats or ()) or {n: _bracketed_words(f) for n, f in args.tensor_formats}
+        each = {
+            name: _enum_members("TensorFormat", _bracketed_words(words)) for name, words in args.tensor_formats or ()
+        }
+        formats = _enum_members("TensorFormat", args.all_tensor_formats or None) or each
         made = call(TRT, "SetTensorFormats", made, formats, variable="set_tensor_formats")
     if args.decomposable_attentions:
         made = call(TRT, "SetDecomposableAttentions", made, variable="set_decomposable_attentions")

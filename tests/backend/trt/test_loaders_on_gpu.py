@@ -278,7 +278,7 @@ def test_a_network_is_drawn_as_an_onnx_model_that_viewers_take(tmp_path: Path):
 
     onnx.save(drawn, tmp_path / "drawn.onnx")
     kinds = {node.op_type for node in onnx.load(tmp_path / "drawn.onnx").graph.node}
-    assert {"MatrixMultiply", "Softmax"} <= kinds
+    assert {"MATRIX_MULTIPLY", "SOFTMAX"} <= kinds
     assert [value.name for value in drawn.graph.output] == ["y"]
 
 

@@ -486,7 +486,7 @@ def test_a_network_is_described_with_attributes_and_weights():
 
     assert "conv0.stride_nd = (1, 1)" in text
     assert re.search(r"conv0\.kernel = float32 .*min=-0\.8", text)
-    assert drawn.graph.node[0].op_type == "Convolution"
+    assert drawn.graph.node[0].op_type == "CONVOLUTION"
 
 
 # --- engines --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from trtops.backend.trt.build.calibrator import prepare_calibrator
 from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.describe.inspector import describe_engine, engine_io
-from trtops.backend.trt.describe.layers import io_of, markable, specialize, tensors_of
+from trtops.backend.trt.describe.layers import attribute_names, io_of, layer_lines, markable, tensors_of
 from trtops.backend.trt.describe.network import describe_network
 from trtops.backend.trt.library import dtypes
 from trtops.backend.trt.library import get_trt_logger as get_trt_logger
@@ -86,14 +86,14 @@ def get_layer_output_names_meta(layer: Any) -> tuple[list[str], TensorMetadata]:
 
 def get_layer_attribute_names(layer: Any) -> list[str]:
     """Names of the attributes that a layer has beyond those of all layers."""
-    common = library.load().ILayer
-    return [name for name in dir(specialize(layer)) if not name.startswith("__") and not hasattr(common, name)]
+    return attribute_names(layer)
 
 
 def str_from_layer(layer: Any, index: int) -> str:
     """A layer with its tensors, in lines."""
     (_, inputs), (_, outputs) = get_layer_input_names_meta(layer), get_layer_output_names_meta(layer)
-    return f"Layer {index:<4} | {layer.name} [Op: {layer.type}]\n    {inputs}\n     -> {outputs}\n"
+    title = f"Layer {index:<4} | {layer.name} [Op: {layer.type}]"
+    return "\n".join(layer_lines(title, list(map(str, inputs.values())), list(map(str, outputs.values())))) + "\n"
 
 
 def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weights: bool | None) -> list[str]:

@@ -285,7 +285,7 @@ def test_a_network_is_described_with_attributes_and_weights(network):
     assert "Strongly Typed Network" in text
     assert "{image [dtype=float32, shape=(-1, 3, 8, 8)]}" in text
     assert "conv1.stride_nd = (2, 2)" in text
-    assert "relu0.type = ActivationType.RELU" in text
+    assert "| relu0 [Op: ActivationType.RELU]" in text
     assert "conv0.kernel = float32 (216,), min=-0.813386" in text
     assert "conv1.stride_nd" not in description.text(show=("layers",))
     assert type(description).from_json(description.to_json()) == description

@@ -95,6 +95,11 @@ class _CommonConfig:
                 f"{errors.near(str(self.precision_constraints), ('none', 'prefer', 'obey'))}"
             )
 
+    @property
+    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | bytes | None:
+        """Where the timing cache comes from, by Polygraphy's name for it."""
+        return self.load_timing_cache
+
     def __call__(self, builder: Any, network: Any) -> Any:
         """Make the config.
 

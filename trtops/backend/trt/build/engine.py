@@ -102,16 +102,16 @@ class EngineBytesFromNetwork:
     Attributes:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: File to save the timing cache to, as TensorRT's own bytes, merged with what it has. If that fails,
-            the engine is not lost: a warning says why, and the file stays as it is.
+        save_timing_cache: File to save the timing cache to, as TensorRT's own bytes, merged with what it has, or an open one.
+            If that fails, the engine is not lost: a warning says why, and the file stays as it is.
     """
 
     network: ValueOrCallable[NetworkParts]
     config: Any = None
-    save_timing_cache: str | os.PathLike[str] | None = None
+    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
 
     @property
-    def timing_cache_path(self) -> str | os.PathLike[str] | None:
+    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
         """Where the timing cache is saved, by Polygraphy's name for it."""
         return self.save_timing_cache
 
@@ -143,7 +143,7 @@ class EngineBytesFromNetwork:
         return plan
 
 
-def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float) -> None:
+def _save_timing_cache(config: Any, path: str | os.PathLike[str] | IO[bytes], seconds: float) -> None:
     """Save the timing cache of a build that succeeded. The engine must not be lost where the cache cannot be saved."""
     from trtops.backend.trt.choices import timing_cache
 
@@ -151,7 +151,10 @@ def _save_timing_cache(config: Any, path: str | os.PathLike[str], seconds: float
     if cache is None:
         return
     try:
-        timing_cache.save(config, cache, path, raw=True)
+        if isinstance(path, (str, os.PathLike)):
+            timing_cache.save(config, cache, path, raw=True)
+        else:
+            write_open_file(path, cache.data)
     except (errors.TimingCacheError, OSError) as exc:
         library.remark(f"The timing cache was not saved to {path}: {exc}")
 
@@ -191,7 +194,9 @@ def build_plan(builder: Any, network: Any, config: Any, *, selector: Any = None)
 
 
 def engine_bytes_from_network(
-    network: ValueOrCallable[NetworkParts], config: Any = None, save_timing_cache: str | os.PathLike[str] | None = None
+    network: ValueOrCallable[NetworkParts],
+    config: Any = None,
+    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None,
 ) -> Any:
     """Do at once what :class:`EngineBytesFromNetwork` does when called."""
     return EngineBytesFromNetwork(network, config, save_timing_cache)()
@@ -204,16 +209,21 @@ class EngineFromNetwork:
     Attributes:
         network: A network's parts, or a callable that makes them.
         config: A builder config, or a callable that makes one from builder and network; ``CreateConfig()`` unless given.
-        save_timing_cache: File to save the timing cache to, merged with what it has.
+        save_timing_cache: File to save the timing cache to, merged with what it has, or an open one.
         runtime: A runtime to load the engine with, or a callable that makes one.
         dla_workspace_allocation_strategy: How engines of that runtime share DLA workspaces.
     """
 
     network: ValueOrCallable[NetworkParts]
     config: Any = None
-    save_timing_cache: str | os.PathLike[str] | None = None
+    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None
     runtime: Any = None
     dla_workspace_allocation_strategy: Any = None
+
+    @property
+    def timing_cache_path(self) -> str | os.PathLike[str] | IO[bytes] | None:
+        """Where the timing cache is saved, by Polygraphy's name for it."""
+        return self.save_timing_cache
 
     def __call__(self) -> Any:
         """Build and load; raises what :class:`EngineBytesFromNetwork` and :class:`EngineFromBytes` raise."""
@@ -224,7 +234,7 @@ class EngineFromNetwork:
 def engine_from_network(
     network: ValueOrCallable[NetworkParts],
     config: Any = None,
-    save_timing_cache: str | os.PathLike[str] | None = None,
+    save_timing_cache: str | os.PathLike[str] | IO[bytes] | None = None,
     runtime: Any = None,
     dla_workspace_allocation_strategy: Any = None,
 ) -> Any:

@@ -35,6 +35,9 @@ class ShapeTuple:
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         yield from (self.min, self.opt, self.max)
 
+    def __str__(self) -> str:
+        return f"(min={self.min}, opt={self.opt}, max={self.max})"
+
 
 class Profile(dict[str, ShapeTuple]):
     """Shapes by input name or pattern; built by chained :meth:`add` calls."""
@@ -119,6 +122,9 @@ class Profile(dict[str, ShapeTuple]):
             if shapes is not None:
                 _set_shapes(profile, tensor, shapes)
         return profile
+
+    def __str__(self) -> str:
+        return "{" + ",\n ".join(f"{name} [min={s.min}, opt={s.opt}, max={s.max}]" for name, s in self.items()) + "}"
 
     def __repr__(self) -> str:
         return "Profile()" + "".join(

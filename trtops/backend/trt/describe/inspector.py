@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtops import errors
 from trtops.backend.trt import library
+from trtops.backend.trt.describe.layers import layer_lines
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import TensorMetadata, TensorSpec
 from trtops.record import Record
@@ -36,6 +37,12 @@ class TensorDescription(Record):
     format: str = ""
     shape: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        parts = [f"dtype={_LONG_NAMES.get(self.dtype, self.dtype)}"] if self.dtype else []
+        parts.append(f"shape={self.shape}")
+        parts += [f"Format: {self.format}"] if self.format and "N/A" not in self.format else []
+        return f"{self.name} [{', '.join(parts)}]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDescription(Record):
@@ -51,6 +58,7 @@ class LayerDescription(Record):
         outputs: Its outputs.
         weights: Types and counts of its weights.
         onnx_nodes: Names of the ONNX nodes it was made from.
+        origin: How the builder came to it, such as ``REFORMAT``; empty if the engine does not say.
     """
 
     name: str
@@ -62,6 +70,7 @@ class LayerDescription(Record):
     outputs: tuple[TensorDescription, ...] = ()
     weights: tuple[tuple[str, int], ...] = ()
     onnx_nodes: tuple[str, ...] = ()
+    origin: str = ""
 
     def to_layer(self) -> Layer:
         """The layer in the terms that all back ends share; its tactic ends in the kernel's number."""
@@ -91,6 +100,7 @@ class EngineDescription(Record):
         weights_bytes: Bytes of the weights that the layers list.
         refittable: Whether weights can be replaced.
         layers: Layers, in the order of execution; those of further profiles follow.
+        repeated: How many profiles the layers are listed for: all before TensorRT 10, one since.
     """
 
     name: str
@@ -101,40 +111,45 @@ class EngineDescription(Record):
     weights_bytes: int
     refittable: bool
     layers: tuple[LayerDescription, ...]
+    repeated: int = 1
 
     def text(self, show: Sequence[str] = ()) -> str:
         """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
         lines = [
             "==== TensorRT Engine ====",
-            f"Name: {self.name} | Explicit Batch Engine",
+            f"Name: {self.name} | {'Refittable ' if self.refittable else ''}Explicit Batch Engine",
             "",
             *section(f"{len(self.inputs)} Engine Input(s)", [str(TensorMetadata.of(self.inputs))]),
             *section(f"{len(self.outputs)} Engine Output(s)", [str(TensorMetadata.of(self.outputs))]),
             *section(
                 "Memory", [f"Device Memory: {self.device_memory_bytes} bytes", f"Weights: {self.weights_bytes} bytes"]
             ),
-            *section(
-                f"{len(self.profiles)} Profile(s) ({len(self.inputs) + len(self.outputs)} Tensor(s) Each)",
-                self._profile_lines(),
-            ),
+            f"---- {len(self.profiles)} Profile(s) ({len(self.inputs) + len(self.outputs)} Tensor(s) Each) ----",
+            *self._profile_lines(),
         ]
-        per_profile = " Per Profile" if len(self.profiles) > 1 else ""
-        count = len(self.layers) // max(len(self.profiles), 1) if per_profile else len(self.layers)
-        shown = [line for i, layer in enumerate(self.layers) for line in _layer_lines(i, layer, show)]
-        lines += section(f"{count} Layer(s){per_profile}", shown if show else [])
+        per_profile = " Per Profile" if self.repeated > 1 else ""
+        count = len(self.layers) // self.repeated
+        lines += section(f"{count} Layer(s){per_profile}", self._layer_lines(count, show) if show else [])
         return "\n".join(lines).rstrip() + "\n"
 
-    def _profile_lines(self) -> list[str]:
-        lines = []
+    def _profile_lines(self) -> Iterator[str]:
+        width = max((len(spec.name) for spec in (*self.inputs, *self.outputs)), default=0) + 8
         for index, ranges in enumerate(self.profiles):
-            lines.append(f"- Profile: {index}")
+            yield f"- Profile: {index}"
             for i, r in enumerate(ranges):
-                lines.append(
-                    f"    Tensor: {r.name} (Input), Index: {i} | Shapes: min={r.min}, opt={r.opt}, max={r.max}"
-                )
+                shapes = f"Shapes: min={r.min}, opt={r.opt}, max={r.max}"
+                yield f"    Tensor: {r.name:<{width}}  (Input), Index: {i} | {shapes}"
             for i, spec in enumerate(self.outputs, len(self.inputs)):
-                lines.append(f"    Tensor: {spec.name} (Output), Index: {i} | Shape: {tuple(spec.shape or ())}")
-        return lines
+                yield f"    Tensor: {spec.name:<{width}} (Output), Index: {i} | Shape: {tuple(spec.shape or ())}"
+            yield ""
+
+    def _layer_lines(self, count: int, show: Sequence[str]) -> Iterator[str]:
+        for place, layer in enumerate(self.layers):
+            if self.repeated > 1 and place % count == 0:
+                yield f"- Profile: {place // count}"
+            indent = "    " if self.repeated > 1 else ""
+            yield from (f"{indent}{line}" for line in _layer_lines(place % count, layer, show))
+            yield ""
 
 
 def section(title: str, lines: Iterable[str]) -> list[str]:
@@ -142,16 +157,19 @@ def section(title: str, lines: Iterable[str]) -> list[str]:
     return [f"---- {title} ----", *lines, ""]
 
 
-def _layer_lines(index: int, layer: LayerDescription, show: Sequence[str]) -> list[str]:
-    lines = [f"Layer {index:<4} | {layer.name} [Op: {layer.op}]"]
-    for arrow, tensors in (("", layer.inputs), (" -> ", layer.outputs)):
-        shown = ",\n ".join(f"{t.name} [dtype={t.dtype}, shape={t.shape}, Format: {t.format}]" for t in tensors)
-        lines.append(f"    {arrow}{{{shown}}}")
+def _layer_lines(index: int, layer: LayerDescription, show: Sequence[str]) -> Iterator[str]:
+    title = f"Layer {index:<4} | {layer.name} [Op: {layer.op.partition('/')[0] or 'Unknown'}]"
+    yield from layer_lines(title, list(map(str, layer.inputs)), list(map(str, layer.outputs)))
     if "attrs" in show:
-        lines.append(f"    Tactic: {layer.tactic or '(unknown)'} {layer.tactic_value} | Precision: {layer.precision}")
+        yield from (
+            "    ---- Attributes ----",
+            f"    Origin = {layer.origin or 'Unknown'}",
+            f"    Tactic = {layer.tactic_value or layer.tactic or 'Unknown'}",
+            f"    Kernel = {layer.tactic or 'Unknown'}",
+            f"    Precision = {layer.precision or 'Unknown'}",
+        )
     if "weights" in show and layer.weights:
-        lines.append("    Weights: " + ", ".join(f"{count} x {kind}" for kind, count in layer.weights))
-    return [*lines, ""]
+        yield "    Weights: " + ", ".join(f"{count} x {kind}" for kind, count in layer.weights)
 
 
 def describe_engine(engine: Any) -> EngineDescription:
@@ -171,6 +189,7 @@ def describe_engine(engine: Any) -> EngineDescription:
         weights_bytes=sum(_WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
         refittable=bool(engine.refittable),
         layers=layers,
+        repeated=line.profiles_listed(engine),
     )
 
 
@@ -249,6 +268,7 @@ def _read_layer(value: Any) -> LayerDescription:
         inputs=inputs,
         outputs=outputs,
         weights=tuple(_weight_counts(value)),
+        origin=str(value.get("Origin", "")),
         onnx_nodes=tuple(re.findall(r"\[ONNX Layer: ([^\]]*)\]", str(value.get("Metadata", "")))),
     )
 
@@ -279,6 +299,7 @@ _TYPES = (
     ("fp32", r"\b(FP32|Float|Float32)\b"),
 )
 _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
+_LONG_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8e4m3fn", "fp4": "float4"}
 _COMPUTING = ("fp8", "fp4", "int4", "int8", "fp16", "bf16", "fp32")
 
 

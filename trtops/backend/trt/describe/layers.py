@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trtops.backend.trt import library
@@ -23,6 +24,32 @@ def specialize(layer: Any) -> Any:
     if own is not None:
         layer.__class__ = own
     return layer
+
+
+def attribute_names(layer: Any) -> list[str]:
+    """Names of the attributes that a layer has beyond those of all layers, without those that do not count in its state.
+
+    Those are the two-dimensional paddings and windows of a layer over volumes, and what comes from inputs instead.
+    """
+    trt = library.load()
+    specialize(layer)
+    ignored: frozenset[str] = frozenset()
+    if isinstance(layer, (trt.IPoolingLayer, trt.IConvolutionLayer, trt.IDeconvolutionLayer)):
+        ignored = frozenset({"padding", "stride", "window_size"}) if len(layer.get_input(0).shape) > 4 else ignored
+    elif isinstance(layer, trt.IResizeLayer) and layer.num_inputs > 1:
+        ignored = frozenset({"scales"})
+    elif isinstance(layer, trt.ISliceLayer) and layer.num_inputs > 1:
+        ignored = frozenset({"shape", "start", "stride"})
+    names = [name for name in dir(layer) if not name.startswith("__") and not hasattr(trt.ILayer, name)]
+    return [name for name in names if name not in ignored]
+
+
+def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """A layer and its tensors in lines: inputs, an arrow and outputs, on one line where either has none."""
+    read, made = ",\n     ".join(inputs), ",\n         ".join(outputs)
+    if inputs and outputs:
+        return [title, *f"    {{{read}}}\n     -> {{{made}}}".splitlines()]
+    return [title, *f"    {{{read}}} -> {{{made}}}".splitlines()]
 
 
 def io_of(network: Any) -> dict[str, Any]:

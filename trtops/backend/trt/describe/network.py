@@ -10,7 +10,7 @@ import numpy as np
 
 from trtops.backend.trt import library
 from trtops.backend.trt.describe.inspector import section
-from trtops.backend.trt.describe.layers import layers_of, specialize
+from trtops.backend.trt.describe.layers import attribute_names, layer_lines, layers_of, specialize
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
 from trtops.record import Record
@@ -27,6 +27,7 @@ class NetworkLayer(Record):
         outputs: Its outputs.
         attrs: Attributes that not all layers have, by name, as text.
         weights: Summaries of its weights, by attribute name.
+        values: Its weights as numpy prints them, by attribute name.
     """
 
     name: str
@@ -35,16 +36,18 @@ class NetworkLayer(Record):
     outputs: tuple[TensorSpec, ...]
     attrs: tuple[tuple[str, str], ...] = ()
     weights: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
 
     def lines(self, index: int, show: Sequence[str]) -> list[str]:
-        """The layer as lines of text."""
-        lines = [
-            f"Layer {index:<4} | {self.name} [Op: LayerType.{self.op}]",
-            f"    {TensorMetadata.of(self.inputs)}",
-            f"     -> {TensorMetadata.of(self.outputs)}",
-        ]
-        if "attrs" in show and self.attrs:
-            lines += ["    ---- Attributes ----", *(f"    {self.name}.{name} = {value}" for name, value in self.attrs)]
+        """The layer as lines of text; a layer with a kind of its own (``ActivationType.RELU``) is told by that."""
+        attrs = dict(self.attrs)
+        title = f"Layer {index:<4} | {self.name} [Op: {attrs.pop('type', f'LayerType.{self.op}')}]"
+        lines = layer_lines(title, list(map(str, self.inputs)), list(map(str, self.outputs)))
+        shown = sorted({**attrs, **(dict(self.values) if "weights" in show else {})}.items())
+        if "attrs" in show and (attrs or self.values):
+            lines.append("    ---- Attributes ----")
+            for name, value in shown:
+                lines += [f"    {line}" for line in f"{self.name}.{name} = {value}".splitlines()]
         if "weights" in show and self.weights:
             lines += ["    ---- Weights ----", *(f"    {self.name}.{name} = {value}" for name, value in self.weights)]
         return [*lines, ""]
@@ -70,10 +73,10 @@ class NetworkDescription(Record):
 
     def text(self, show: Sequence[str] = ()) -> str:
         """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
-        kind = "Strongly Typed" if self.strongly_typed else "Explicit Batch"
+        typed = " Strongly Typed" if self.strongly_typed else ""
         lines = [
             "==== TensorRT Network ====",
-            f"Name: {self.name} | {kind} Network",
+            f"Name: {self.name} | Explicit Batch{typed} Network",
             "",
             *section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
             *section(f"{len(self.outputs)} Network Output(s)", [str(TensorMetadata.of(self.outputs))]),
@@ -107,36 +110,37 @@ def _network_layer(layer: Any) -> NetworkLayer:
     kind = layer.type.name
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
-    attrs, weights = layer_attributes(layer)
+    attrs, arrays = layer_attributes(layer)
     return NetworkLayer(
         name=layer.name,
         op=kind,
         inputs=tuple(_tensor_spec(t) for t in inputs if t is not None),
         outputs=tuple(_tensor_spec(t) for t in outputs if t is not None),
         attrs=tuple(sorted(attrs.items())),
-        weights=tuple(sorted(weights.items())),
+        weights=tuple((name, _array_summary(array)) for name, array in sorted(arrays.items())),
+        values=tuple((name, str(array)) for name, array in sorted(arrays.items())),
     )
 
 
-def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """A layer's attributes beyond those that all layers have, as text, and summaries of its weights."""
+def layer_attributes(layer: Any) -> tuple[dict[str, str], dict[str, np.ndarray[Any, Any]]]:
+    """A layer's attributes beyond those that all layers have, as text, and its weights; its kind is ``type``."""
     trt = library.load()
-    specialize(layer)
     attrs: dict[str, str] = {}
-    weights: dict[str, str] = {}
-    if type(layer) is trt.ILayer:
-        return attrs, weights
-    for name, member in sorted(vars(type(layer)).items()):
-        if not isinstance(member, property):
-            continue
+    weights: dict[str, np.ndarray[Any, Any]] = {}
+    specialize(layer)
+    kind = str(layer.type)
+    if not kind.startswith("LayerType."):
+        attrs["type"] = kind
+    for name in attribute_names(layer):
         try:
             value = getattr(layer, name)
+            text = str(value)
         except (RuntimeError, ValueError, TypeError):  # TensorRT does not answer in this state of the layer
             continue
         if isinstance(value, (trt.Weights, np.ndarray)):
-            weights[name] = _array_summary(np.asarray(value.numpy() if isinstance(value, trt.Weights) else value))
-        elif value is not None:
-            attrs[name] = _value_text(value)
+            weights[name] = np.asarray(value.numpy() if isinstance(value, trt.Weights) else value)
+        elif value is not None and not callable(value):
+            attrs[name] = text
     return attrs, weights
 
 
@@ -144,9 +148,3 @@ def _array_summary(array: Any) -> str:
     if array.size == 0:
         return "empty"
     return f"{array.dtype.name} {array.shape}, min={array.min():.6g}, max={array.max():.6g}, mean={array.mean():.6g}"
-
-
-def _value_text(value: Any) -> str:
-    if hasattr(value, "__iter__") and not isinstance(value, str):
-        return f"({', '.join(str(item) for item in value)})"
-    return str(value)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from trtops.backend.trt.describe.layers import layers_of, specialize
+from trtops.backend.trt.describe.layers import attribute_names, layers_of
 from trtops.backend.trt.library import dtypes
-
-_ATTRIBUTES = (
-    "axis",
-    "axes",
-    "op",
-    "stride_nd",
-    "padding_nd",
-    "dilation_nd",
-    "kernel_size_nd",
-    "num_groups",
-    "keep_dims",
-)
 
 
 def draw(network: Any) -> onnx.ModelProto:
@@ -33,11 +22,14 @@ def draw(network: Any) -> onnx.ModelProto:
 
 
 def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
+    kind = (
+        layer.type.name
+    )  # before the layer gets its own class, whose type may be another: that of its activation, say
     # An absent optional input keeps its place as an empty name, as in ONNX itself.
     inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
     outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
     return helper.make_node(
-        layer.type.name.title().replace("_", ""),
+        kind,
         ["" if tensor is None else tensor.name for tensor in inputs],
         [tensor.name for tensor in outputs if tensor is not None],
         name=layer.name or f"layer_{index}",
@@ -47,17 +39,22 @@ def _onnx_node(layer: Any, index: int) -> onnx.NodeProto:
 
 
 def _plain_attributes(layer: Any) -> dict[str, Any]:
-    """A layer's attributes that ONNX can hold: numbers, text and tuples of numbers; enums by name."""
+    """A layer's attributes as far as ONNX can hold them: numbers, text, tuples of numbers, arrays; enums by name."""
     found: dict[str, Any] = {}
-    specialize(layer)
-    for name in _ATTRIBUTES:
-        value: Any = getattr(layer, name, None)
-        if isinstance(value, (bool, int, float, str)):
+    for name in attribute_names(layer):
+        try:
+            value = getattr(layer, name)
+            items = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
+        except (RuntimeError, ValueError, TypeError):  # TensorRT does not answer in this state of the layer
+            continue
+        if isinstance(value, np.ndarray):
+            found[name] = numpy_helper.from_array(value, name)
+        elif isinstance(value, (bool, int, float, str)):
             found[name] = value
         elif hasattr(value, "name"):
             found[name] = value.name
-        elif hasattr(value, "__len__") and len(value):
-            found[name] = list(value)
+        elif items:
+            found[name] = items
     return found
 
 

@@ -333,6 +333,10 @@ class ReleaseLine:
             return [tuple(dims) for dims in engine.get_tensor_profile_shape(name, profile_index)]
         return self.profile_values(engine, name, profile_index) or [tuple(engine.get_tensor_shape(name))] * 3
 
+    def profiles_listed(self, engine: Any) -> int:
+        """For how many profiles the inspector lists an engine's layers, one after the other."""
+        return 1
+
     def aliased_input(self, engine: Any, name: str) -> str | None:
         """The input that an output shares its memory with, or None."""
         if not self.supports(Feature.ALIASED_IO):

@@ -41,6 +41,10 @@ class TensorRT8(ReleaseLine):
             return []
         return [tuple(values) for values in engine.get_profile_shape_input(profile_index, name)]
 
+    def profiles_listed(self, engine: Any) -> int:
+        """All of them."""
+        return max(int(engine.num_optimization_profiles), 1)
+
     def supported_subgraphs(self, parser: Any, model: bytes) -> tuple[bool, list[tuple[Any, bool]]]:
         """The parser's two answers, from one call."""
         supported, subgraphs = parser.supports_model(model)

@@ -1,0 +1,622 @@
+"""What Polygraphy's documentation shows of its TensorRT back end, by both tools beside each other: equal results.
+
+Each piece of code is executed twice in this process: as it is written for Polygraphy, and with the name replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+
+pytest.importorskip("polygraphy")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parity, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+X = models.random(1, 1, 2, 2)
+IMAGE = models.random(2, 3, 8, 8, seed=10)
+
+USAGE: dict[str, str] = {}
+"""Pieces of code by what they show; each leaves ``result``. They see ``np``, ``trt``, ``X``, ``IMAGE`` and ``cached()``."""
+
+# --- the API examples -----------------------------------------------------------------------------------------------
+
+USAGE["an engine is built, saved and run"] = """
+from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, SaveEngine, TrtRunner
+
+build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(fp16=True))
+build_engine = SaveEngine(build_engine, path="identity.engine")
+with TrtRunner(build_engine) as runner:
+    outputs = runner.infer(feed_dict={"x": X})
+    dtype, shape = runner.get_input_metadata()["x"]
+    result = [outputs["y"].shape, str(dtype), tuple(shape), runner.is_active, runner.last_inference_time() > 0]
+result += [runner.is_active, np.allclose(outputs["y"], X, atol=1e-2)]
+"""
+
+USAGE["a saved engine is loaded and run"] = """
+from polygraphy.backend.common import BytesFromPath
+from polygraphy.backend.trt import EngineFromBytes, EngineFromNetwork, EngineFromPath, NetworkFromOnnxPath, SaveEngine
+from polygraphy.backend.trt import TrtRunner
+
+SaveEngine(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), path="saved.engine")()
+result = []
+for load_engine in (EngineFromBytes(BytesFromPath("saved.engine")), EngineFromPath("saved.engine")):
+    with TrtRunner(load_engine) as runner:
+        result.append(runner.infer(feed_dict={"x": X})["y"].copy())
+"""
+
+USAGE["frameworks are compared"] = """
+from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+from polygraphy.comparator import Comparator, CompareFunc, RunResults
+
+build_onnxrt_session = SessionFromOnnx("identity.onnx")
+build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))
+runners = [TrtRunner(build_engine), OnnxrtRunner(build_onnxrt_session)]
+run_results = Comparator.run(runners)
+run_results.save("inference_results.json")
+found = Comparator.compare_accuracy(run_results, compare_func=CompareFunc.simple(atol=1e-8))
+result = [bool(found), len(run_results), [it["y"].copy() for name, its in run_results.items() for it in its]]
+again = RunResults.load("inference_results.json")
+result += [len(again), again[0][1][0]["y"], Comparator.validate(again), [name.split("-N")[0] for name in again.keys()]]
+"""
+
+USAGE["a data set is validated"] = """
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+real_data = [(np.ones((1, 1, 2, 2), np.float32) * i, np.ones((1, 1, 2, 2), np.float32) * i) for i in range(3)]
+with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner:
+    result = [np.array_equal(runner.infer(feed_dict={"x": data})["y"], golden) for data, golden in real_data]
+"""
+
+USAGE["networks and configs are extended"] = """
+from polygraphy import func
+from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+seen = []
+
+@func.extend(NetworkFromOnnxPath("identity.onnx"))
+def load_network(builder, network, parser):
+    network.name = "MyIdentity"
+    seen.append((type(builder).__name__, type(network).__name__, type(parser).__name__))
+
+@func.extend(CreateConfig())
+def load_config(builder, network, config):
+    config.set_flag(trt.BuilderFlag.REFIT)
+    seen.append(network.name)
+
+with TrtRunner(EngineFromNetwork(load_network, load_config)) as runner:
+    result = [seen, runner.engine.name, runner.engine.refittable, runner.infer({"x": X})["y"].copy()]
+"""
+
+USAGE["functions that return replace what they extend"] = """
+from polygraphy import func
+from polygraphy.backend.common import invoke_from_script
+from polygraphy.backend.trt import CreateNetwork, NetworkFromOnnxPath
+
+@func.extend(CreateNetwork())
+def another(builder, network):
+    network.name = "made"
+    return builder, network
+
+@func.constantmethod
+def constant():
+    return 1
+
+with open("answers.py", "w") as file:
+    file.write("def answer(number):\\n    return number + 1\\n")
+made = another()
+parsed = NetworkFromOnnxPath("identity.onnx")()
+result = [len(made), made[1].name, len(parsed), parsed[1].get_input(0).name, constant(), invoke_from_script("answers.py", "answer", 41)]
+"""
+
+USAGE["the network API"] = """
+from polygraphy import func
+from polygraphy.backend.trt import CreateNetwork, EngineFromNetwork, TrtRunner
+
+@func.extend(CreateNetwork())
+def create_network(builder, network):
+    inp = network.add_input(name="input", shape=(1, 3, 8, 8), dtype=trt.float32)
+    ones = network.add_constant(shape=(1, 1, 1, 1), weights=np.ones((1, 1, 1, 1), dtype=np.float32))
+    add = network.add_elementwise(inp, ones.get_output(0), op=trt.ElementWiseOperation.SUM)
+    add.get_output(0).name = "output"
+    network.mark_output(add.get_output(0))
+
+feed = np.random.RandomState(0).random_sample((1, 3, 8, 8)).astype(np.float32)
+with TrtRunner(EngineFromNetwork(create_network)) as runner:
+    result = runner.infer({"input": feed})["output"].copy()
+"""
+
+USAGE["everything at once, without loaders"] = """
+from polygraphy.backend.common import bytes_from_path
+from polygraphy.backend.trt import (
+    TrtRunner, buffer_from_engine, bytes_from_engine, create_config, engine_bytes_from_network, engine_from_bytes,
+    engine_from_network, engine_from_path, load_plugins, network_from_onnx_bytes, network_from_onnx_path, save_engine,
+)
+
+builder, network, parser = network_from_onnx_path("identity.onnx")
+network.get_input(0).name = "renamed"
+config = create_config(builder, network, fp16=False, tf32=True)
+engine = engine_from_network((builder, network), config)
+save_engine(engine, path="immediate.engine")
+serialized = engine_bytes_from_network(network_from_onnx_bytes(bytes_from_path("identity.onnx")))
+again = engine_from_bytes(bytes_from_engine(engine))
+by_buffer = engine_from_bytes(buffer_from_engine(engine))
+loaded = engine_from_path("immediate.engine")
+result = [load_plugins(obj=lambda: 7) , bytes(serialized)[:4]]
+for each in (engine, again, by_buffer, loaded):
+    with TrtRunner(each) as runner:
+        result.append(runner.infer({"renamed": X})["y"].copy())
+"""
+
+USAGE["dynamic shapes and profiles"] = """
+from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
+
+profiles = [
+    Profile().add("X", min=(1, 2, 1, 1), opt=(1, 2, 1, 1), max=(1, 2, 1, 1)),
+    Profile().add("X", min=(1, 2, 2, 2), opt=(1, 2, 4, 4), max=(1, 2, 8, 8)),
+    Profile().add("X", (1, 2, 16, 16), (1, 2, 16, 16), (1, 2, 32, 32)),
+]
+engine = engine_from_network(network_from_onnx_path("dynamic.onnx"), config=CreateConfig(profiles=profiles))
+feeds = [np.ones((1, 2, n, n), np.float32) * n for n in (1, 3, 20)]
+result = [repr(profiles[1]), [tuple(each) for each in (profiles[1]["X"].min, profiles[1]["X"].opt, profiles[1]["X"].max)]]
+with TrtRunner(engine) as runner:
+    for index, feed in enumerate(feeds):
+        runner.set_profile(index)
+        result.append(runner.infer({"X": feed})["Y"].copy())
+for index in range(3):
+    with TrtRunner(engine, optimization_profile=index) as runner:
+        result.append((runner.context.active_optimization_profile, runner.infer({"X": feeds[index]})["Y"].copy()))
+with TrtRunner(engine.create_execution_context()) as runner:
+    result.append(runner.infer({"X": feeds[0]})["Y"].copy())
+"""
+
+USAGE["profiles are filled in"] = """
+from polygraphy.backend.trt import Profile, ShapeTuple, network_from_onnx_path
+
+builder, network, parser = network_from_onnx_path("dynamic.onnx")
+filled = Profile().fill_defaults(network, default_shape_value=3)
+made = filled.to_trt(builder, network)
+shapes = ShapeTuple(min=(1, 2), opt=(3, 4), max=(5, 6))
+result = [
+    [tuple(each) for each in made.get_shape("X")], tuple(filled["X"].opt), str(shapes), list(map(tuple, shapes)),
+    [tuple(each) for each in Profile().fill_defaults(network)["X"]],
+]
+"""
+
+USAGE["runs are saved and put together by hand"] = """
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+from polygraphy.comparator import Comparator, CompareFunc, DataLoader, RunResults
+from polygraphy.json import load_json, save_json
+
+save_json([{"x": X}, {"x": X + 1}], "custom_inputs.json", description="custom input data")
+custom = RunResults()
+custom.add(out_list=[{"y": X}, {"y": X + 1}], runner_name="custom_runner")
+custom.save("custom_outputs.json")
+run_results = Comparator.run(
+    [TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")))], data_loader=load_json("custom_inputs.json"),
+    warm_up=1, save_inputs_path="again.json",
+)
+for name, iterations in RunResults.load("custom_outputs.json").items():
+    run_results[name] = iterations
+compared = Comparator.compare_accuracy(run_results, compare_func=CompareFunc.simple(check_error_stat="max"))
+loader = DataLoader(seed=7, iterations=2, input_metadata=None, val_range=(0, 2))
+result = [bool(compared), load_json("again.json")[1]["x"], run_results["custom_runner"][1]["y"]]
+"""
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+USAGE["device memory goes in and out"] = """
+from polygraphy import cuda
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner, cuda.Stream() as stream:
+    array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X, stream)
+    stream.synchronize()
+    on_host = runner.infer({"x": array})["y"].copy()
+    view = cuda.DeviceView(ptr=array.ptr, shape=array.shape, dtype=array.dtype)
+    outputs = runner.infer({"x": view}, copy_outputs_to_host=False)
+    device = outputs["y"]
+    result = [on_host, device.numpy(), tuple(device.shape), np.dtype(device.dtype).name, device.nbytes, device.itemsize]
+    result += [isinstance(device, cuda.DeviceView), device.ptr != 0, view.numpy(), array.view(shape=(4,)).numpy()]
+    array.resize((1, 1, 1, 2))
+    result += [tuple(array.shape), array.nbytes]
+    array.free()
+    raw = cuda.DeviceArray.raw((16,))
+    cuda.wrapper().memcpy(raw.ptr, X.ctypes.data, X.nbytes, cuda.MemcpyKind.HostToDevice)
+    back = np.zeros_like(X)
+    raw.copy_to(back.view(np.uint8).reshape(-1))
+    result += [back, tuple(raw.shape)]
+    raw.free()
+"""
+
+USAGE["a runner owns its outputs until the next inference"] = """
+import copy
+
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")), name="mine")
+runner.activate()
+first = copy.copy(runner.infer({"x": X}, check_inputs=True))
+kept = {name: array.copy() for name, array in first.items()}
+second = runner.infer({"x": X * 2}, check_inputs=False)
+result = [kept["y"], second["y"].copy(), runner.name.startswith("mine"), runner.allocation_strategy, runner.optimization_profile]
+runner.deactivate()
+"""
+
+USAGE["what is fed wrongly is refused"] = """
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+from polygraphy.exception import PolygraphyException
+
+result = []
+runner = TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx")))
+for feed in ({"x": X[:, :, :1]}, {"x": X.astype(np.int32)}, {"z": X}, {"x": X, "z": X}):
+    with runner:
+        try:
+            runner.infer(feed)
+            result.append("taken")
+        except PolygraphyException:
+            result.append("refused")
+for call in (lambda: runner.infer({"x": X}), lambda: runner.set_profile(0), lambda: EngineFromNetwork(None)()):
+    try:
+        call()
+        result.append("taken")
+    except (PolygraphyException, AttributeError, TypeError):
+        result.append("refused")
+"""
+
+# --- builder configs ------------------------------------------------------------------------------------------------
+
+USAGE["every parameter of a config"] = """
+from polygraphy.backend.trt import CreateConfig, Profile, network_from_onnx_path
+from polygraphy.backend.trt.util import str_from_config
+
+FLAGS = ("tf32", "fp16", "int8", "fp8", "sparse_weights", "refittable", "direct_io", "restricted", "version_compatible")
+given = [{name: True} for name in FLAGS] + [
+    {"precision_constraints": "obey"}, {"precision_constraints": "prefer"}, {"precision_constraints": None},
+    {"version_compatible": True, "exclude_lean_runtime": True},
+    {"tactic_sources": []}, {"tactic_sources": [trt.TacticSource.JIT_CONVOLUTIONS]},
+    {"profiling_verbosity": trt.ProfilingVerbosity.NONE},
+    {"memory_pool_limits": {trt.MemoryPoolType.WORKSPACE: 1 << 20}},
+    {"preview_features": []}, {"preview_features": [trt.PreviewFeature.PROFILE_SHARING_0806]},
+    {"engine_capability": trt.EngineCapability.STANDARD}, {"builder_optimization_level": 2},
+    {"hardware_compatibility_level": trt.HardwareCompatibilityLevel.AMPERE_PLUS}, {"max_aux_streams": 2},
+    {"quantization_flags": [trt.QuantizationFlag.CALIBRATE_BEFORE_FUSION]}, {"quantization_flags": []},
+    {"allow_gpu_fallback": True}, {"profiles": [Profile().add("X", (1, 2, 1, 1), (1, 2, 2, 2), (1, 2, 3, 3))] * 2}, {},
+]
+result = []
+for options in given:
+    builder, network, parser = network_from_onnx_path("dynamic.onnx")
+    config = CreateConfig(**options)(builder, network)
+    result.append((
+        sorted(options), str_from_config(config, network), config.builder_optimization_level, config.max_aux_streams,
+        str(config.hardware_compatibility_level), config.num_optimization_profiles, str(config.default_device_type),
+    ))
+"""
+
+USAGE["a config keeps what it was given"] = """
+from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, EngineFromNetwork
+
+config = CreateConfig(tf32=True, fp16=True, int8=True, fp8=False, bf16=False, load_timing_cache="absent.cache", max_aux_streams=1,
+    sparse_weights=True, restricted=False, refittable=True, direct_io=True, builder_optimization_level=3, use_dla=False,
+    allow_gpu_fallback=True, precision_constraints="obey", version_compatible=False, exclude_lean_runtime=False)
+NAMES = ("tf32", "fp16", "int8", "fp8", "bf16", "timing_cache_path", "max_aux_streams", "sparse_weights", "restricted",
+    "refittable", "direct_io", "builder_optimization_level", "use_dla", "allow_gpu_fallback", "precision_constraints",
+    "version_compatible", "exclude_lean_runtime", "calibrator", "algorithm_selector")
+result = [(name, getattr(config, name)) for name in NAMES]
+result.append(EngineBytesFromNetwork(lambda: None, save_timing_cache="t.cache").timing_cache_path)
+result.append(EngineFromNetwork(lambda: None, save_timing_cache="t.cache").timing_cache_path)
+"""
+
+USAGE["configs are changed by functions"] = """
+from polygraphy.backend.trt import CreateConfig, PostprocessConfig, PostprocessNetwork, network_from_onnx_path, NetworkFromOnnxPath
+
+def change(builder, network, config):
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 22)
+
+builder, network, parser = network_from_onnx_path("identity.onnx")
+config = PostprocessConfig(CreateConfig(), func=change)(builder, network)
+parts = PostprocessNetwork(NetworkFromOnnxPath("identity.onnx"), func=lambda network: setattr(network, "name", "other"))()
+result = [config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE), parts[1].name, len(parts)]
+"""
+
+USAGE["timing caches are saved and loaded"] = """
+import io, os
+
+from polygraphy.backend.trt import CreateConfig, EngineBytesFromNetwork, EngineFromNetwork, NetworkFromOnnxPath
+
+result = []
+EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), save_timing_cache="timing.cache")()
+size = os.path.getsize("timing.cache")
+load = CreateConfig(load_timing_cache="timing.cache")
+EngineBytesFromNetwork(NetworkFromOnnxPath("three_layers.onnx"), load, save_timing_cache="timing.cache")()
+result.append(os.path.getsize("timing.cache") > size > 0)
+with open("timing.cache", "rb") as file:
+    EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(load_timing_cache=file))()
+kept = io.BytesIO()
+EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), save_timing_cache=kept)()
+result.append(len(kept.getvalue()) > 0)
+"""
+
+# --- INT8 -----------------------------------------------------------------------------------------------------------
+
+USAGE["calibration with a cache"] = """
+import os
+
+from polygraphy.backend.trt import Calibrator, CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+def calib_data():
+    for index in range(4):
+        yield {"x": np.full((1, 1, 2, 2), index + 1, np.float32)}
+
+calibrator = Calibrator(data_loader=calib_data(), cache="identity-calib.cache")
+build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=calibrator))
+with TrtRunner(build_engine) as runner:
+    close = np.allclose(runner.infer({"x": X})["y"], X, atol=0.2)
+lines = open("identity-calib.cache").read().splitlines()
+result = [close, lines, calibrator.get_batch_size(), calibrator.num_batches, calibrator.is_polygraphy_calibrator, calibrator.batch_size]
+second = Calibrator(data_loader=[], cache="identity-calib.cache")
+EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"), config=CreateConfig(int8=True, calibrator=second))()
+result += [second.num_batches, second.read_calibration_cache() is not None]
+"""
+
+USAGE["calibrators of every kind"] = """
+from polygraphy.backend.trt import Calibrator, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
+
+result = []
+for name in ("IInt8EntropyCalibrator2", "IInt8EntropyCalibrator", "IInt8MinMaxCalibrator", "IInt8LegacyCalibrator"):
+    data = [{"x": np.full((1, 1, 2, 2), index + 1, np.float32)} for index in range(3)]
+    made = Calibrator(data, cache=name, BaseClass=getattr(trt, name), batch_size=1, quantile=0.75, regression_cutoff=0.25)
+    result.append((name, isinstance(made, getattr(trt, name)), made.get_batch_size()))
+    if name == "IInt8LegacyCalibrator":
+        result.append((made.get_quantile(), made.get_regression_cutoff()))
+    with made:
+        EngineBytesFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(int8=True, calibrator=made))()
+    result.append((made.num_batches, open(name).read()))
+    made.reset()
+    result.append((made.num_batches, made.cache_contents))
+"""
+
+USAGE["a calibrator tells a data loader its metadata"] = """
+import io
+
+from polygraphy import cuda
+from polygraphy.backend.trt import Calibrator, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, Profile
+from polygraphy.comparator import DataLoader
+
+loader, cache = DataLoader(iterations=2), io.BytesIO()
+made = Calibrator(loader, cache=cache)
+profile = Profile().add("X", (1, 2, 1, 1), (1, 2, 3, 3), (1, 2, 4, 4))
+config = CreateConfig(int8=True, calibrator=made, profiles=[profile])
+EngineBytesFromNetwork(NetworkFromOnnxPath("dynamic.onnx"), config)()
+dtype, shape = loader.input_metadata["X"]
+result = [str(dtype), tuple(shape), tuple(made.input_metadata["X"].shape), made.num_batches, len(cache.getvalue()) > 0]
+array = cuda.DeviceArray(shape=X.shape, dtype=X.dtype).copy_from(X)
+for kind in ([{"x": array}, {"x": array}], [{"x": array.ptr}]):
+    made = Calibrator(kind)
+    EngineBytesFromNetwork(NetworkFromOnnxPath("identity.onnx"), CreateConfig(int8=True, calibrator=made))()
+    result.append(made.num_batches)
+array.free()
+"""
+
+# --- tactics --------------------------------------------------------------------------------------------------------
+
+USAGE["tactics are recorded and replayed"] = """
+import json
+
+from polygraphy.backend.trt import (
+    Algorithm, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, TacticRecorder, TacticReplayData, TacticReplayer, TensorInfo,
+)
+
+network, recorded, again = NetworkFromOnnxPath("conv_net.onnx"), TacticReplayData(), TacticReplayData()
+options = {"load_timing_cache": cached(), "builder_optimization_level": 1}
+EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder(recorded), **options))()
+recorded.save("replay.json")
+EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticReplayer("replay.json"), **options))()
+EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticReplayer(recorded), **options))()
+loaded = TacticReplayData.load("replay.json")
+EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder("again.json"), **options))()
+algorithm = recorded[next(iter(recorded.keys()))]
+content = json.load(open("replay.json"))
+entry = next(iter(content["replay"].values()))
+result = [
+    loaded == recorded, sorted(entry), sorted(entry["inputs"][0]), entry["inputs"][0]["dtype"],
+    sorted(TacticReplayData.load("again.json").keys()) == sorted(recorded.keys()), str(algorithm).startswith("(Implementation: "),
+    type(algorithm.tactic).__name__, algorithm.inputs[0].dtype == trt.float32, str(recorded).startswith("Layer: "),
+    Algorithm(1, 2, algorithm.inputs, algorithm.outputs) == Algorithm(1, 2, algorithm.inputs, algorithm.outputs),
+    TensorInfo(trt.float32, (1, 2), -1, 1) == TensorInfo(trt.float32, (1, 2), -1, 1), hash(algorithm) == hash(algorithm),
+    str(Algorithm(1, 2, [TensorInfo(trt.float32, (1, 2), -1, 1)], [])),
+]
+"""
+
+USAGE["a tactic that is not there ends the build"] = """
+from polygraphy.backend.trt import (
+    Algorithm, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath, TacticRecorder, TacticReplayData, TacticReplayer,
+)
+from polygraphy.exception import PolygraphyException
+
+network, recorded = NetworkFromOnnxPath("three_layers.onnx"), TacticReplayData()
+EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticRecorder(recorded)))()
+wrong = TacticReplayData()
+for name, algorithm in recorded.items():
+    wrong.add(name, Algorithm(algorithm.implementation, 12345, algorithm.inputs, algorithm.outputs))
+try:
+    EngineBytesFromNetwork(network, CreateConfig(algorithm_selector=TacticReplayer(wrong)))()
+    result = "built"
+except PolygraphyException:
+    result = "refused"
+"""
+
+USAGE["algorithms are read in a selector of one's own"] = """
+from polygraphy.backend.trt import Algorithm, CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
+
+class Selector(trt.IAlgorithmSelector):
+    def __init__(self):
+        trt.IAlgorithmSelector.__init__(self)
+        self.found = {}
+
+    def select_algorithms(self, context, choices):
+        return list(range(len(choices)))
+
+    def report_algorithms(self, contexts, choices):
+        for context, choice in zip(contexts, choices):
+            self.found[context.name] = Algorithm.from_trt(context, choice)
+
+selector = Selector()
+EngineBytesFromNetwork(NetworkFromOnnxPath("three_layers.onnx"), CreateConfig(algorithm_selector=selector))()
+result = [(name, len(found.inputs), str(found.outputs[0].dtype)) for name, found in sorted(selector.found.items())]
+"""
+
+# --- networks -------------------------------------------------------------------------------------------------------
+
+USAGE["outputs of networks"] = """
+from polygraphy import constants
+from polygraphy.backend.trt import ModifyNetworkOutputs, NetworkFromOnnxPath
+
+def outputs(**options):
+    network = ModifyNetworkOutputs(NetworkFromOnnxPath("conv_net.onnx"), **options)()[1]
+    return sorted(network.get_output(i).name for i in range(network.num_outputs))
+
+result = [
+    outputs(outputs=["r0", "logits"]), outputs(outputs=constants.MARK_ALL), outputs(outputs=["r0", "scores"], exclude_outputs=["r0"]),
+    outputs(outputs=["c*"]), outputs(mark_layer_types=["CONVOLUTION"]), outputs(),
+]
+"""
+
+USAGE["types and formats of networks"] = """
+from polygraphy.backend.trt import (
+    CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, SetLayerPrecisions, SetTensorDatatypes, SetTensorFormats, TrtRunner,
+)
+
+network = SetLayerPrecisions(NetworkFromOnnxPath("three_layers.onnx"), {"relu": trt.float16, "neg": trt.float32})
+network = SetTensorDatatypes(network, {"x": trt.float16, "y": trt.float16})
+network = SetTensorFormats(network, {"x": [trt.TensorFormat.LINEAR], "y": [trt.TensorFormat.LINEAR]})
+parts = network()
+layers = [(parts[1].get_layer(i).name, str(parts[1].get_layer(i).precision)) for i in range(parts[1].num_layers)]
+config = CreateConfig(fp16=True, precision_constraints="obey")
+feed = models.random(1, 8, 4, 4).astype(np.float16)
+with TrtRunner(EngineFromNetwork(lambda: parts, config)) as runner:
+    meta = runner.get_input_metadata()["x"]
+    found = runner.infer({"x": feed})["y"]
+    result = [layers, str(meta.dtype), found.dtype.name, np.allclose(found, np.exp(-np.maximum(feed, 0)), atol=1e-2)]
+"""
+
+USAGE["a network drawn as ONNX"] = """
+from polygraphy.backend.trt import NetworkFromOnnxPath, OnnxLikeFromNetwork
+
+drawn = OnnxLikeFromNetwork(NetworkFromOnnxPath("conv_net.onnx"))()
+result = [[(n.op_type, n.name, list(n.input), list(n.output)) for n in drawn.graph.node], [v.name for v in drawn.graph.input]]
+"""
+
+USAGE["networks in words"] = """
+from polygraphy.backend.trt import network_from_onnx_path
+from polygraphy.backend.trt import util as trt_util
+
+builder, network, parser = network_from_onnx_path("three_layers.onnx")
+result = [
+    sorted(trt_util.get_all_tensors(network)), trt_util.get_layer_class_mapping()[trt.LayerType.SHUFFLE] is trt.IShuffleLayer,
+    [line.strip() for line in trt_util.str_from_network(network, show_layers=True, show_attrs=True).splitlines() if line.strip()][-16:],
+    trt_util.get_network_input_names_meta(network)[0], trt_util.get_trt_logger() is trt_util.get_trt_logger(),
+    trt_util.str_from_layer(network.get_layer(0), 0).split(),
+]
+"""
+
+USAGE["engines in words"] = """
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath
+from polygraphy.backend.trt import util as trt_util
+
+engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))()
+context = engine.create_execution_context()
+result = [line.strip() for line in trt_util.str_from_engine(engine, context, show_layers=True).splitlines() if line.strip()]
+result = [line for line in result if line.startswith(("Name", "----", "{", "- Profile", "Tensor", "->"))]
+meta = trt_util.get_metadata_from_engine(engine, context, mode=trt.TensorIOMode.INPUT)
+result.append(str(meta))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each tool, with the models that the code names."""
+    made = {}
+    three_layers = (
+        "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [relu] a = Relu(x)\n [neg] b = Neg(a)\n [exp] y = Exp(b) }"
+    )
+    for tool in ("polygraphy", "trtops"):
+        made[tool] = tmp_path_factory.mktemp(tool)
+        models.identity().write(made[tool], "identity")
+        models.dynamic_identity().write(made[tool], "dynamic")
+        models.conv_net().write(made[tool], "conv_net")
+        onnx.save(models.model(three_layers), made[tool] / "three_layers.onnx")
+    return made
+
+
+@pytest.fixture(scope="module")
+def timing_cache(folders: dict[str, Path]) -> str:
+    """A timing cache of the model with convolutions, for both tools."""
+    from trtops.backend.trt import CreateConfig, EngineBytesFromNetwork, NetworkFromOnnxPath
+
+    path = str(folders["trtops"] / "conv.cache")
+    network = NetworkFromOnnxPath(str(folders["trtops"] / "conv_net.onnx"))
+    EngineBytesFromNetwork(network, CreateConfig(builder_optimization_level=1), save_timing_cache=path)()
+    return path
+
+
+def executed(code: str, tool: str, folder: Path, cached: Any) -> Any:
+    """What a piece of code leaves, with one tool or the other."""
+    from trtops.backend.trt.library import load
+
+    names = {"np": np, "trt": load(), "X": X, "IMAGE": IMAGE, "cached": cached, "models": models}
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        exec(compile(textwrap.dedent(code.replace("polygraphy", tool)), f"<{tool}>", "exec"), names)
+    except Exception as exc:
+        note(tool, code, f"{type(exc).__name__}: {exc}")
+        raise
+    finally:
+        os.chdir(before)
+    return names["result"]
+
+
+def note(*told: Any) -> None:
+    """Add a line to ``$OUT/documented_usage.jsonl``, where ``OUT`` names a folder."""
+    if os.environ.get("OUT"):
+        with open(Path(os.environ["OUT"], "documented_usage.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps([each if isinstance(each, str) else repr(each)[:4000] for each in told]) + "\n")
+
+
+def assert_equal(theirs: Any, ours: Any, where: str = "result") -> None:
+    """Arrays bit for bit, sequences and mappings entry by entry, the rest by ``==``."""
+    if isinstance(theirs, np.ndarray):
+        np.testing.assert_array_equal(np.asarray(ours), theirs, err_msg=where)
+        assert np.asarray(ours).dtype == theirs.dtype, where
+    elif isinstance(theirs, Mapping):
+        assert list(theirs) == list(ours), where
+        for key in theirs:
+            assert_equal(theirs[key], ours[key], f"{where}[{key!r}]")
+    elif isinstance(theirs, Sequence) and not isinstance(theirs, (str, bytes)):
+        assert len(theirs) == len(ours), f"{where}: {theirs} != {ours}"
+        for index, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+            assert_equal(one, other, f"{where}[{index}]")
+    else:
+        assert theirs == ours, f"{where}: {theirs!r} != {ours!r}"
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_code_of_the_documentation_does_the_same_with_the_name_replaced(name, folders, request):
+    def cached() -> str:
+        return request.getfixturevalue("timing_cache")
+
+    theirs, ours = (executed(USAGE[name], tool, folders[tool], cached) for tool in ("polygraphy", "trtops"))
+
+    note(name, theirs, ours)
+    assert_equal(theirs, ours)

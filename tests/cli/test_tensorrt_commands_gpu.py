@@ -1,0 +1,191 @@
+"""Polygraphy's commands that need TensorRT, by both tools beside each other: equal exit codes, and the lines people look for.
+
+Both run in this process, each in a folder of its own, in the order of the table. What each command took goes to
+``$OUT/tensorrt_commands.jsonl``, where ``OUT`` names a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cli import test_polygraphy_commands as without_tensorrt
+from tests.cli.polygraphy_commands import OnStdout, missing_lines, words
+from tests.cli.tensorrt_commands import COMMANDS, SCRIPTS, prepare, told
+from trtops.cli.main import main
+from trtops.logger import G_LOGGER
+
+pytest.importorskip("polygraphy")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.parity,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+ERRORS = "an error has an exit code of its own, 3, where Polygraphy exits with 1 as if outputs differed"
+OTHER_CODES: dict[str, str] = {
+    "run no_kernel.onnx --trt": ERRORS,
+    "run identity.onnx --trt --strongly-typed": ERRORS,
+}
+"""Commands whose exit code is another one here, with the reason."""
+
+OTHER_LINES: dict[str, str] = {
+    r"debug (precision|reduce) .*\n(Finished |(PASSED|FAILED) \| Iteration).*": "other questions are asked, and fewer",
+}
+"""Lines of Polygraphy's that are not said, or otherwise, with the reason: regular expressions of command and line."""
+
+
+class Ended(NamedTuple):
+    """How a command ended.
+
+    Attributes:
+        code: Its exit code.
+        printed: What it printed.
+        seconds: What it took.
+    """
+
+    code: int
+    printed: str
+    seconds: float
+
+
+class Tool(NamedTuple):
+    """A tool, and how it is run.
+
+    Attributes:
+        main: Its entry point, in this process.
+        command: The words that start it in another.
+        debug: The name of what its debug commands write.
+    """
+
+    main: Callable[[list[str]], Any]
+    command: list[str]
+    debug: str
+
+
+def polygraphy_main(arguments: list[str]) -> int:
+    """Polygraphy's entry point, with the exit codes of its process, and its log as it was before."""
+    from polygraphy.logger import G_LOGGER as THEIRS
+    from polygraphy.tools import main as their_main
+
+    level = THEIRS.module_severity
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["polygraphy", *arguments])
+            return int(their_main(arguments) or 0)
+    except SystemExit as exc:
+        return int(exc.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        THEIRS.module_severity = level
+
+
+POLYGRAPHY = [sys.executable, "-c", "from polygraphy.tools import main; import sys; sys.exit(main())"]
+TOOLS = {
+    "polygraphy": Tool(polygraphy_main, POLYGRAPHY, "polygraphy_debug"),
+    "trtops": Tool(main, [sys.executable, "-m", "trtops.cli"], "trtops_debug"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for tool in TOOLS:
+        made[tool] = tmp_path_factory.mktemp(tool)
+        prepare(made[tool], tool)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def messages(monkeypatch: pytest.MonkeyPatch):
+    """Our messages are printed as on a terminal, and commands that are started find the checkout."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    handler = OnStdout()
+    logging.getLogger("trtops").addHandler(handler)
+    severity = G_LOGGER.module_severity
+    yield
+    G_LOGGER.module_severity = severity
+    logging.getLogger("trtops").removeHandler(handler)
+
+
+def carry_out(command: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Ended:
+    """Run a command by a tool."""
+    tool = TOOLS[name]
+    capsys.readouterr()
+    for script in SCRIPTS:
+        sys.modules.pop(Path(script).stem, None)
+    started = time.perf_counter()
+    with _changed_to(folder):
+        code = tool.main(words(command, tool.command, tool.debug))
+    seconds = time.perf_counter() - started
+    gc.collect()
+    shown = capsys.readouterr()
+    note(name, command, code, seconds, shown.out)
+    return Ended(code, f"{shown.out}\n{shown.err}", seconds)
+
+
+@contextlib.contextmanager
+def _changed_to(folder: Path):
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def note(tool: str, command: str, code: int, seconds: float, printed: str) -> None:
+    """Add a line to the table of what was measured."""
+    if os.environ.get("OUT"):
+        row = {
+            "tool": tool,
+            "command": command,
+            "code": code,
+            "seconds": round(seconds, 2),
+            "lines": told(command, printed),
+        }
+        with open(Path(os.environ["OUT"], "tensorrt_commands.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_polygraphy_for_tensorrt_exits_and_says_as_there(command, folders, capsys):
+    theirs, ours = (carry_out(command, name, folders[name], capsys) for name in TOOLS)
+
+    if command in OTHER_CODES:
+        assert (theirs.code, ours.code) == (1, 3)
+        return
+    said = (
+        f"\n--- Polygraphy ({theirs.code})\n{theirs.printed[-4000:]}\n--- trtops ({ours.code})\n{ours.printed[-4000:]}"
+    )
+    assert ours.code == theirs.code, said
+    missing = missing_lines(told(command, theirs.printed), told(command, ours.printed), ())
+    assert [line for line in missing if not differs(command, line)] == [], said
+
+
+def differs(command: str, line: str) -> bool:
+    """Whether a line of a command's is a listed difference."""
+    return any(re.fullmatch(pattern, f"{command}\n{line}") for pattern in OTHER_LINES)
+
+
+def test_the_differences_of_both_tables_are_few():
+    tables = (OTHER_CODES, OTHER_LINES, without_tensorrt.OTHER_CODES, without_tensorrt.OTHER_LINES)
+
+    assert sum(map(len, tables)) <= 10
+    assert set(OTHER_CODES) <= set(COMMANDS)
