@@ -93,7 +93,7 @@ bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy
 
 bench-gpu: ## benchmarks that need TensorRT and a GPU, with the Python that PYTHON names
 	$(PYTHON) tests/benchmarks/bench_trt.py
-	$(PYTHON) tests/benchmarks/bench_trt_replay.py
+	TRTOPS_BENCH_SECONDS=600 $(PYTHON) tests/benchmarks/bench_trt_replay.py small cnn transformer eager
 
 ui: $(VENV)/.demo ## open the MLflow UI on the local store, at http://127.0.0.1:5000
 	$(PY) -m trtops.tracking.store ui
