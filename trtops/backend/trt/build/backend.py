@@ -23,7 +23,6 @@ from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs, SetLa
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
-from trtops.backend.trt.describe.audit import audit_precision
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
@@ -46,13 +45,11 @@ class TensorRTBackend:
         name: The back end's name.
         engine_suffix: Ending of engine files.
         calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
-        require_precision: Whether a build fails if no layer got the precision that it asked for.
     """
 
     name: str = "tensorrt"
     engine_suffix: str = ".engine"
     calibration_algorithm: str = "entropy2"
-    require_precision: bool = False
 
     def environment(self) -> Environment:
         """Where builds made now are made.
@@ -407,12 +404,7 @@ class _Building:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        layers = tuple(
-            found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
-        )
-        if self.backend.require_precision:
-            audit_precision(layers, self._precisions).check()
-        return layers
+        return tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True)))
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256
