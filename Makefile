@@ -87,12 +87,13 @@ zoo: $(VENV)/.test ## real architectures by their exporters, and what each comma
 	$(PY) tests/real/table.py $(VENV)-zoo/models
 
 bench: $(VENV)/.test ## benchmarks on this machine, as ratios against Polygraphy in one run; about ten minutes
-	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt.py) continue;; esac; \
+	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt*.py) continue;; esac; \
 	    echo "== $$file"; $(PY) $$file || missed="$$missed $$file"; done; \
 	if [ -n "$$missed" ]; then echo "A goal was missed in:$$missed"; exit 1; fi; echo "Every goal was kept."
 
 bench-gpu: ## benchmarks that need TensorRT and a GPU, with the Python that PYTHON names
 	$(PYTHON) tests/benchmarks/bench_trt.py
+	TRTOPS_BENCH_SECONDS=600 $(PYTHON) tests/benchmarks/bench_trt_replay.py small cnn transformer eager
 
 ui: $(VENV)/.demo ## open the MLflow UI on the local store, at http://127.0.0.1:5000
 	$(PY) -m trtops.tracking.store ui

@@ -48,6 +48,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("inspect", "diff"): ["a.json", "b.json"],
     ("inspect", "tactics"): ["r.json"],
     ("inspect", "diff-tactics"): ["--dir", "replays"],
+    ("inspect", "engines"): ["a.json", "b.json"],
     ("inspect", "capability"): ["m.onnx", "--with-partitioning"],
     ("inspect", "sparsity"): ["m.onnx"],
     ("inspect", "calibration"): ["c.cache"],
@@ -233,6 +234,10 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("convert",), "--rebuild"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--rtol"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--atol"): ["m.onnx", "--experiment", "e"],
+    (("convert",), "--min-precision-share"): ["m.onnx", "--experiment", "e"],
+    (("inspect", "engines"), "--layer-times"): None,  # takes two: tested with the command
+    (("inspect", "engines"), "--load-inputs"): ["a.engine", "b.engine", "--profile"],
+    (("convert",), "--attribute-error"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--store"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--save-external-data"): ["m.onnx", "-o", "o.onnx"],
     (("convert",), "--external-data-size-threshold"): ["m.onnx", "-o", "o.onnx"],
@@ -242,6 +247,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "reduce"), "--no-remove-intermediate"): [*BASE["debug", "reduce"]],
     (("sensitivity",), "--calibration-cache"): ["m.onnx"],
     (("debug", "build"), "--resume"): CAMPAIGN,
+    (("debug", "build"), "--min-precision-share"): CAMPAIGN,
     (("debug", "build"), "--allow-scripts"): CAMPAIGN,
 }
 """Lines of their own for options that do not go with the usual one; None where two go together."""

@@ -74,10 +74,12 @@ class Caches:
         Args:
             record: The choices.
             timing: The timing cache of the recorded build. A record made through the editable timing cache is written into
-                it; others are replayed without one.
+                it; beside one made by algorithm selectors it saves the time of what no selector is asked about. Others are
+                replayed without one.
             others: Further caches.
         """
-        return cls(replay=record, timing=timing if record.mechanism == "editable_timing_cache" else None, **others)
+        timed = record.mechanism in ("editable_timing_cache", "algorithm_selector")
+        return cls(replay=record, timing=timing if timed else None, **others)
 
     def denied_sha256(self, environment: Environment) -> str | None:
         """Digest of what is denied in an environment; None if nothing is."""

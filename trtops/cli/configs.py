@@ -125,7 +125,9 @@ def _optimization_profiles(args: Asked) -> list[OptimizationProfile]:
 
 
 def check_config(args: Asked, **others: Any) -> CheckConfig:
-    """How engines are judged: data, seed and tolerances."""
+    """How engines are judged: data, seed, tolerances, and how much of them has to be in its precision."""
+    if args.peek("min_precision_share") is not None:
+        others["min_precision_share"] = args.min_precision_share
     return ops.CheckConfig(tolerances=tolerances(args), **data_options(args), **others)
 
 

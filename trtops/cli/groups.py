@@ -147,6 +147,13 @@ DATA = Group(
     ),
 )
 
+IN_ITS_PRECISION = Flag(
+    names=("--min-precision-share",),
+    convert=float,
+    shown="SHARE",
+    help="the share of kernels, from 0 to 1, that have to compute in the precision asked for (default: 0, which asks for one)",
+)
+
 ONE_FEED = Group(
     DATA.title,
     (

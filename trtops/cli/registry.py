@@ -36,6 +36,7 @@ COMMANDS: dict[Path, str] = {
     ("inspect", "diff"): "compare two files of saved outputs",
     ("inspect", "tactics"): "show a tactic record",
     ("inspect", "diff-tactics"): "say which tactic is guilty, from good and bad records",
+    ("inspect", "engines"): "put two engines side by side, layer by layer",
     ("inspect", "capability"): "say which parts of a model TensorRT can run",
     ("inspect", "sparsity"): "say which weights are 2:4 sparse",
     ("inspect", "calibration"): "show a calibration cache, or compare two",

@@ -51,6 +51,7 @@ def calibrate(
     labels: str | None = None,
     keep: tuple[str, ...] | None = None,
     output: str | None = None,
+    min_precision_share: float | None = None,
     experiment: str | None = None,
 ) -> CalibrateResult:
     """Calibrate a model for INT8, judge the engine beside FP32 and FP16, and keep everything in MLflow.
@@ -67,6 +68,7 @@ def calibrate(
         labels: The right class of each held-out sample, as ``.npy``.
         keep: Layers that INT8 leaves in higher precision: names, patterns or op types.
         output: File to write the cache to: our JSON if it ends in ``.json``, else TensorRT's text.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:
@@ -80,6 +82,8 @@ def calibrate(
     if keep is not None:
         build = replace(build, keep=keep)
     check = replace(check, data=check_data or check.data, labels=labels or check.labels)
+    if min_precision_share is not None:
+        check = replace(check, min_precision_share=min_precision_share)
     config = replace(
         config,
         build=build,

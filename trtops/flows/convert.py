@@ -38,6 +38,8 @@ def convert(
     timing_cache: str | None = None,
     experiment: str | None = None,
     rebuild: bool | None = None,
+    min_precision_share: float | None = None,
+    attribute_error: bool | None = None,
 ) -> ConvertResult:
     """Build an engine from an ONNX file, judge it against the model itself, and keep everything in MLflow.
 
@@ -50,6 +52,8 @@ def convert(
         timing_cache: A timing cache to build with: a file, "run:<id>", "accepted" or "shared".
         experiment: MLflow experiment; the model's name unless given.
         rebuild: Build even if the memory has this very engine.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
+        attribute_error: Say how much of the error is the precision's own, how much is noise and how much the builder's.
 
     Returns:
         Verdict, numbers and the id of the MLflow run.
@@ -63,12 +67,15 @@ def convert(
         build = replace(build, precision=precision)
     if data is not None:
         check = replace(check, data=data)
+    if min_precision_share is not None:
+        check = replace(check, min_precision_share=min_precision_share)
     config = replace(
         config,
         build=build,
         check=check,
         timing_cache=config.timing_cache if timing_cache is None else timing_cache,
         rebuild=config.rebuild if rebuild is None else rebuild,
+        attribute_error=config.attribute_error if attribute_error is None else attribute_error,
     )
     result = convert_model(str(model), config, experiment)
     return ended(result)

@@ -45,6 +45,7 @@ def debug_build(
     backend: BackendName | None = None,
     data: str | None = None,
     random_tactics: bool | None = None,
+    min_precision_share: float | None = None,
     parallel: Count | None = None,
     dask: str | None = None,
     experiment: str | None = None,
@@ -62,6 +63,7 @@ def debug_build(
         backend: What builds the engines, with that back end's default options.
         data: Where input data comes from; random unless given.
         random_tactics: Choose tactics at random and not by their time.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
         parallel: Iterations under way at a time; on GPUs, one on each.
         dask: Address of a Dask scheduler whose workers make the iterations.
         experiment: MLflow experiment; the model's name unless given.
@@ -80,10 +82,13 @@ def debug_build(
     build = config.build.on_backend(backend)
     if precision is not None:
         build = replace(build, precision=precision)
+    check = config.check if data is None else replace(config.check, data=data)
+    if min_precision_share is not None:
+        check = replace(check, min_precision_share=min_precision_share)
     config = replace(
         config,
         build=build,
-        check=config.check if data is None else replace(config.check, data=data),
+        check=check,
         vary=config.vary if random_tactics is None else replace(config.vary, random_tactics=random_tactics),
         until=config.until if until is None else until,
         max_iterations=max_iterations or config.max_iterations,

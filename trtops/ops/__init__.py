@@ -103,6 +103,9 @@ if TYPE_CHECKING:
     from trtops.ops.model.inspect.data import inspect_data as inspect_data
     from trtops.ops.model.inspect.engine_tensors import read_tensors as read_tensors
     from trtops.ops.model.inspect.engine_tensors import tensors_text as tensors_text
+    from trtops.ops.model.inspect.engines import InspectEnginesConfig as InspectEnginesConfig
+    from trtops.ops.model.inspect.engines import InspectEnginesResult as InspectEnginesResult
+    from trtops.ops.model.inspect.engines import inspect_engines as inspect_engines
     from trtops.ops.model.inspect.models import inspect_model as inspect_model
     from trtops.ops.model.inspect.sparsity import inspect_sparsity as inspect_sparsity
     from trtops.ops.model.inspect.tactics import inspect_tactics as inspect_tactics

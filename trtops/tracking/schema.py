@@ -56,6 +56,7 @@ Kind: TypeAlias = Literal[
     "guide_step",
     "repair",
     "imported",
+    "engine_diff",
 ]
 """What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
 
@@ -114,6 +115,8 @@ class Tag:
     """Digest of the golden outputs that a running campaign keeps."""
     WORST_OUTPUT = "trtops.worst_output"
     """The output with the largest error against its own scale."""
+    ATTRIBUTION = "trtops.attribution"
+    """Whose fault an engine's error is (:class:`trtops.ops.judging.attribution.Attribution`)."""
     HEADLINE = "trtops.headline"
     """What came of the run in a few words, for tables of runs."""
     REGISTERED_PATH = "trtops.path"
@@ -158,6 +161,8 @@ class Metric:
     """Share of the engine's kernels that compute in the precision that was asked for."""
     EMULATED_OVERFLOWS = ("emulated", "overflows")
     """Tensors that overflow where 16 bit is emulated."""
+    ATTRIBUTION = "attribution"
+    """``(ATTRIBUTION, "engine")``, ``"precision"``, ``"noise"`` and ``"builder"``: relative errors of the worst output."""
     TACTICS_COVERAGE = ("tactics", "coverage")
     TIMING_CACHE_HITS = ("timing_cache", "hits")
     TIMING_CACHE_MISSES = ("timing_cache", "misses")
@@ -197,6 +202,8 @@ class Artifact:
     """The ONNX file and its external data, as they were."""
     TACTICS = "tactics/replay.json"
     LAYERS = "tactics/layers.json"
+    PRECISIONS = "tactics/precisions.json"
+    """What each kernel computes in, as a table."""
     TIMING_CACHE = "caches/timing.cache"
     CALIBRATION_CACHE = "caches/calibration.cache"
     CALIBRATION_JSON = "caches/calibration.json"

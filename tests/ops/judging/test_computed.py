@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,3 +112,33 @@ def test_layers_say_what_they_compute_in_where_tactics_do_not() -> None:
         spec=replace(build.spec, config=BuildConfig(precision="fp16")),
     )
     assert computed(asked).share == 0.5 and computed(asked).name == "FP16"
+    assert computed(asked, limit=0.5).lowered and computed(asked, limit=0.5).name == "FP16"
+    below = computed(asked, limit=0.6)
+    assert (below.lowered, below.name) == (False, "FP16 in 50%")
+    assert "50% compute in FP16, which was asked for; at least 60% have to." in below.reason()
+
+
+def test_a_share_that_is_asked_for_is_not_made_up_for_by_emulation(tmp_path: Path) -> None:
+    case, tracker = zoo.classifier(), MemoryTracker()
+    np.savez(tmp_path / "feed.npz", **dict(case.feed))
+    check = CheckConfig(data=str(tmp_path / "feed.npz"), latency_runs=0, min_precision_share=0.5)
+
+    config = ConvertConfig(build=BuildConfig(precision="fp16"), check=check)
+    result = convert(case.write(tmp_path), config, tracker=tracker)
+
+    assert result.judgement.emulated is not None and result.judgement.emulated.verdict == "good"
+    assert result.verdict == tracker.info(result.run_id).verdict == "bad"
+    assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% have to" in result.reasons[-1]
+
+
+def test_what_each_kernel_computes_in_is_a_table_of_the_run(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
+
+    table = json.loads(tracker.load(result.run_id).read_bytes(schema.Artifact.PRECISIONS))
+    rows = [dict(zip(table["columns"], row)) for row in table["data"]]
+
+    assert result.judgement.computed is not None
+    counted = [row for row in rows if row["counted"]]
+    assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
+    assert len(counted) == sum(count for _, count in result.judgement.computed.kernels)

@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from trtops.backend.trt.choices.selector import TacticReplayData as TacticReplayData
     from trtops.backend.trt.choices.selector import TacticReplayer as TacticReplayer
     from trtops.backend.trt.choices.selector import TensorInfo as TensorInfo
-    from trtops.backend.trt.describe.audit import audit_precision as audit_precision
     from trtops.backend.trt.describe.inspector import describe_engine as describe_engine
     from trtops.backend.trt.describe.network import describe_network as describe_network
     from trtops.backend.trt.infer.formats import FormattedArray as FormattedArray
+    from trtops.backend.trt.infer.layer_times import layer_times as layer_times
     from trtops.backend.trt.infer.runner import TrtRunner as TrtRunner
     from trtops.backend.trt.library import get_trt_logger as get_trt_logger
     from trtops.backend.trt.library.device import Gpu as Gpu

@@ -30,6 +30,7 @@ GROUPS = (
             Flag(names=("--batch",), convert=int, shown="N", help="samples per feed"),
             Flag(names=("--beside",), takes="any", choices=("fp32", "fp16", "bf16", "fp8"), shown="PRECISION", help="precisions to compare INT8 with"),
             Flag(names=("--keep",), takes="many", shown="LAYER", help="layers that stay in higher precision: names, patterns or types"),
+            groups.IN_ITS_PRECISION,
         ),
     ),
     groups.TRACKING, configs.BACKEND,

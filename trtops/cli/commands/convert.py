@@ -47,7 +47,16 @@ TARGET = Group(
     ),
 )
 JUDGING = Group(
-    "judging, where engines are judged", tuple(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol"))
+    "judging, where engines are judged",
+    (
+        *(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol")),
+        groups.IN_ITS_PRECISION,
+        Flag(
+            names=("--attribute-error",),
+            takes="switch",
+            help="say how much of the error is the precision's own, how much is noise and how much the builder's",
+        ),
+    ),
 )
 
 GROUPS = (
@@ -60,6 +69,7 @@ EXAMPLES = (
     "trtops convert model.onnx --trt-min-shapes x:[1,3,8,8] --trt-opt-shapes x:[4,3,8,8] --trt-max-shapes x:[32,3,8,8]",
     "trtops convert --fp-to-fp16 -o fp16.onnx model.onnx",
     "trtops convert model.onnx --fp16 --experiment resnet50 -o model.engine",
+    "trtops convert model.onnx --fp16 --experiment resnet50 --attribute-error --min-precision-share 0.5",
     "trtops convert model.onnx --config fixed.json -o model.engine",
 )
 
@@ -108,7 +118,8 @@ def plan(args: Asked) -> Plan:
             store=args.store,
             kept=_parts_to_save(args),
         )
-    configs.refuse(args, ("rtol", "atol", "rebuild", "store"), "is for what is judged; add --experiment NAME")
+    judging = ("rtol", "atol", "min_precision_share", "attribute_error", "rebuild", "store")
+    configs.refuse(args, judging, "is for what is judged; add --experiment NAME")
     if target == "onnx":
         return Plan(make=loading.saved_onnx(loading.onnx_model(args), output, args), output=output)
     if target == "onnx-like-trt-network":
@@ -158,6 +169,7 @@ def _convert_config(args: Asked, backend: str) -> ConvertConfig:
         calibration_cache=_path_if_exists(args.calibration_cache),
         replay=args.load_tactics,
         rebuild=bool(args.rebuild),
+        attribute_error=bool(args.attribute_error),
     )
 
 

@@ -84,7 +84,9 @@ def _config_and_caches(way: WayName, gathered: Gathered) -> tuple[BuildConfig, C
         return config, replace(given, timing=build.timing_cache, replay=None)
     # A seed would draw again what is prescribed; deny-lists would refuse what was allowed then.
     options = replace(config.options, tactic_seed=None)
-    return replace(config, options=options), Caches(calibration=given.calibration, replay=build.tactics)
+    return replace(config, options=options), Caches.replaying(
+        build.tactics, build.timing_cache, calibration=given.calibration
+    )
 
 
 def _graded_build(way: WayName, gathered: Gathered, build: Build, backend: IsolatedBackend, repeats: int) -> Rebuild:

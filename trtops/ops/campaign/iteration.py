@@ -25,11 +25,14 @@ from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.judging.command import CommandCheck
+from trtops.ops.judging.computed import computed, log_computed, weight_bytes
+from trtops.ops.judging.emulated import with_emulated
 from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
+from trtops.ops.judging.realised import Computed, Emulated
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import op_run
 from trtops.processes import temporary_prefix
-from trtops.record import Record, sha256
+from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
 from trtops.reports.present import present
 from trtops.spec import BuildConfig
@@ -206,35 +209,64 @@ def _reach_verdict(
     judge_engine: EngineJudge | None,
 ) -> tuple[Verdict, tuple[str, ...]]:
     config = campaign.config
+    found = computed(build, weight_bytes(model), config.check.min_precision_share)
+    log_computed(run, build)
     if judge_engine is not None:
-        return _verdict_of(CheckOutcome.of(judge_engine(build.engine)))
+        return _verdict_of(CheckOutcome.of(judge_engine(build.engine)), found, run)
     if config.command is not None:
-        return _verdict_of(check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker))
+        outcome = check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
+        return _verdict_of(outcome, found, run)
     golden = golden_file(tracker, campaign)
     judgement, pictures = backend.worker.run(
-        judge_in_child, build.engine, model, config.check, build.spec.config, str(golden), timeout=backend.timeout
+        judge_in_child,
+        build.engine,
+        model,
+        config.check,
+        build.spec.config,
+        str(golden),
+        found,
+        timeout=backend.timeout,
     )
     log_judgement(run, judgement)
     for path, png in pictures:
         run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-    return judgement.report.verdict, judgement.report.reasons
+    return judgement.verdict, judgement.reasons
 
 
-def _verdict_of(outcome: CheckOutcome) -> tuple[Verdict, tuple[str, ...]]:
-    return _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
+def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict of a check from outside, which does not see what an engine computes in.
+
+    ONNX Runtime computes FP16 in FP32 on most processors, which whoever asks a command knows: there only a limit counts.
+    """
+    if found.share is not None:
+        run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
+    verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
+    if verdict != "good" or found.lowered or (found.stood_in_for and not found.limit):
+        return verdict, reasons
+    return "bad", (*reasons, found.reason())
 
 
 def judge_in_child(
-    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str
+    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: Computed
 ) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
-    """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it."""
+    """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it.
+
+    Args:
+        engine: The engine.
+        model: What it was built from.
+        check: How it is judged.
+        build: How it was built.
+        golden: The file of golden outputs.
+        found: What its kernels compute in.
+    """
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     if build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
     feeds = check.open_for(model)
     with engine_backend(engine.backend).runner(engine) as runner:
         judgement, outputs, expected = judge(runner, _load_golden(golden), feeds, check, tolerances)
-    if check.plots == "never" or (check.plots == "bad" and judgement.report.verdict == "good"):
+    judgement = _with_emulated(replace(judgement, computed=found), model, build, check, golden, tolerances)
+    if check.plots == "never" or (check.plots == "bad" and judgement.verdict == "good"):
         return judgement, ()
     from trtops.comparator.plot import error_figures
 
@@ -275,6 +307,25 @@ def errors_in_child(
                 )
             found.append(max(values))
     return found
+
+
+_emulations: dict[str, Emulated] = {}
+
+
+def _with_emulated(
+    judgement: Judgement, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
+) -> Judgement:
+    """The judgement with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
+    key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
+    if key not in _emulations:
+        expected = _load_golden(golden)
+        made = with_emulated(judgement, model, build, check.open_for(model), expected, tolerances).emulated
+        if made is None:
+            return judgement
+        _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
+        _emulations[key] = made
+    share = None if judgement.computed is None else judgement.computed.share
+    return judgement if share is None or share == 1 else replace(judgement, emulated=_emulations[key])
 
 
 @functools.lru_cache(maxsize=1)  # a warm child judges the builds of one campaign, all by the same outputs

@@ -20,8 +20,9 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
-from trtops.ops.judging.computed import computed, weight_bytes
-from trtops.ops.judging.emulated import judge_emulated
+from trtops.ops.judging.attributing import Seen, attribute
+from trtops.ops.judging.computed import computed, log_computed, weight_bytes
+from trtops.ops.judging.emulated import with_emulated
 from trtops.ops.judging.judgement import (
     CheckConfig,
     Judgement,
@@ -60,6 +61,8 @@ class ConvertConfig(Record):
         replay: A tactic record (``tactics/replay.json`` of a run) to be replayed.
         mind_deny_list: Leave out tactics that are on the deny-list of this device and release; a replay that has one is
             refused.
+        attribute_error: Say how much of the engine's error is the precision's own, how much is noise and how much the builder's
+            (:mod:`trtops.ops.judging.attribution`), which runs the model four times more.
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
@@ -76,6 +79,7 @@ class ConvertConfig(Record):
     calibration_cache: str | None = None
     replay: str | None = None
     mind_deny_list: bool = True
+    attribute_error: bool = False
     rebuild: bool = False
     keep_model: bool = True
     isolated: bool | None = None
@@ -294,6 +298,7 @@ def _build_and_judge(
         builds.log_reuse(run, build, reused_from)
     judgement, outputs, golden = _judge_build(model, build, backend, feeds, config)
     log_judgement(run, judgement)
+    log_computed(run, build)
     verdict = judgement.verdict
     if check.plots == "always" or (check.plots == "bad" and verdict == "bad"):
         _log_plots(run, outputs, golden)
@@ -378,12 +383,14 @@ def _judge_build(
         else:
             with reference_runner(model) as reference:
                 judged = judge(runner, reference, feeds, check, tolerances)
-    judgement, outputs, golden = judged
-    found = computed(build, weight_bytes(model))
-    emulated, precision = None, config.build.precision
-    if precision in ("fp16", "bf16") and found.share is not None and found.share < 1:
-        emulated = judge_emulated(model, precision, feeds, golden, tolerances, config.build.keep)
-    return replace(judgement, computed=found, emulated=emulated), outputs, golden
+        judgement, outputs, golden = judged
+        judgement = replace(judgement, computed=computed(build, weight_bytes(model), check.min_precision_share))
+        judgement = with_emulated(judgement, model, config.build, feeds, golden, tolerances)
+        if config.attribute_error:
+            seen = Seen(runner, outputs, golden, golden_given=check.golden is not None)
+            found = attribute(model, build, judgement, seen, list(feeds), tolerances)
+            judgement = replace(judgement, attribution=found)
+    return judgement, outputs, golden
 
 
 def _log_plots(run: Run, outputs: RunResults, golden: RunResults) -> None:

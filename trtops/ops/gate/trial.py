@@ -28,8 +28,9 @@ from trtops.ops.gate.findings import Finding, Subject, with_axes
 from trtops.ops.gate.measured import Facts, LayerComparison, Measured, Rounds
 from trtops.ops.gate.policy import AccuracyLimit, BuildTimeLimit
 from trtops.ops.gate.sides import Side, measure_rounds
-from trtops.ops.gate.widths import Seen, measure_widths, moved_reference
+from trtops.ops.gate.widths import Seen, measure_widths
 from trtops.ops.judging.judgement import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.judging.rounding import moved_reference
 from trtops.processes import temporary_prefix
 from trtops.spec import Environment
 from trtops.tracking import builds, schema

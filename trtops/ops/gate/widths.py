@@ -12,28 +12,14 @@ A *distance in widths* is a root mean square of a difference of outputs, divided
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 
-from trtops.backend.base import Feed
-from trtops.backend.engines import reference_runner
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.submodel import is_large
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import collect
+from trtops.ops.judging.rounding import UNITS, all_numbers, outputs_by_iteration, root_mean_square
 from trtops.record import Record
 from trtops.spec import Precision
-
-UNITS: dict[Precision, float] = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254}
-"""The rounding error of each precision: of floating-point numbers relative to the number, of INT8 to the largest of its tensor.
-
-Half a step; of FP32 a whole one, since weights that are FP32 themselves cannot be moved by less.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +86,17 @@ def measure_widths(seen: Seen, precision: Precision) -> tuple[OutputWidth, ...]:
     """The widths of all outputs of numbers that all of the results have, in the same shapes."""
     runs = (seen.candidate, seen.accepted, seen.again, seen.golden, seen.plain)
     found = []
-    for name in _outputs_by_iteration(seen.candidate)[0]:
-        columns = [_all_numbers(run, name) for run in runs]
+    for name in outputs_by_iteration(seen.candidate)[0]:
+        columns = [all_numbers(run, name) for run in runs]
         if any(column is None or column.shape != columns[0].shape for column in columns):  # type: ignore[union-attr]
             continue
         mine, theirs, repeated, right, plain = (np.asarray(column) for column in columns)
-        moved = None if seen.moved is None else _all_numbers(seen.moved, name)
-        rounding = 0.0 if moved is None or moved.shape != plain.shape else _root_mean_square(moved - plain)
-        own = None if seen.accepted_golden is None else _all_numbers(seen.accepted_golden, name)
-        candidate_error, noise = _root_mean_square(mine - right), _root_mean_square(repeated - theirs) / math.sqrt(2)
-        accepted_error = (
-            candidate_error if own is None or own.shape != theirs.shape else _root_mean_square(theirs - own)
-        )
-        least = UNITS[precision] * _root_mean_square(right)
+        moved = None if seen.moved is None else all_numbers(seen.moved, name)
+        rounding = 0.0 if moved is None or moved.shape != plain.shape else root_mean_square(moved - plain)
+        own = None if seen.accepted_golden is None else all_numbers(seen.accepted_golden, name)
+        candidate_error, noise = root_mean_square(mine - right), root_mean_square(repeated - theirs) / math.sqrt(2)
+        accepted_error = candidate_error if own is None or own.shape != theirs.shape else root_mean_square(theirs - own)
+        least = UNITS[precision] * root_mean_square(right)
         width = OutputWidth(
             name=name,
             width=max(math.sqrt(rounding**2 + accepted_error**2 + noise**2), least),
@@ -121,64 +105,10 @@ def measure_widths(seen: Seen, precision: Precision) -> tuple[OutputWidth, ...]:
             run_to_run=noise,
             unit=least,
             candidate_error=candidate_error,
-            distance=_root_mean_square(mine - theirs),
+            distance=root_mean_square(mine - theirs),
         )
         found.append(width)
     return tuple(found)
-
-
-def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *, seed: int = 1) -> RunResults | None:
-    """What the reference says when weights and inputs are moved at random by up to one rounding unit of a precision.
-
-    Returns:
-        Its outputs for each feed; None for models too large to be changed in memory, and where nothing can be moved.
-    """
-    proto = model.proto()
-    if is_large(proto):
-        return None
-    random = np.random.default_rng(seed)
-    for tensor in proto.graph.initializer:
-        if tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE):
-            array = onnx.numpy_helper.to_array(tensor)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(_moved_array(array, precision, random), tensor.name))
-    inputs = [
-        {name: _moved_array(np.asarray(array), precision, random) for name, array in feed.items()} for feed in feeds
-    ]
-    with reference_runner(Model.from_proto(proto, model.name)) as runner:
-        return collect(runner, inputs)
-
-
-def _moved_array(array: npt.NDArray[Any], precision: Precision, random: np.random.Generator) -> npt.NDArray[Any]:
-    """An array of floating-point numbers moved; any other as it is."""
-    if array.dtype.kind != "f" or not array.size:
-        return array
-    unit = UNITS[precision]
-    step = unit * float(np.max(np.abs(array), initial=0.0)) if precision == "int8" else unit * np.abs(array)
-    return (array + random.uniform(-1, 1, array.shape) * step).astype(array.dtype)
-
-
-def _outputs_by_iteration(results: RunResults) -> list[Mapping[str, Any]]:
-    return list(results[0][1])
-
-
-def _all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
-    """All of an output's numbers; None if it is missing somewhere, or does not hold numbers."""
-    run = _outputs_by_iteration(results)
-    if any(name not in iteration for iteration in run):
-        return None
-    arrays = [np.asarray(iteration[name]) for iteration in run]
-    if any(array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16" for array in arrays):
-        return None
-    return np.concatenate([array.astype(np.float64).ravel() for array in arrays])
-
-
-def _root_mean_square(difference: npt.NDArray[np.float64]) -> float:
-    """Root mean square; infinite if an element is NaN or infinite, 0 without elements."""
-    if not difference.size:
-        return 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        value = float(np.sqrt(np.mean(np.square(difference))))
-    return value if math.isfinite(value) else math.inf
 
 
 def _in_widths(value: float, width: float) -> float:

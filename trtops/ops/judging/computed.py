@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from trtops.backend.base import Build
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model, data_type
 from trtops.ops.judging.realised import Computed
 from trtops.spec import Precision
+from trtops.tracking import schema
+from trtops.tracking.base import Run
+from trtops.tracking.tables import log_table
 
 _PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
 _NOT_COMPUTING = re.compile(
@@ -37,17 +41,15 @@ _PRECISIONS: dict[str, Precision] = {
 }
 
 
-def computed(build: Build, weight_bytes: int = 0) -> Computed:
+def computed(build: Build, weight_bytes: int = 0, limit: float = 0.0) -> Computed:
     """What the kernels of a build compute in, as its tactics and layers say.
 
     Args:
         build: The build.
         weight_bytes: Size of the model's floating-point weights in FP32, if that is known.
+        limit: The share of kernels that have to compute in the precision asked for, between 0 and 1.
     """
-    found = _of_tactics(build) or [(layer.op, layer.precision) for layer in build.layers]
-    kernels = [(op, precision) for op, precision in found if not _NOT_COMPUTING.search(op)]
-    products = [(op, precision) for op, precision in kernels if _PRODUCTS.search(op)]
-    counts = Counter(_PRECISIONS.get(precision.lower(), "") for _, precision in products or kernels)
+    counts = Counter(kernel.precision for kernel in kernels(build) if kernel.counted)
     unknown = counts.pop("", 0)
     return Computed(
         asked=build.spec.config.precision,
@@ -55,6 +57,47 @@ def computed(build: Build, weight_bytes: int = 0) -> Computed:
         unknown=unknown,
         plan_bytes=len(build.engine.plan),
         weight_bytes=weight_bytes,
+        limit=limit,
+        backend=build.spec.config.backend,
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of an engine.
+
+    Attributes:
+        layer: The layer that it computes.
+        op: The layer's type.
+        precision: What it computes in; empty if the back end does not say.
+        counted: Whether it counts for what the engine computes in: one that multiplies matrices, convolves or recurs, or where
+            there is none of these, one that computes at all.
+    """
+
+    layer: str
+    op: str
+    precision: str
+    counted: bool
+
+
+def kernels(build: Build) -> tuple[Kernel, ...]:
+    """The kernels of a build, in its own order."""
+    found = _of_tactics(build) or [(layer.name, layer.op, layer.precision) for layer in build.layers]
+    computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
+    counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
+    return tuple(
+        Kernel(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found
+    )
+
+
+def log_computed(run: Run, build: Build) -> None:
+    """Keep what each kernel of a build computes in as a table of its run, beside what was asked for."""
+    asked = build.spec.config.precision
+    log_table(
+        run,
+        schema.Artifact.PRECISIONS,
+        ("layer", "op", "asked for", "computes in", "counted"),
+        ((kernel.layer, kernel.op, asked, kernel.precision, kernel.counted) for kernel in kernels(build)),
     )
 
 
@@ -67,13 +110,13 @@ def weight_bytes(model: Model) -> int:
     )
 
 
-def _of_tactics(build: Build) -> list[tuple[str, str]]:
-    """Kernels and the type that each reads first, where the record of tactics has every kernel: ONNX Runtime's does."""
+def _of_tactics(build: Build) -> list[tuple[str, str, str]]:
+    """Layers, kernels and the type that each reads first, where the record of tactics has every kernel: ONNX Runtime's does."""
     if build.tactics.mechanism != "onnxruntime":
         return []
     choices = build.tactics.choices
     return [
-        (choice.op, next((each.dtype for each in choice.inputs if each.dtype in _PRECISIONS), ""))
+        (choice.layer, choice.op, next((each.dtype for each in choice.inputs if each.dtype in _PRECISIONS), ""))
         for choice in choices
         if any(each.dtype in _PRECISIONS for each in (*choice.inputs, *choice.outputs))
     ]

@@ -8,6 +8,7 @@ a GPU will give does not show. The model is run once more with each 16-bit resul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -21,7 +22,17 @@ from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
+from trtops.ops.judging.judgement import Judgement
 from trtops.ops.judging.realised import Emulated, Overflow
+from trtops.spec import BuildConfig
+
+
+@dataclass(frozen=True)
+class In16Bit:
+    """A model's outputs in 16 bit, feed by feed, and the tensors that overflow in it, in order of execution."""
+
+    outputs: list[dict[str, np.ndarray]]
+    overflows: tuple[Overflow, ...]
 
 
 def judge_emulated(
@@ -45,28 +56,66 @@ def judge_emulated(
     Raises:
         BackendError: If the rewritten model does not run.
     """
+    found = run_in_16_bit(model, precision, feeds, keep)
+    report = compare_outputs(found.outputs, golden, tolerances)
+    return Emulated(precision=precision, report=report, overflows=found.overflows)
+
+
+def with_emulated(
+    judgement: Judgement,
+    model: Model,
+    build: BuildConfig,
+    feeds: Iterable[Feed],
+    golden: RunResults,
+    tolerances: Tolerances,
+) -> Judgement:
+    """A judgement with the model emulated in 16 bit, where that was asked for and some kernels do not compute in it.
+
+    Args:
+        judgement: With what the engine's kernels compute in.
+        model: The model, in FP32.
+        build: How the engine was to be built.
+        feeds: Inputs.
+        golden: The golden outputs for them.
+        tolerances: When outputs are good enough.
+    """
+    share = None if judgement.computed is None else judgement.computed.share
+    if build.precision not in ("fp16", "bf16") or share is None or share == 1:
+        return judgement
+    return replace(judgement, emulated=judge_emulated(model, build.precision, feeds, golden, tolerances, build.keep))
+
+
+def run_in_16_bit(model: Model, precision: LowPrecision, feeds: Iterable[Feed], keep: Sequence[str] = ()) -> In16Bit:
+    """Run a model in 16 bit, rounded as a GPU rounds; the arguments are those of :func:`judge_emulated`.
+
+    Raises:
+        BackendError: If the rewritten model does not run.
+    """
     low = lower_precision(model.proto(), precision, exclude=keep).model
     emulate_low_precision(low)
     outputs = [value.name for value in low.graph.output]
     peaks = watch_peaks(low) if precision == "fp16" else {}
     feeds = list(feeds)
     try:
-        found = _run_unoptimized(low, feeds)
+        found = run_unoptimized(low, feeds)
     except errors.BackendError:
         if not peaks:
             raise
         del low.graph.output[len(outputs) :]  # a tensor without elements has no largest
-        found, peaks = _run_unoptimized(low, feeds), {}
-    report = compare_outputs([{name: arrays[name] for name in outputs} for arrays in found], golden, tolerances)
+        found, peaks = run_unoptimized(low, feeds), {}
     largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
-    return Emulated(
-        precision=precision,
-        report=report,
+    return In16Bit(
+        outputs=[{name: arrays[name] for name in outputs} for arrays in found],
         overflows=tuple(Overflow(tensor=t, peak=peak) for t, peak in largest.items() if peak >= LARGEST_FLOAT16 + 16),
     )
 
 
-def _run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> list[dict[str, np.ndarray]]:
-    # Unoptimized: optimizers could take out the rounding, and die of some models in 16 bit.
+def run_unoptimized(model: onnx.ModelProto, feeds: Iterable[Feed]) -> list[dict[str, np.ndarray]]:
+    """The outputs of a rewritten model, feed by feed, with every node run as it stands.
+
+    Raises:
+        BackendError: If ONNX Runtime cannot run it.
+    """
+    # Optimizers could take out the rounding, and die of some models in 16 bit.
     with OnnxrtRunner(SessionFromMemory(model, optimized=False), "emulated") as runner:
         return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in feeds]

@@ -20,6 +20,7 @@ from trtops.comparator.report import ComparisonReport, OutputComparison, OutputT
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.table import RECORDED, Metric
 from trtops.json.numpy_files import load_numpy
+from trtops.ops.judging.attribution import Attribution
 from trtops.ops.judging.feeds import DataConfig
 from trtops.ops.judging.realised import Computed, Emulated
 from trtops.record import Record
@@ -45,6 +46,9 @@ class CheckConfig(DataConfig):
         warm_up: Inferences before latency is measured.
         latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for, where an
+            engine was built to be judged. An engine with fewer is bad; 0 asks for a single one. What FP16 and BF16 give where
+            ONNX Runtime computes them in FP32 is emulated; a share above 0 does not let that pass.
     """
 
     golden: str | None = None
@@ -53,6 +57,13 @@ class CheckConfig(DataConfig):
     warm_up: int = 5
     latency_runs: int = 50
     plots: Literal["always", "bad", "never"] = "bad"
+    min_precision_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_precision_share <= 1:
+            raise errors.ConfigError(
+                f"min_precision_share is {self.min_precision_share}; expected a share between 0 and 1."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +110,7 @@ class Judgement(Record):
         accuracy: Against labels, if there are any.
         computed: What the engine's kernels compute in, where an engine was built for this.
         emulated: The model in 16 bit as a GPU rounds it, where that was asked for and the engine does not compute in it.
+        attribution: Whose fault the error is, where that was asked for.
     """
 
     report: ComparisonReport
@@ -106,6 +118,7 @@ class Judgement(Record):
     accuracy: Accuracy | None = None
     computed: Computed | None = None
     emulated: Emulated | None = None
+    attribution: Attribution | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -118,8 +131,8 @@ class Judgement(Record):
         found = self.report.reasons
         if self.emulated is not None and self.emulated.verdict == "bad":
             found += self.emulated.reasons
-        elif self.computed is not None and not self.computed.lowered and self.emulated is None:
-            found += (f"No {self.computed.asked.upper()} engine: {self.computed.sentence()}",)
+        if self.computed is not None and not self.computed.lowered and (self.emulated is None or self.computed.limit):
+            found += (self.computed.reason(),)
         return found
 
 
@@ -387,6 +400,8 @@ def describe_beside(judgement: Judgement) -> list[str]:
         lines += [judgement.computed.sentence(), ""]
     if judgement.emulated is not None:
         lines += [judgement.emulated.sentence(), ""]
+    if judgement.attribution is not None:
+        lines += judgement.attribution.lines()
     if judgement.accuracy is not None:
         a = judgement.accuracy
         lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]
@@ -412,6 +427,11 @@ def log_judgement(run: Run, judgement: Judgement) -> None:
         metrics[schema.Metric.KERNELS_LOWERED] = judgement.computed.share
     if judgement.emulated is not None:
         metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(judgement.emulated.overflows))
+    if judgement.attribution is not None:
+        run.set_tags({schema.Tag.ATTRIBUTION: judgement.attribution.statement})
+        if (found := judgement.attribution.worst) is not None:
+            for name in ("engine", "precision", "noise", "builder"):
+                metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
     run.log_metrics(metrics)
     if (worst := worst_output(judgement.report)) is not None:
         run.set_tags({schema.Tag.WORST_OUTPUT: worst})

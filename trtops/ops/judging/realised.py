@@ -9,7 +9,7 @@ import numpy as np
 
 from trtops.comparator.report import ComparisonReport
 from trtops.record import Record
-from trtops.spec import Precision
+from trtops.spec import BackendName, Precision
 from trtops.verdict import Verdict
 
 _NARROWER: dict[Precision, tuple[Precision, ...]] = {"fp16": ("bf16", "int8", "fp8"), "bf16": ("fp16", "int8", "fp8")}
@@ -80,6 +80,8 @@ class Computed(Record):
         unknown: Kernels whose precision the back end does not say.
         plan_bytes: Size of the engine.
         weight_bytes: Size of the model's floating-point weights in FP32.
+        limit: The share of kernels that have to compute in the precision asked for; 0 asks for one of them.
+        backend: The back end.
     """
 
     asked: Precision
@@ -87,6 +89,8 @@ class Computed(Record):
     unknown: int = 0
     plan_bytes: int = 0
     weight_bytes: int = 0
+    limit: float = 0.0
+    backend: BackendName = "tensorrt"
 
     @property
     def share(self) -> float | None:
@@ -97,15 +101,28 @@ class Computed(Record):
 
     @property
     def lowered(self) -> bool:
-        """Whether the engine may be called one of the precision: a kernel computes in it, or nothing is known."""
-        return self.asked == "fp32" or self.share is None or self.share > 0 or self.unknown > 0
+        """Whether the engine may be called one of the precision: as many kernels as have to compute in it, or nothing is known."""
+        if self.asked == "fp32" or self.share is None:
+            return True
+        return self.share >= self.limit and (self.share > 0 or self.unknown > 0)
+
+    @property
+    def stood_in_for(self) -> bool:
+        """Whether emulation stands in for the precision: ONNX Runtime computes 16 bit in FP32 on most processors."""
+        return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16")
 
     @property
     def name(self) -> str:
         """What the engine is to be called: the precision asked for, or what it computes in instead."""
         if self.lowered:
             return self.asked.upper()
+        if self.share:
+            return f"{self.asked.upper()} in {self.share:.0%}"
         return f"{self.kernels[0][0].upper()} (not {self.asked.upper()})"
+
+    def reason(self) -> str:
+        """Why the engine is none of the precision asked for."""
+        return f"No {self.asked.upper()} engine: {self.sentence()}"
 
     def sentence(self) -> str:
         """What the kernels compute in, and whether the engine is smaller for it."""
@@ -122,4 +139,6 @@ class Computed(Record):
             said += (
                 f"; nor is the engine smaller: it has {self.plan_bytes / self.weight_bytes:.0%} of the weights' bytes"
             )
+        if share < self.limit:
+            said += f"; at least {self.limit:.0%} have to"
         return f"{said}."

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from trtops import errors
+from trtops.backend.base import Caches
 from trtops.backend.trt import Algorithm, TacticReplayData, TensorInfo
 from trtops.backend.trt.choices import editable, selector
 from trtops.spec import Layer
@@ -109,6 +111,14 @@ def test_records_of_another_format_of_a_tensor_differ(replay):
     first, second = selector.to_record(replay, **WHERE), selector.to_record(other, **WHERE)
 
     assert first.differing_layers(second) == ("conv0 + relu0",)
+
+
+def test_a_replay_is_handed_the_timing_cache_of_its_build_unless_its_mechanism_times_nothing(replay):
+    record = selector.to_record(replay, **WHERE)
+
+    assert Caches.replaying(record, b"timings") == Caches(replay=record, timing=b"timings")
+    assert Caches.replaying(replace(record, mechanism="editable_timing_cache"), b"timings").timing == b"timings"
+    assert Caches.replaying(replace(record, mechanism="onnxruntime"), b"timings").timing is None
 
 
 def finished_selector(data, chosen, mismatches=()):

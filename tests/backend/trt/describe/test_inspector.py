@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtops import errors
-from trtops.backend.trt import audit_precision
 from trtops.backend.trt.describe.inspector import _parse_single, parse_layers
-from trtops.spec import Layer
 
 # 8.6 with detailed verbosity; a raw control character stands in the metadata.
 EIGHT = """{"Layers": [{
@@ -76,30 +74,3 @@ def test_a_damaged_answer_is_refused_and_a_damaged_layer_keeps_its_name():
 
     assert _parse_single(EIGHT[12:300], 0).name == "conv0 + relu0"
     assert _parse_single("", 7).name == "layer 7"
-
-
-def layers(*precisions, op="CaskConvolution"):
-    return [Layer(name=str(i), op=op, precision=p) for i, p in enumerate(precisions)]
-
-
-def test_a_precision_that_no_layer_got_is_told():
-    audit = audit_precision(layers("fp32", "fp32"), ["fp16"])
-
-    assert audit.unrealised == ("fp16",)
-    with pytest.raises(errors.EngineBuildError, match=r"asked for fp16.*2 in fp32"):
-        audit.check()
-    assert "asked for and not used: fp16" in audit.summary()
-
-
-def test_one_layer_in_the_precision_is_enough_and_reformats_do_not_count():
-    audit_precision(layers("fp32", "fp16"), ["fp16"]).check()
-
-    assert audit_precision(layers("fp16", op="Reformat") + layers("fp32"), ["fp16"]).unrealised == ("fp16",)
-
-
-def test_nothing_is_claimed_of_layers_that_do_not_say():
-    audit = audit_precision(layers("fp32", ""), ["fp16", "int8"])
-
-    assert audit.unknown == 1
-    assert audit.unrealised == ()
-    assert audit_precision(layers("fp32"), ["fp32"]).unrealised == ()

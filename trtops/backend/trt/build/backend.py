@@ -23,7 +23,6 @@ from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs, SetLa
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
 from trtops.backend.trt.describe import inspector
-from trtops.backend.trt.describe.audit import audit_precision
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
@@ -46,13 +45,11 @@ class TensorRTBackend:
         name: The back end's name.
         engine_suffix: Ending of engine files.
         calibration_algorithm: One of :data:`trtops.backend.trt.build.calibrator.ALGORITHMS`.
-        require_precision: Whether a build fails if no layer got the precision that it asked for.
     """
 
     name: str = "tensorrt"
     engine_suffix: str = ".engine"
     calibration_algorithm: str = "entropy2"
-    require_precision: bool = False
 
     def environment(self) -> Environment:
         """Where builds made now are made.
@@ -124,6 +121,16 @@ def _load_checked(built: Engine) -> Any:
     return engine_from_bytes(built.plan, allow_host_code=True if built.options.get("version_compatible") else None)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A plan as the builder made it, the config that it was made with, the seconds it took, and whether a selector watched."""
+
+    plan: bytes
+    config: Any
+    seconds: float
+    watched: bool
+
+
 class _Building:
     """One build: its request, and what the steps leave for those after them."""
 
@@ -160,35 +167,51 @@ class _Building:
         """Build, load the engine to read its layers, and put everything together."""
         self._check_request()
         with library.collect_log() as log, tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-            algorithm_selector = self._algorithm_selector()
             self._quantize()
-            loader = self._config_loader(algorithm_selector, folder)
-            builder, network, _parser = self._network(loader)  # the parser holds weights that the build reads
-            builder_config = loader(builder, network)
-            if loader.load_timing_cache:
-                self.timings_read = timing_cache.held(builder_config)
-            started = time.perf_counter()
-            try:
-                plan = self._build_plan(builder, network, builder_config, algorithm_selector)
-            finally:
-                if self.calibrator is not None:
-                    self.calibrator.free()
-            seconds = time.perf_counter() - started
-            cache = self._collect_cache(builder_config, seconds)
-            layers = self._layers(plan)
-            record = self._record(builder_config, layers, watched=algorithm_selector is not None)
+            made = self._make(folder)
+            cache = self._collect_cache(made)
+            layers = self._layers(made.plan)
+            record = self._record(made.config, layers, watched=made.watched)
             self._check_denied(record)
         return Build(
             spec=self._spec(),
-            engine=self._engine(plan),
+            engine=self._engine(made.plan),
             tactics=record,
             layers=layers,
             timing_cache=None if cache is None else cache.to_bytes(),
-            timing_cache_use=timing_cache.use(self.timing, cache, seconds, self.timings_read),
+            timing_cache_use=timing_cache.use(self.timing, cache, made.seconds, self.timings_read),
             calibration_cache=self._calibration_cache(),
-            seconds=seconds,
+            seconds=made.seconds,
             log=log.text + "".join(f"\n[trtops] {note}" for note in dict.fromkeys(self.restriction.notes)),
         )
+
+    def _make(self, folder: str) -> _Made:
+        """Build the plan; a replay that is not followed beside a timing cache is tried once more without."""
+        try:
+            return self._make_once(folder)
+        except errors.TacticMismatchError as exc:
+            if not self._replays_by_selector or self.timing is None:
+                raise
+            self.restriction.notes.append(
+                f"the replay was repeated without its timing cache: {str(exc).splitlines()[0]}"
+            )
+            self.timing = None
+            return self._make_once(folder)
+
+    def _make_once(self, folder: str) -> _Made:
+        algorithm_selector = self._algorithm_selector()
+        loader = self._config_loader(algorithm_selector, folder)
+        builder, network, _parser = self._network(loader)  # the parser holds weights that the build reads
+        builder_config = loader(builder, network)
+        self.timings_read = timing_cache.held(builder_config) if loader.load_timing_cache else None
+        started = time.perf_counter()
+        try:
+            plan = self._build_plan(builder, network, builder_config, algorithm_selector)
+        finally:
+            if self.calibrator is not None:
+                self.calibrator.free()
+        seconds = time.perf_counter() - started
+        return _Made(plan, builder_config, seconds, watched=algorithm_selector is not None)
 
     def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
         def build_once() -> bytes:
@@ -215,6 +238,10 @@ class _Building:
     def _edits(self) -> bool:
         """Whether tactics are recorded through the editable timing cache rather than by a selector."""
         return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
+
+    @property
+    def _replays_by_selector(self) -> bool:
+        return self.caches.replay is not None and not self._edits
 
     @property
     def _precisions(self) -> tuple[str, ...]:
@@ -269,13 +296,13 @@ class _Building:
         trt = library.load()
         pools = None if options.workspace_bytes is None else {trt.MemoryPoolType.WORKSPACE: options.workspace_bytes}
         wanted = self._precisions
-        replays_by_selector = algorithm_selector is not None and self.caches.replay is not None
         return CreateConfig(
             tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
-            # A replay by selector leaves nothing to time: TensorRT is offered one tactic per layer.
-            load_timing_cache=None if replays_by_selector else self._timing_data(),
+            # Without the timing cache of its build a replay by selector is given none, not an empty one: what TensorRT times
+            # for it is of no use to other builds.
+            load_timing_cache=None if self._replays_by_selector and self.timing is None else self._timing_data(),
             algorithm_selector=algorithm_selector,
             sparse_weights=options.sparse_weights,
             tactic_sources=self._tactic_sources(),
@@ -365,24 +392,19 @@ class _Building:
 
     # --- after --------------------------------------------------------------------------------------------------
 
-    def _collect_cache(self, builder_config: Any, seconds: float) -> timing_cache.TimingCache | None:
+    def _collect_cache(self, made: _Made) -> timing_cache.TimingCache | None:
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
-        if self.caches.replay is not None and not self._edits:
-            return None  # the replay was built without one
+        if self._replays_by_selector:
+            return None  # what was chosen among one is no timing that another build should go by
         before = None if self.timings_read == 0 else self.timing
-        return timing_cache.collect(builder_config, self.environment, before, seconds, tuple(self.ops.values()))
+        return timing_cache.collect(made.config, self.environment, before, made.seconds, tuple(self.ops.values()))
 
     def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        layers = tuple(
-            found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
-        )
-        if self.backend.require_precision:
-            audit_precision(layers, self._precisions).check()
-        return layers
+        return tuple(found.to_layer() for found in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True)))
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...], *, watched: bool) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256

@@ -186,7 +186,7 @@ def describe_engine(engine: Any) -> EngineDescription:
             for index in range(engine.num_optimization_profiles)
         ),
         device_memory_bytes=line.device_memory_bytes(engine),
-        weights_bytes=sum(_WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
+        weights_bytes=sum(WIDTHS.get(kind, 0) * count for found in layers for kind, count in found.weights),
         refittable=bool(engine.refittable),
         layers=layers,
         repeated=line.profiles_listed(engine),
@@ -239,7 +239,7 @@ def parse_layers(text: str) -> tuple[LayerDescription, ...]:
     """
     try:
         content = json.loads(text, strict=False)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise errors.FormatError(f"The engine inspector's answer cannot be read: {exc}.") from None
     layers = content.get("Layers", []) if isinstance(content, dict) else content
     return tuple(_read_layer(layer) for layer in layers)
@@ -298,7 +298,7 @@ _TYPES = (
     ("bool", r"\bBOOL\b"),
     ("fp32", r"\b(FP32|Float|Float32)\b"),
 )
-_WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
+WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8, "bool": 1, "uint8": 1}
 _LONG_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8e4m3fn", "fp4": "float4"}
 _COMPUTING = ("fp8", "fp4", "int4", "int8", "fp16", "bf16", "fp32")
 

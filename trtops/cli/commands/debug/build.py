@@ -39,7 +39,7 @@ CAMPAIGN = Group(
 )
 GROUPS = (
     groups.MODEL, groups.UNTIL, groups.SORTING, groups.ITERATING, groups.TRACKING, configs.BACKEND, CAMPAIGN, *groups.TRT_BUILD,
-    Group("judging, in a campaign", groups.STATISTICS.flags),
+    Group("judging, in a campaign", (*groups.STATISTICS.flags, groups.IN_ITS_PRECISION)),
     groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.TENSORFLOW, groups.CHECK,
 )  # fmt: skip
 EXAMPLES = (

@@ -1,0 +1,167 @@
+"""Whose fault an engine's error is: shares that add up, statements that follow from them, and measured ones of real engines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models, zoo
+from tests.models import Case
+from trtops import errors
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
+from trtops.ops.judging.attribution import Attribution, OutputErrors
+from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.spec import BuildConfig, Precision
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+FP16 = 2.0**-11
+
+
+def attribution(engine: float, precision: float, *, verdict: str = "bad", **others: object) -> Attribution:
+    errors_ = OutputErrors(name="y", engine=engine, precision=precision, rounding=1e-7)
+    return Attribution(precision="fp16", unit=FP16, outputs=(errors_,), engine=verdict, **others)  # type: ignore[arg-type]
+
+
+def test_the_shares_of_an_error_add_up_as_squares() -> None:
+    found = OutputErrors(name="y", engine=0.13, precision=0.05, run_to_run=0.0, rounding=0.0)
+
+    assert found.builder == pytest.approx(0.12)
+    assert OutputErrors(name="y", engine=0.01, precision=0.05).builder == 0
+    assert OutputErrors(name="y", engine=1, precision=0, run_to_run=3, rounding=4).noise == 5
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "verdict", "emulated", "statement"),
+    [
+        (1e-3, 9e-4, "good", "good", "good for its precision"),
+        (1e-4, 9e-4, "good", "good", "good for its precision"),
+        (1e-3, 0.0, "good", "good", "good for its precision"),  # within some units of the precision
+        (0.2, 9e-4, "bad", "good", "worse than its precision"),
+        (0.02, 9e-4, "good", "good", "worse than its precision"),
+        (0.2, 0.19, "bad", "bad", "precision is the problem"),
+        (0.2, 0.15, "bad", "good", "precision is the problem"),
+        (0.2, 0.1, "bad", "good", "worse than its precision"),
+        (math.inf, 0.001, "bad", "good", "worse than its precision"),
+        (math.inf, math.inf, "bad", "bad", "precision is the problem"),
+        (1e-3, math.inf, "good", "bad", "good for its precision"),
+    ],
+)
+def test_statements_follow_from_the_numbers(engine, precision, verdict, emulated, statement) -> None:  # type: ignore[no-untyped-def]
+    found = attribution(engine, precision, verdict=verdict, emulated=emulated)
+
+    assert found.statement == statement
+    assert "of the relative error" in found.sentence()
+    assert Attribution.from_json(found.to_json()) == found
+
+
+def test_an_engine_in_another_precision_is_none_whatever_its_error() -> None:
+    found = attribution(1e-7, 1e-3, verdict="good", computed=False)
+
+    assert found.statement == "not in its precision"
+    assert "it does not compute in it" in found.sentence()
+
+
+def test_the_output_that_exceeds_most_what_it_may_decides() -> None:
+    good = OutputErrors(name="large", engine=0.5, precision=0.5)
+    wrong = OutputErrors(name="small", engine=0.02, precision=1e-4)
+    found = Attribution(precision="fp16", unit=FP16, outputs=(good, wrong), engine="good")
+
+    assert found.worst == wrong and found.statement == "worse than its precision"
+
+
+def converted(case: Case, precision: Precision, folder: Path, tracker: MemoryTracker) -> ConvertResult:
+    np.savez(folder / "feed.npz", **dict(case.feed))
+    config = ConvertConfig(
+        build=BuildConfig(precision=precision),
+        check=CheckConfig(data=str(folder / "feed.npz"), latency_runs=0, plots="never"),
+        attribute_error=True,
+        isolated=False,
+    )
+    return convert(case.write(folder), config, tracker=tracker)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_sound_engines_are_good_for_their_precision_and_the_run_says_so(precision: Precision, tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    result = converted(zoo.classifier(), precision, tmp_path, tracker)
+
+    found, info = result.judgement.attribution, tracker.info(result.run_id)
+    assert found is not None and found.worst is not None
+    assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "good for its precision"
+    assert (found.worst.precision > 1e-4) == (precision == "int8")
+    assert info.metrics[schema.Metric.ATTRIBUTION, "precision"] == found.worst.precision
+    assert info.metrics[schema.Metric.ATTRIBUTION, "engine"] == found.worst.engine
+    assert f"The engine is good for its precision, {precision.upper()}; of the relative error" in result.page()
+    assert "| builder's |" in result.page() and "good for its precision" in info.tags[schema.Tag.NOTE]
+    assert Judgement.from_json(result.judgement.to_json()) == result.judgement
+
+
+def test_an_fp16_engine_that_computes_in_fp32_is_not_in_its_precision(tmp_path: Path) -> None:
+    result = converted(zoo.classifier(), "fp16", tmp_path, MemoryTracker())
+
+    assert result.judgement.attribution is not None and result.judgement.attribution.worst is not None
+    assert result.judgement.attribution.statement == "not in its precision"
+    assert result.judgement.attribution.worst.precision > result.judgement.attribution.worst.engine
+
+
+def wrong_weight(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its first weight a tenth too large: what a wrong kernel would give."""
+    changed = onnx.ModelProto.FromString(proto.SerializeToString())
+    weight = next(tensor for tensor in changed.graph.initializer if len(tensor.dims) > 1)
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float32(1.1), weight.name))
+    return changed
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_engine_that_computes_something_else_is_worse_than_its_precision(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = models.conv_net()
+    build = OnnxRuntimeBackend.build
+
+    def build_another(self, model, config, **others):  # type: ignore[no-untyped-def]
+        made = build(self, Model.from_proto(wrong_weight(model.proto()), model.name), config, **others)
+        return replace(made, spec=replace(made.spec, model_sha256=model.info.sha256))
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
+    result = converted(case, precision, tmp_path, MemoryTracker())
+
+    found = result.judgement.attribution
+    assert found is not None and found.worst is not None
+    assert found.statement == "worse than its precision"
+    assert found.worst.builder > 0.02 and "the builder is to blame" in found.sentence()
+
+
+def test_a_model_that_its_precision_does_not_suffice_for(tmp_path: Path) -> None:
+    """Weights of INT8 per channel are 1/254 of the largest of theirs: what is left of a thousandth beside it is nothing."""
+    weight = np.full((64, 16), 1e-3, np.float32)
+    weight[0] = 1.0
+    proto = models.model("(float[4,64] x) => (float[4,16] y) { y = MatMul(x, w) }", {"w": weight})
+    x = np.abs(models.random(4, 64, seed=3))
+    x[:, 0] = 0
+    result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path, MemoryTracker())
+
+    found = result.judgement.attribution
+    assert result.verdict == "bad" and found is not None
+    assert found.statement == "precision is the problem"
+    assert "INT8 does not suffice for this model" in found.sentence()
+
+
+def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise errors.BackendError("no such kernel")
+
+    monkeypatch.setattr("trtops.ops.judging.attributing.run_in_16_bit", refuse)
+    result = converted(zoo.classifier(), "fp16", tmp_path, MemoryTracker())
+
+    found = result.judgement.attribution
+    assert found is not None and "no such kernel" in found.why_not
+    assert "Whose fault the error is cannot be told" in result.page()

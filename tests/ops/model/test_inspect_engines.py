@@ -1,0 +1,108 @@
+"""Two engines side by side: from the inspector's JSON, from runs, with times; as a page, as JSON, and kept in a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.backend.trt.describe import inspected
+from tests.backend.trt.describe.test_alignment import FP16_TIMES, INT8_TIMES
+from trtops import errors, ops
+from trtops.backend.trt.describe.inspector import EngineDescription, parse_layers
+from trtops.cli.main import main
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.model.inspect.engines import InspectEnginesResult
+from trtops.spec import BuildConfig
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    for name, text in (("fp16", inspected.eight_fp16()), ("int8", inspected.eight_int8())):
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    (tmp_path / "fp16_times.json").write_text(json.dumps(FP16_TIMES))
+    profile = [{"count": 20}, *({"name": n, "timeMs": 20 * ms, "averageMs": ms} for n, ms in INT8_TIMES.items())]
+    (tmp_path / "int8_times.json").write_text(json.dumps(profile))  # as trtexec's --exportProfile
+    return str(tmp_path / "fp16.json"), str(tmp_path / "int8.json")
+
+
+def with_times(files: tuple[str, str], **others: object) -> ops.InspectEnginesConfig:
+    times = [path.replace(".json", "_times.json") for path in files]
+    return ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=times[0], times_b=times[1], **others)  # type: ignore[arg-type]
+
+
+def test_a_page_has_both_in_numbers_and_the_slowest_boundary_first(files: tuple[str, str]) -> None:
+    result = ops.inspect_engines(with_times(files))
+
+    assert (result.a.layers, result.a.inserted, result.b.inserted) == (5, 2, 3)
+    assert (result.a.ms, result.b.inserted_ms) == (pytest.approx(0.064), pytest.approx(0.053))
+    assert dict(result.b.precisions) == {"int8": 2, "fp16": 2}
+    assert result.a.aligned == result.b.aligned == 1
+    lines = result.page().splitlines()
+    boundaries = lines[lines.index("## Boundaries, the slowest first") + 4 :]
+    assert boundaries[0].startswith("| `conv1 + relu1 → conv2` | - | - | 1: fp16 Channel major")
+    assert "0.093 ms for 0.064 ms, 3 layers inserted for 2" in lines[0]
+    assert any(line.startswith("| `conv1 + relu1` | 1 → 2 | fp16 |") for line in lines)
+    assert InspectEnginesResult.from_json(result.to_json()) == result
+
+
+def test_a_description_that_trtops_wrote_is_read_with_its_memory(files: tuple[str, str], tmp_path: Path) -> None:
+    described = EngineDescription(
+        name="g", inputs=(), outputs=(), profiles=(), device_memory_bytes=1 << 20, weights_bytes=12, refittable=False,
+        layers=parse_layers(inspected.eight_fp16()),
+    )  # fmt: skip
+    ours = tmp_path / "ours.json"
+    ours.write_text(described.to_json())
+
+    result = ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(ours)))
+
+    assert (result.b.device_memory_bytes, result.b.weights_bytes, result.a.device_memory_bytes) == (1 << 20, 12, None)
+    assert result.headline == "0 of 3 rows of layers differ"
+    assert "All layers that both have got the same kernels" in result.page()
+
+
+def test_engines_of_runs_are_compared_by_what_their_builds_told(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    path = models.conv_net().write(tmp_path)
+    runs = [
+        convert(path, ConvertConfig(build=BuildConfig(precision=precision), isolated=False), tracker=tracker).run_id
+        for precision in ("fp32", "fp16")
+    ]
+
+    result = ops.inspect_engines(ops.InspectEnginesConfig(a=runs[0], b=runs[1][:12]), tracker=tracker, experiment="e")
+
+    assert result.a.layers and result.b.layers and result.a.ms is None
+    info = tracker.info(result.run_id)
+    assert info.kind == "engine_diff" and info.verdict is None
+    assert "Boundaries, the slowest first" in info.tags[schema.Tag.NOTE]
+
+
+def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    times = [path.replace(".json", "_times.json") for path in files]
+    assert main(["inspect", "engines", *files, "--layer-times", *times, "--show", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "conv1 + relu1 → conv2" in said and "And 3 more." in said
+
+    assert main(["inspect", "engines", *files, "--json"]) == 0
+    assert InspectEnginesResult.from_dict(json.loads(capsys.readouterr().out)).a.layers == 5
+
+    assert main(["inspect", "engines", *files, "--layer-times", times[0]]) == 2
+    assert main(["inspect", "engines", *files, "--load-inputs", "d.json"]) == 2
+
+
+def test_what_is_no_engine_is_refused_in_words(files: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"some": "thing"}')
+    (tmp_path / "times.json").write_text("[1, 2]")
+
+    with pytest.raises(errors.FormatError, match=r"other\.json lists no layers"):
+        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "other.json")))
+    with pytest.raises(errors.ConfigError, match="cannot be read"):
+        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=str(tmp_path / "gone.json")))
+    with pytest.raises(errors.ConfigError, match="no store was given"):
+        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b="8d6e3f"))
+    with pytest.raises(errors.FormatError, match="holds no times of layers"):
+        ops.inspect_engines(ops.InspectEnginesConfig(a=files[0], b=files[1], times_a=str(tmp_path / "times.json")))
