@@ -220,12 +220,25 @@ def _onnxruntime_settings(build: Build) -> dict[str, JSONValue]:
 def _tensorrt_settings(build: Build) -> dict[str, JSONValue]:
     config, options = build.spec.config, build.spec.config.options
     assert isinstance(options, TensorRTOptions)
-    flags = [_FLAGS[each] for each in (config.precision, *options.also) if each in _FLAGS]
+    lowered = {config.precision, *options.also} - {"fp32"}
+    flags = [_FLAGS[each] for each in sorted(lowered) if each in _FLAGS]
     flags += [name for name, given in (("TF32", options.tf32), ("SPARSE_WEIGHTS", options.sparse_weights)) if given]
+    keep = config.keep if config.precision in ("fp16", "bf16") else ()
+    if keep:
+        flags.append("OBEY_PRECISION_CONSTRAINTS")
     profiles: list[JSONValue] = [
         {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
     ]
-    return {"flags": list(flags), "optimization_level": options.optimization_level, "profiles": profiles}
+    return {
+        "flags": list(flags),
+        "cleared_flags": [] if options.tf32 else ["TF32"],  # it is on by default
+        "optimization_level": options.optimization_level,
+        "workspace_bytes": options.workspace_bytes,
+        "tactic_sources": None if options.tactic_sources is None else [name.upper() for name in options.tactic_sources],
+        "profiles": profiles,
+        "keep": list(keep),
+        "mark": list(config.mark),
+    }
 
 
 def recomputed(case: Case, original: onnx.ModelProto) -> Case:
