@@ -8,6 +8,7 @@ verdict is the reported one, else 1.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -169,5 +170,19 @@ def main(folder: Path, *, anew: bool) -> int:
     return 0 if found == case["verdict"] else 1
 
 
+def survived(script: str) -> int:
+    """Run in a child, so that a verdict comes out as well where the library takes its process down."""
+    code = subprocess.call(
+        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
+    )
+    if code in (0, 1):
+        return code
+    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
+    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
+    return 0 if reported == "error" else 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv[1:]))
+    if "--inside" not in sys.argv:
+        sys.exit(survived(__file__))
+    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv))
