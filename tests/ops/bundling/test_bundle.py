@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from tests import models
 from trtops import errors
@@ -23,9 +24,11 @@ from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.result import op_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 
+ROOT = Path(__file__).resolve().parents[3]
 CHECK = CheckConfig(latency_runs=0, plots="never")
 APPROXIMATE = OnnxRuntimeOptions(tactics=("GeluApproximation",), allow_approximation=True, tactic_seed=0)
 
@@ -129,3 +132,49 @@ def test_a_verdict_that_numpy_cannot_reach_is_refused(tmp_path: Path, tracker: M
     )
     with pytest.raises(errors.ReproductionError, match="judged by min_snr"):
         bundle(run.run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+
+
+def unknown_op(name: str) -> onnx.ModelProto:
+    """A model with a node that no runtime knows."""
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node(name, ["a"], ["y"], domain="elsewhere")]
+    values = [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, [2, 3]) for each in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def test_a_build_that_failed_is_bundled_with_its_error(tmp_path: Path) -> None:
+    onnx.save(unknown_op("Nope"), tmp_path / "nope.onnx")
+    tracker = MemoryTracker()
+    with pytest.raises(errors.BackendError):
+        convert(tmp_path / "nope.onnx", ConvertConfig(check=CHECK), tracker=tracker)
+    (tmp_path / "nope.onnx").unlink()  # the run kept it
+    [failed] = tracker.find()
+
+    result = bundle(failed.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+
+    again = run_as_a_stranger(tmp_path / "b.zip", tmp_path / "there")
+    assert again.returncode == 0 and "verdict: error" in again.stdout and "elsewhere:Nope" in again.stdout
+    assert result.repeats == "error" and "An engine." in (tmp_path / "there" / "issue.md").read_text()
+    # With what it lacked, the script says that the error is gone.
+    onnx.save(models.model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }"), tmp_path / "there" / "model.onnx")
+    mended = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path / "there", capture_output=True, text=True)
+    assert mended.returncode == 1 and "verdict: good (reported: error" in mended.stdout
+
+
+def test_a_run_that_failed_before_it_was_to_build_is_refused_with_what_it_said(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    with pytest.raises(OSError, match="disk is gone"), op_run(tracker, "e", "n", kind="build") as run:
+        raise OSError("the disk is gone")
+    with pytest.raises(errors.ReproductionError, match=r"nothing to repeat: .*disk is gone"):
+        bundle(run.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+
+
+@pytest.mark.parametrize("library", ["onnxrt", "trt"])
+def test_a_process_that_dies_has_a_verdict(library: str, tmp_path: Path) -> None:
+    script = (ROOT / "trtops" / "backend" / library / "reproduce.py").read_text()
+    (tmp_path / "reproduce.py").write_text(script)
+    (tmp_path / "case.json").write_text('{"verdict": "error"}')
+    (tmp_path / "numpy.py").write_text("import os\nos.abort()")  # what it imports first
+    died = subprocess.run([sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert died.returncode == 0 and "verdict: error (reported: error; the process died of 6)" in died.stdout

@@ -8,7 +8,9 @@ verdict is the reported one, else 1.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,68 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
     config = builder.create_builder_config()
     for flag in case["flags"]:
         config.set_flag(getattr(trt.BuilderFlag, flag))
+    for flag in case["cleared_flags"]:
+        config.clear_flag(getattr(trt.BuilderFlag, flag))
     if case["optimization_level"] is not None:
         config.builder_optimization_level = case["optimization_level"]
-    for ranges in case["profiles"]:
+    if case["workspace_bytes"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, case["workspace_bytes"])
+    if case["tactic_sources"] is not None:
+        config.set_tactic_sources(sum(1 << int(getattr(trt.TacticSource, name)) for name in case["tactic_sources"]))
+    for ranges in case["profiles"] or [dynamic_inputs(network)]:
         profile = builder.create_optimization_profile()
         for name, (low, opt, high) in ranges.items():
             profile.set_shape(name, low, opt, high)
-        config.add_optimization_profile(profile)
+        if ranges:
+            config.add_optimization_profile(profile)
+    change_layers(trt, network, case)
+    ranges_file = folder / "caches" / "calibration.cache"
+    if "INT8" in case["flags"] and ranges_file.exists():
+        config.int8_calibrator = calibrator(trt, ranges_file)
     cache = folder / "caches" / "timing.cache"
-    config.set_timing_cache(config.create_timing_cache(cache.read_bytes() if cache.exists() else b""), False)
+    if cache.exists():
+        config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise RuntimeError("TensorRT builds no engine; what it says is above.")
     return bytes(plan)
+
+
+def dynamic_inputs(network: Any) -> dict[str, list[list[int]]]:
+    """Shapes of the inputs that have dynamic dimensions, with 1 for each of these, as min, opt and max."""
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    shapes = {each.name: [max(dim, 1) for dim in each.shape] for each in inputs if -1 in tuple(each.shape)}
+    return {name: [shape, shape, shape] for name, shape in shapes.items()}
+
+
+def change_layers(trt: Any, network: Any, case: dict[str, Any]) -> None:
+    """Layers that are kept in FP32, and tensors that are outputs as well so that nothing is fused across them."""
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    for layer in layers:
+        if any(fnmatchcase(layer.name, pattern) for pattern in case["keep"]):
+            layer.precision = trt.float32
+    made = {layer.get_output(i).name: layer.get_output(i) for layer in layers for i in range(layer.num_outputs)}
+    for name in case["mark"]:
+        network.mark_output(made[name])
+
+
+def calibrator(trt: Any, file: Path) -> Any:
+    """A calibrator that has ranges already, and no data."""
+
+    class Ranges(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]  # a class of bindings that have no types
+        def get_batch_size(self) -> int:
+            return 1
+
+        def get_batch(self, names: list[str]) -> None:
+            return None
+
+        def read_calibration_cache(self) -> bytes:
+            return file.read_bytes()
+
+        def write_calibration_cache(self, data: bytes) -> None:
+            pass
+
+    return Ranges()
 
 
 def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> dict[str, Any]:
@@ -119,5 +170,19 @@ def main(folder: Path, *, anew: bool) -> int:
     return 0 if found == case["verdict"] else 1
 
 
+def survived(script: str) -> int:
+    """Run in a child, so that a verdict comes out as well where the library takes its process down."""
+    code = subprocess.call(
+        [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
+    )
+    if code in (0, 1):
+        return code
+    reported = json.loads(Path(script).with_name("case.json").read_text(encoding="utf-8"))["verdict"]
+    print(f"verdict: error (reported: {reported}; the process died of {-code if code < 0 else code})")
+    return 0 if reported == "error" else 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv[1:]))
+    if "--inside" not in sys.argv:
+        sys.exit(survived(__file__))
+    sys.exit(main(Path(__file__).resolve().parent, anew="--build" in sys.argv))

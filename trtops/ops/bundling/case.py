@@ -25,7 +25,7 @@ from trtops.comparator.standalone import RULES
 from trtops.ops.auditing.gathering import Gathered
 from trtops.ops.judging.judgement import collect, tolerances_for
 from trtops.record import JSONValue, to_jsonable
-from trtops.spec import OnnxRuntimeOptions, TensorRTOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.verdict import Verdict
 
 _PEAK_LIMIT = LARGEST_FLOAT16 + 16  # from here on a value rounds to infinity
@@ -164,13 +164,25 @@ def built_case(case: Case, build: Build, calibration: bytes | None) -> Case:
         calibration: The calibration cache of an INT8 build.
     """
     if case.backend == "tensorrt":
-        return replace(case, settings=_tensorrt_settings(build))
-    config = build.spec.config
+        return replace(case, settings=_tensorrt_settings(build.spec.config))
+    return _onnxruntime_case(case, build.spec.config, build.tactics.settings, calibration)
+
+
+def failing_case(case: Case, config: BuildConfig, calibration: bytes | None) -> Case:
+    """The case of a build that came to no engine; of ONNX Runtime with its usual settings."""
+    if case.backend == "tensorrt":
+        return replace(case, settings=_tensorrt_settings(config))
+    return _onnxruntime_case(case, config, (), calibration)
+
+
+def _onnxruntime_case(
+    case: Case, config: BuildConfig, settings: Sequence[tuple[str, str]], calibration: bytes | None
+) -> Case:
 
     def remake(proto: onnx.ModelProto) -> onnx.ModelProto:
         return model_as_built(Model.from_proto(proto), config, calibration)
 
-    return replace(case, model=remake(case.model), remake=remake, settings=_onnxruntime_settings(build))
+    return replace(case, model=remake(case.model), remake=remake, settings=_onnxruntime_settings(config, settings))
 
 
 def emulated_case(case: Case, precision: LowPrecision, keep: Sequence[str] = ()) -> Case:
@@ -204,10 +216,10 @@ def unoptimized_settings() -> dict[str, JSONValue]:
     }
 
 
-def _onnxruntime_settings(build: Build) -> dict[str, JSONValue]:
-    options = build.spec.config.options
+def _onnxruntime_settings(config: BuildConfig, settings: Sequence[tuple[str, str]]) -> dict[str, JSONValue]:
+    options = config.options
     assert isinstance(options, OnnxRuntimeOptions)
-    candidate = Candidate.from_settings(build.tactics.settings)
+    candidate = Candidate.from_settings(settings)
     return {
         "optimization_level": candidate.optimization_level,
         "session_config": dict(candidate.session_config),
@@ -217,18 +229,33 @@ def _onnxruntime_settings(build: Build) -> dict[str, JSONValue]:
     }
 
 
-def _tensorrt_settings(build: Build) -> dict[str, JSONValue]:
-    config, options = build.spec.config, build.spec.config.options
+def _tensorrt_settings(config: BuildConfig) -> dict[str, JSONValue]:
+    options = config.options
     assert isinstance(options, TensorRTOptions)
-    flags = [_FLAGS[each] for each in (config.precision, *options.also) if each in _FLAGS]
+    lowered = {config.precision, *options.also} - {"fp32"}
+    flags = [_FLAGS[each] for each in sorted(lowered) if each in _FLAGS]
     flags += [name for name, given in (("TF32", options.tf32), ("SPARSE_WEIGHTS", options.sparse_weights)) if given]
+    keep = config.keep if config.precision in ("fp16", "bf16") else ()
+    if keep:
+        flags.append("OBEY_PRECISION_CONSTRAINTS")
     profiles: list[JSONValue] = [
         {r.name: [list(r.min), list(r.opt), list(r.max)] for r in profile.shapes} for profile in config.profiles
     ]
-    return {"flags": list(flags), "optimization_level": options.optimization_level, "profiles": profiles}
+    return {
+        "flags": list(flags),
+        "cleared_flags": [] if options.tf32 else ["TF32"],  # it is on by default
+        "optimization_level": options.optimization_level,
+        "workspace_bytes": options.workspace_bytes,
+        "tactic_sources": None if options.tactic_sources is None else [name.upper() for name in options.tactic_sources],
+        "profiles": profiles,
+        "keep": list(keep),
+        "mark": list(config.mark),
+    }
 
 
 def recomputed(case: Case, original: onnx.ModelProto) -> Case:
-    """The case of another model of the same structure: golden outputs are computed anew."""
+    """The case of another model of the same structure: golden outputs, where there are any, are computed anew."""
+    if not case.golden[0]:
+        return replace(case, model=case.remake(original), original=original)
     golden = [{n: np.asarray(array) for n, array in out.items()} for out in reference_outputs(original, case.feeds)]
     return replace(case, model=case.remake(original), original=original, golden=golden)

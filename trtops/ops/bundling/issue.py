@@ -30,7 +30,8 @@ def _lines(
     if said:
         yield from ("```", said.rstrip(), "```", "")
     yield from (f"- {reason}" for reason in case.reasons)
-    yield from ("", "## What is expected", "", "The outputs in `golden.npz`, within the tolerances in `case.json`.", "")
+    expected = "The outputs in `golden.npz`, within the tolerances in `case.json`." if case.golden[0] else "An engine."
+    yield from ("", "## What is expected", "", expected, "")
     yield from (
         "## How to see it",
         "",

@@ -14,6 +14,7 @@ from trtops.allowed import ask_for
 from trtops.ops.auditing.gathering import Folder, Gathered, gather
 from trtops.ops.bundling.case import Case, case_of
 from trtops.ops.bundling.config import BundleConfig, BundleResult
+from trtops.ops.bundling.failed import failed_case, is_failed_build
 from trtops.ops.bundling.files import case_files, environment_text, tried, write_zip
 from trtops.ops.bundling.issue import issue_text
 from trtops.ops.bundling.stripping import with_random_weights
@@ -23,7 +24,7 @@ from trtops.record import sha256_file
 from trtops.spec import Environment
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
-from trtops.tracking.base import StoredRun, Tracker
+from trtops.tracking.base import RunInfo, StoredRun, Tracker
 from trtops.tracking.materials import read_materials
 
 _LIBRARIES = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt"}
@@ -33,7 +34,7 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     """Pack a run's build so that a stranger repeats its verdict, and try that before the file is written.
 
     Args:
-        run: A build's run or an iteration's, or what its id begins with.
+        run: A build's run or an iteration's, or what its id begins with; also of a build that failed.
         config: What goes in.
         tracker: The memory, which is only read.
 
@@ -48,7 +49,11 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         OSError: If the zip cannot be written.
     """
     config = BundleConfig() if config is None else config
-    stored = tracker.load(tracker.whole_id(run))
+    run = tracker.whole_id(run)
+    info = tracker.info(run)
+    if is_failed_build(info):
+        return _bundle_of_failed(info, config, tracker)
+    stored = tracker.load(run)
     verdict = stored.info.verdict
     if verdict is None:
         raise errors.ReproductionError(f"Run {stored.info.id} has no verdict to repeat.")
@@ -56,10 +61,9 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
     gathered = gather(stored, tracker, Folder(config.materials))
     name = f"{stored.info.experiment} {gathered.build.spec.config.precision}"
     case = case_of(gathered, name, verdict)
-    output = config.output or f"{stored.info.experiment}-{stored.info.id[:8]}.zip".replace("/", "-")
     result = write_bundle(
         case,
-        replace(config, output=output),
+        _with_output(config, stored.info),
         gathered.build.engine.environment,
         tactics=gathered.build.tactics,
         extra=_extra_files(gathered, stripped=config.strip_weights),
@@ -72,6 +76,23 @@ def bundle(run: str, config: BundleConfig | None = None, *, tracker: Tracker) ->
         url=stored.info.url,
         experiment=stored.info.experiment,
     )
+
+
+def _bundle_of_failed(info: RunInfo, config: BundleConfig, tracker: Tracker) -> BundleResult:
+    """The bundle of a build that came to no engine."""
+    name = f"{info.experiment} {info.params.get('precision', '')}".strip()
+    case, environment, extra, missing = failed_case(info, tracker, Folder(config.materials), name)
+    if config.strip_weights:
+        extra = {path: data for path, data in extra.items() if not path.startswith("caches/")}
+    result = write_bundle(case, _with_output(config, info), environment, extra=extra)
+    return replace(
+        result, title=f"bundle {name}", missing=missing, run_id=info.id, url=info.url, experiment=info.experiment
+    )
+
+
+def _with_output(config: BundleConfig, info: RunInfo) -> BundleConfig:
+    """The config with the name of a file in it: experiment and run unless one was given."""
+    return replace(config, output=config.output or f"{info.experiment}-{info.id[:8]}.zip".replace("/", "-"))
 
 
 def write_bundle(

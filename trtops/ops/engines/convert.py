@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend, reference_runner
 from trtops.backend.onnx.model import Model
@@ -285,15 +286,17 @@ def _build_and_judge(
     builds.log_spec(run, job.spec, job.environment)
     check = config.check
     log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
-    build, reused_from, crashed = _build_or_reuse(job, config, backend, tracker, run, feeds)
+    try:
+        build, reused_from, crashed = _build_or_reuse(job, config, backend, tracker, run, feeds)
+    except errors.BackendError:
+        _log_model(run, model, config)  # whoever has to mend the builder needs it
+        raise
     if built is not None:
         built(build)
     if reused_from is None:
         builds.log_build(run, build, backend.engine_suffix)
         TimingCacheSource(config.timing_cache, tracker, job.environment).share(build, backend, run.id)
-        if config.keep_model:
-            for file in model.files():
-                run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        _log_model(run, model, config)
     else:
         builds.log_reuse(run, build, reused_from)
     judgement, outputs, golden = _judge_build(model, build, backend, feeds, config)
@@ -315,6 +318,12 @@ def _build_and_judge(
         crashed=crashed,
         skipped=build.skipped,
     )
+
+
+def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
+    if config.keep_model:
+        for file in model.files():
+            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
 
 
 def _prepared_job(model: Model, config: ConvertConfig, backend: EngineBackend, tracker: Tracker) -> BuildJob:

@@ -459,6 +459,31 @@ def fails_emulated(subject: Subject) -> Any:
     return check
 
 
+def fails_to_build(subject: Subject) -> Any:
+    """A check of sub-models: whether the builder refuses them; where it takes the whole, whether they do not run."""
+    side = Pinned(subject.config.build, Caches(calibration=subject.caches.calibration))
+    try:
+        side.build(subject.model.proto())
+    except errors.BackendError:
+        refused = True  # what it builds need not run here
+    else:
+        refused = False
+
+    def check(part: Any) -> bool:
+        try:
+            if refused:
+                side.build(part.proto)
+                return True
+            with side(part.proto) as runner:
+                for feed in part.feeds:
+                    runner.infer(feed)
+        except errors.BackendError:
+            return False
+        return True
+
+    return check
+
+
 def log_files(run: Any, folder: Path) -> None:
     """Keep what a step left."""
     for file in sorted(folder.iterdir()):

@@ -52,10 +52,10 @@ class Question:
     then: Mapping[str, str]
 
 
-def _minimal(emulated: bool) -> tuple[Ask, Ask]:
+def _minimal(of: minimal.Of) -> tuple[Ask, Ask]:
     return (
-        lambda subject, parent: minimal.ask_minimal(subject, parent, emulated=emulated),
-        lambda subject, parent: minimal.ask_bundle(subject, parent, emulated=emulated),
+        lambda subject, parent: minimal.ask_minimal(subject, parent, of),
+        lambda subject, parent: minimal.ask_bundle(subject, parent, of),
     )
 
 
@@ -86,7 +86,8 @@ TREE: dict[str, Question] = {
         of_model.ask_golden, {"none given": "build", "agrees": "build"},
     ),
     "build": Question(
-        "Is the engine bad?", "The model itself is right.", of_build.ask_build, {"bad": "again", "bad when rounded": "divergence"},
+        "Is the engine bad?", "The model itself is right.", of_build.ask_build,
+        {"bad": "again", "bad when rounded": "divergence", "it fails": "minimal, failing"},
     ),
     "again": Question(
         "Is it bad every time?", "What is bad now and then is a matter of which tactics the builder picks.", of_build.ask_again,
@@ -125,10 +126,12 @@ TREE: dict[str, Question] = {
         _WHICH_NODES, "A choice of the builder is convicted; now for the nodes that it was made for.",
         _window(True), {_ANY: "minimal, built"},
     ),
-    "minimal, rounded": Question(_SMALLER, _WHY_SMALLER, _minimal(True)[0], {_ANY: "bundle, rounded"}),
-    "minimal, built": Question(_SMALLER, _WHY_SMALLER, _minimal(False)[0], {_ANY: "bundle, built"}),
-    "bundle, rounded": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal(True)[1], {}),
-    "bundle, built": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal(False)[1], {}),
+    "minimal, rounded": Question(_SMALLER, _WHY_SMALLER, _minimal("rounded")[0], {_ANY: "bundle, rounded"}),
+    "minimal, built": Question(_SMALLER, _WHY_SMALLER, _minimal("built")[0], {_ANY: "bundle, built"}),
+    "minimal, failing": Question(_SMALLER, _WHY_SMALLER, _minimal("failing")[0], {_ANY: "bundle, failing"}),
+    "bundle, rounded": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal("rounded")[1], {}),
+    "bundle, built": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal("built")[1], {}),
+    "bundle, failing": Question(_BUNDLED, "A report that cannot be repeated is not read.", _minimal("failing")[1], {}),
 }  # fmt: skip
 """Every question. The first is ``data``."""
 

@@ -1,0 +1,48 @@
+"""The guide where TensorRT refuses a model: TensorRT-RTX parses and builds without a GPU."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from trtops.ops.bundling.config import BundleConfig
+from trtops.ops.bundling.op import bundle
+from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.guiding.op import guide
+from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+
+def test_what_the_builder_refuses_is_cut_down_to_the_node_and_bundled(tmp_path: Path) -> None:
+    text = """(float[4,4] x) => (float[4,4] y) {
+        [mm] a = MatMul(x, w) [act] b = Relu(a) [det] c = Det(b) [add] d = Add(b, c) [out] y = MatMul(d, w)
+    }"""
+    path = models.Case(models.model(text, {"w": models.random(4, 4)}), {}, name="determinant").write(tmp_path)
+    config = GuideConfig(
+        build=BuildConfig(options=TensorRTOptions()),
+        check=CheckConfig(latency_runs=0, plots="never"),
+        output=str(tmp_path / "found"),
+    )
+    tracker = MemoryTracker()
+
+    result = guide(path, config, tracker=tracker)
+
+    assert (result.kind, result.verdict) == ("build", "bad"), result.page()
+    assert [step.question for step in result.steps][-3:] == ["build", "minimal, failing", "bundle, failing"]
+    assert any("det" in place for place in result.places) and result.steps[-2].answer == "1 nodes"
+    with zipfile.ZipFile(tmp_path / "found" / "bundle.zip") as archive:
+        assert '"verdict": "error"' in archive.read("case.json").decode()
+
+    [failed] = [info for info in tracker.find(tags={schema.Tag.KIND: "build"}) if info.status == "failed"]
+    whole = bundle(failed.id, BundleConfig(output=str(tmp_path / "whole.zip")), tracker=tracker)
+    assert whole.repeats == "error" and "Det" in (failed.tags[schema.Tag.ERROR])
+    with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
+        assert {"model.onnx", "reproduce.py", "spec.json"} <= set(archive.namelist())
+        assert "an error" in archive.read("issue.md").decode()
