@@ -2,9 +2,10 @@
 
 Without arguments: 150 runs of a local store and a few of a server audited without rebuilding, and what signing costs a build;
 with ``--full`` 1,000 runs of each, which takes half an hour.
-With ``--rebuild``: 20 builds (three models, three precisions and two more) logged to a server and audited from its address alone
-by a fresh process. With ``--other PYTHON``, an interpreter that has another release of ONNX Runtime, half of them are built by
-that one and audited by it; then each interpreter audits a sample of the other's.
+With ``--rebuild``: 20 builds (three models in three precisions and one more, of two releases of ONNX Runtime in two
+environments) logged to a server and audited from its address alone by a fresh process of each environment; then half of them
+where one thing was changed on purpose: the release, numpy, onnx, the cores, and with ``--python`` Python itself. The
+environments are made with pip.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,57 +172,115 @@ for case, precision in [*cases, (models.identity(), "fp32")]:
 """
 
 
-def child(python: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A process of an environment, in a folder of its own, that knows an address and nothing else."""
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
+@dataclass(frozen=True)
+class Surroundings:
+    """An environment that audits.
+
+    Attributes:
+        python: Its interpreter.
+        differs: What must be named of it, beside where the builds were made.
+        replays: Whether a tactic record of there can be replayed.
+        one_core: Whether it may use one core alone.
+    """
+
+    python: str
+    differs: frozenset[str] = frozenset()
+    replays: bool = True
+    one_core: bool = False
+
+
+def laid_over(folder: Path, name: str, pin: str) -> str:
+    """The interpreter of an environment that has one package of its own, and this one's else."""
+    place = folder / name
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    own = sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)})
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", own, pin]
+    subprocess.run(command, check=True)
+    Path(own, "below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return str(place / "bin" / "python")
+
+
+def child(where: Surroundings, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of an environment, in a folder and a home of its own, that knows an address and nothing else."""
+    home = Path(tempfile.mkdtemp(dir=folder))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRTOPS_HOME": str(home)}
-    return subprocess.run([python, *words], cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+    limited = (lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})) if where.one_core else None
+    return subprocess.run(
+        [where.python, *words], cwd=home, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=limited
+    )
 
 
-def rebuild(folder: Path, other: str | None) -> bool:
-    """Builds of one or two environments, audited by each; whether what is unchanged came out tactic by tactic."""
-    pythons = {"here": sys.executable} | ({"other": other} if other else {})
+def rebuild(folder: Path, release: str, python: str | None) -> bool:
+    """20 builds of two releases audited by fresh processes, and half of them where one thing was changed on purpose."""
+    other = laid_over(folder, "release", f"onnxruntime=={release}")
+    here = Surroundings(sys.executable)
+    changed = {
+        "the release": Surroundings(other, frozenset({"backend_version", "package onnxruntime"}), replays=False),
+        "numpy": Surroundings(laid_over(folder, "numpy", "numpy==2.3.5"), frozenset({"package numpy"})),
+        "onnx": Surroundings(laid_over(folder, "onnx", "onnx==1.21.0"), frozenset({"package onnx"})),
+        "the cores": Surroundings(sys.executable, frozenset({"device cores"}), one_core=True),
+    }
+    if python is not None:
+        changed["Python"] = Surroundings(python, frozenset({"python"}))
     ensure_store(folder / "rebuilt" / "mlruns")
-    fine = True
     with MlflowServer(folder / "rebuilt" / "mlruns") as server:
-        for name, python in pythons.items():
-            for batch in range(1 if other else 2):
-                child(python, ["-c", BUILD, server.address, str(folder), f"{name}-{batch}"], folder)
-        for builder in pythons:
-            for auditor, python in pythons.items():
-                for batch in range(1 if other else 2):
-                    words = ["-m", "trtops.cli", "runs", "audit", "--experiment", f"{builder}-{batch}", "--store"]
-                    done = child(python, [*words, server.address, "--anew", "--json"], folder)
-                    fine &= tell(builder, auditor, json.loads(done.stdout))
-    return fine
+        builders = {"here": here, "there": Surroundings(other)}
+        for name, where in builders.items():
+            child(where, ["-c", BUILD, server.address, str(folder), name], folder)
+        right = [
+            tell(name, name, where, audited(where, server.address, name, folder)) for name, where in builders.items()
+        ]
+        say(f"nothing changed: {sum(map(sum, right))} of {sum(map(len, right))} grades are right")
+        for what, where in changed.items():
+            right.append(tell("here", f"with {what} changed", where, audited(where, server.address, "here", folder)))
+    total = sum(map(len, right))
+    say(f"{sum(map(sum, right))} of {total} grades are right, with the difference named where there is one")
+    return sum(map(sum, right)) == total and total >= 20
 
 
-def tell(builder: str, auditor: str, result: dict) -> bool:
-    """Print the grades of an audit; whether all are as they must be."""
-    runs = result["runs"]
-    grades = [run["grade"] for run in runs]
-    counts = ", ".join(f"{grade}: {grades.count(grade)}" for grade in dict.fromkeys(sorted(map(str, grades))))
-    print(f"built {builder}, audited {auditor}: {len(runs)} runs, {counts}")
-    named = sorted({f"{d['what']} {d['then']} -> {d['now']}" for run in runs for d in run["differences"]})
-    print(f"    differences named: {'; '.join(named) or 'none'}")
+def audited(where: Surroundings, address: str, experiment: str, folder: Path) -> dict:
+    """What the command says in an environment."""
+    words = ["-m", "trtops.cli", "runs", "audit", "--experiment", experiment, "--store", address, "--anew", "--json"]
+    return json.loads(child(where, words, folder).stdout)
+
+
+def tell(builder: str, auditor: str, where: Surroundings, result: dict) -> list[bool]:
+    """Print the grades of an audit; whether each is as it must be."""
+    runs, right = result["runs"], []
+    say(f"built {builder}, audited {auditor}: {len(runs)} runs in {result['seconds']:.0f} s")
     for run in runs:
-        print(f"    {run['name']}: {run['grade']}. {run['explanation']}")
-    wrong = [c for run in runs for c in run["contradictions"]]
-    if wrong:
-        print("    contradictions:", wrong[:3])
-    return not wrong and (builder != auditor or all(grade in ("bytes equal", "tactics equal") for grade in grades))
+        named = frozenset(each["what"] for each in run["differences"])
+        ways = {each["way"]: each["grade"] for each in run["rebuilds"]}
+        fine = run["whole"] and not run["contradictions"] and not run["missing"] and named == where.differs
+        if where.replays:
+            fine = fine and run["grade"] in ("bytes equal", "tactics equal")
+        else:
+            fine = fine and ways["replay"] == "cannot be rebuilt" and run["grade"] not in ("bytes equal", None)
+        right.append(fine)
+        differences = "; ".join(f"{d['what']} {d['then']} -> {d['now']}" for d in run["differences"])
+        by = ", ".join(f"{way}: {grade}" for way, grade in ways.items())
+        say(
+            f"  {'right' if fine else 'WRONG'}: {run['name']}: {run['grade']} ({by}). {differences} {run['explanation']}"
+        )
+        for line in () if fine else [*run["contradictions"], *run["missing"]]:
+            say(f"      {line}")
+    return right
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help=f"{FULL_RUNS} runs")
     parser.add_argument("--rebuild", action="store_true")
-    parser.add_argument("--other", help="an interpreter with another release of ONNX Runtime")
+    parser.add_argument("--release", default="1.24.4", help="the other release of ONNX Runtime (default: %(default)s)")
+    parser.add_argument("--python", help="an interpreter of another Python that has trtops and the same releases")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
         if given.rebuild:
-            return int(not rebuild(Path(name), given.other))
+            return int(not rebuild(Path(name), given.release, given.python))
         alone = signing_overhead(Path(name))
         # A server takes half a second for a run that is logged.
         many(Path(name), FULL_RUNS if given.full else RUNS, FULL_RUNS if given.full else RUNS // 20)
