@@ -1,10 +1,11 @@
 """Audits: how fast runs are held against themselves, what signing costs, and how well builds come out again.
 
 Without arguments: 150 runs of a local store and a few of a server audited without rebuilding, and what signing costs a build;
-with ``--full`` 1,000 runs.
-With ``--rebuild``: 20 builds (three models, three precisions and two more) logged to a server and audited from its address alone
-by a fresh process. With ``--other PYTHON``, an interpreter that has another release of ONNX Runtime, half of them are built by
-that one and audited by it; then each interpreter audits a sample of the other's.
+with ``--full`` 1,000 runs of each, which takes half an hour.
+With ``--rebuild``: 20 builds (three models in three precisions and one more, of two releases of ONNX Runtime in two
+environments) logged to a server and audited from its address alone by a fresh process of each environment; then half of them
+where one thing was changed on purpose: the release, numpy, onnx, the cores, and with ``--python`` Python itself. The
+environments are made with pip.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +32,9 @@ from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking import schema
+from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun, tracked
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import ensure_store
@@ -43,7 +47,10 @@ CHECK = CheckConfig(iterations=4, latency_runs=2, warm_up=0, plots="never")
 
 
 def copied(tracker: MlflowTracker, source: StoredRun, number: int) -> None:
-    """Log a build again, as another run: the same files, tags, params and numbers."""
+    """Log a build again, as another run: the same tags, params and numbers, and files of its own but for the model.
+
+    Files that are equal would be fetched from a server once for all runs.
+    """
     own = (
         schema.Tag.KIND,
         schema.Tag.SCHEMA,
@@ -53,12 +60,20 @@ def copied(tracker: MlflowTracker, source: StoredRun, number: int) -> None:
         schema.Tag.VERDICT,
     )
     tags = {k: v for k, v in source.info.tags.items() if k.startswith("trtops.") and k not in own}
+    metrics = dict(source.info.metrics)
     with tracked(tracker, "many", f"run {number}", kind="build", tags=tags) as run:
-        run.log_params(source.info.params)
-        run.log_metrics(source.info.metrics)
         for entry in source.manifest.artifacts:
+            data = source.read_bytes(entry.path)
+            if entry.path.startswith(f"{builds.ENGINE_STEM}."):
+                data += number.to_bytes(8, "little")
+                run.set_tags({schema.Tag.ENGINE_SHA256: sha256(data)})
+                metrics[schema.Metric.ENGINE_BYTES] = float(len(data))
+            elif Path(entry.path).suffix in (".json", ".html", ".md", ".txt", ".log"):
+                data += f"{number:b}".replace("0", " ").replace("1", "\n").encode()  # white space means nothing there
             if entry.path != schema.Artifact.NAMES:
-                run.log_file(source.local_path(entry.path), entry.path)
+                run.log_bytes(data, entry.path)
+        run.log_params(source.info.params)
+        run.log_metrics(metrics)
         run.finish(source.info.verdict)
 
 
@@ -75,7 +90,7 @@ def audit_many(tracker: MlflowTracker, count: int, where: str) -> None:
     )
 
 
-def many(folder: Path, count: int) -> None:
+def many(folder: Path, count: int, served: int) -> None:
     """Runs audited without rebuilding, of a local store and of a server."""
     model = models.conv_net().write(folder)
     config = ConvertConfig(build=BuildConfig(options=OPTIONS), check=CHECK)
@@ -87,10 +102,9 @@ def many(folder: Path, count: int) -> None:
     ensure_store(folder / "served" / "mlruns")
     with MlflowServer(folder / "served" / "mlruns") as server:
         remote = MlflowTracker(server.address)
-        few = max(count // 20, 1)  # a server takes half a second for a run that is logged
-        for number in range(few):
+        for number in range(served):
             copied(remote, source, number)
-        audit_many(MlflowTracker(server.address), few, "server")
+        audit_many(MlflowTracker(server.address), served, "server")
 
 
 def signing_overhead(folder: Path, rounds: int = 5) -> float:
@@ -102,15 +116,18 @@ def signing_overhead(folder: Path, rounds: int = 5) -> float:
     config = ConvertConfig(build=BuildConfig(options=OPTIONS), check=CHECK, rebuild=True)
     convert(model, config, tracker=tracker)
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    busy: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * rounds):
         signed = number % 2 == 0
         if signed:
             os.environ[signing.KEY_VARIABLE] = str(private)
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         convert(model, config, tracker=tracker)
         seconds[signed].append(time.perf_counter() - begun)
+        busy[signed].append(time.process_time() - worked)
         os.environ.pop(signing.KEY_VARIABLE, None)
     with_it, without = (statistics.median(seconds[signed]) for signed in (True, False))
+    work_with, work_without = (statistics.median(busy[signed]) for signed in (True, False))
     statement = signing.statement({f"file {n}": "0" * 64 for n in range(20)}, {"spec": {}})
     os.environ[signing.KEY_VARIABLE] = str(private)
     worked = time.process_time()
@@ -119,7 +136,8 @@ def signing_overhead(folder: Path, rounds: int = 5) -> float:
     alone = (time.process_time() - worked) / 100
     os.environ.pop(signing.KEY_VARIABLE)
     print(
-        f"a build signed {with_it * 1e3:.0f} ms, unsigned {without * 1e3:.0f} ms (medians of {rounds}); making one signature "
+        f"a build signed {with_it * 1e3:.0f} ms, unsigned {without * 1e3:.0f} ms (medians of {rounds}), of the processor "
+        f"{work_with * 1e3:.0f} and {work_without * 1e3:.0f} ms; making one signature "
         f"takes {alone * 1e3:.2f} ms of the processor, at most {MOST_SIGNING_SECONDS * 1e3:.0f}: "
         f"{'kept' if alone <= MOST_SIGNING_SECONDS else 'BROKEN'}",
         flush=True,
@@ -154,59 +172,118 @@ for case, precision in [*cases, (models.identity(), "fp32")]:
 """
 
 
-def child(python: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A process of an environment, in a folder of its own, that knows an address and nothing else."""
-    home = folder / "home"
-    home.mkdir(exist_ok=True)
+@dataclass(frozen=True)
+class Surroundings:
+    """An environment that audits.
+
+    Attributes:
+        python: Its interpreter.
+        differs: What must be named of it, beside where the builds were made.
+        replays: Whether a tactic record of there can be replayed.
+        one_core: Whether it may use one core alone.
+    """
+
+    python: str
+    differs: frozenset[str] = frozenset()
+    replays: bool = True
+    one_core: bool = False
+
+
+def laid_over(folder: Path, name: str, pin: str) -> str:
+    """The interpreter of an environment that has one package of its own, and this one's else."""
+    place = folder / name
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    own = sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)})
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", own, pin]
+    subprocess.run(command, check=True)
+    Path(own, "below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return str(place / "bin" / "python")
+
+
+def child(where: Surroundings, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process of an environment, in a folder and a home of its own, that knows an address and nothing else."""
+    home = Path(tempfile.mkdtemp(dir=folder))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRTOPS_HOME": str(home)}
-    return subprocess.run([python, *words], cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+    limited = (lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})) if where.one_core else None
+    return subprocess.run(
+        [where.python, *words], cwd=home, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=limited
+    )
 
 
-def rebuild(folder: Path, other: str | None) -> bool:
-    """Builds of one or two environments, audited by each; whether what is unchanged came out tactic by tactic."""
-    pythons = {"here": sys.executable} | ({"other": other} if other else {})
+def rebuild(folder: Path, release: str, python: str | None) -> bool:
+    """20 builds of two releases audited by fresh processes, and half of them where one thing was changed on purpose."""
+    other = laid_over(folder, "release", f"onnxruntime=={release}")
+    here = Surroundings(sys.executable)
+    changed = {
+        "the release": Surroundings(other, frozenset({"backend_version", "package onnxruntime"}), replays=False),
+        "numpy": Surroundings(laid_over(folder, "numpy", "numpy==2.3.5"), frozenset({"package numpy"})),
+        "onnx": Surroundings(laid_over(folder, "onnx", "onnx==1.21.0"), frozenset({"package onnx"})),
+        "the cores": Surroundings(sys.executable, frozenset({"device cores"}), one_core=True),
+    }
+    if python is not None:
+        changed["Python"] = Surroundings(python, frozenset({"python"}))
     ensure_store(folder / "rebuilt" / "mlruns")
-    fine = True
     with MlflowServer(folder / "rebuilt" / "mlruns") as server:
-        for name, python in pythons.items():
-            for batch in range(1 if other else 2):
-                child(python, ["-c", BUILD, server.address, str(folder), f"{name}-{batch}"], folder)
-        for builder in pythons:
-            for auditor, python in pythons.items():
-                for batch in range(1 if other else 2):
-                    words = ["-m", "trtops.cli", "runs", "audit", "--experiment", f"{builder}-{batch}", "--store"]
-                    done = child(python, [*words, server.address, "--anew", "--json"], folder)
-                    fine &= tell(builder, auditor, json.loads(done.stdout))
-    return fine
+        builders = {"here": here, "there": Surroundings(other)}
+        for name, where in builders.items():
+            child(where, ["-c", BUILD, server.address, str(folder), name], folder)
+        right = [
+            tell(name, name, where, audited(where, server.address, name, folder)) for name, where in builders.items()
+        ]
+        say(f"nothing changed: {sum(map(sum, right))} of {sum(map(len, right))} grades are right")
+        for what, where in changed.items():
+            right.append(tell("here", f"with {what} changed", where, audited(where, server.address, "here", folder)))
+    total = sum(map(len, right))
+    say(f"{sum(map(sum, right))} of {total} grades are right, with the difference named where there is one")
+    return sum(map(sum, right)) == total and total >= 20
 
 
-def tell(builder: str, auditor: str, result: dict) -> bool:
-    """Print the grades of an audit; whether all are as they must be."""
-    runs = result["runs"]
-    grades = [run["grade"] for run in runs]
-    counts = ", ".join(f"{grade}: {grades.count(grade)}" for grade in dict.fromkeys(sorted(map(str, grades))))
-    print(f"built {builder}, audited {auditor}: {len(runs)} runs, {counts}")
-    named = sorted({f"{d['what']} {d['then']} -> {d['now']}" for run in runs for d in run["differences"]})
-    print(f"    differences named: {'; '.join(named) or 'none'}")
+def audited(where: Surroundings, address: str, experiment: str, folder: Path) -> dict:
+    """What the command says in an environment."""
+    words = ["-m", "trtops.cli", "runs", "audit", "--experiment", experiment, "--store", address, "--anew", "--json"]
+    return json.loads(child(where, words, folder).stdout)
+
+
+def tell(builder: str, auditor: str, where: Surroundings, result: dict) -> list[bool]:
+    """Print the grades of an audit; whether each is as it must be."""
+    runs, right = result["runs"], []
+    say(f"built {builder}, audited {auditor}: {len(runs)} runs in {result['seconds']:.0f} s")
     for run in runs:
-        print(f"    {run['name']}: {run['grade']}. {run['explanation']}")
-    wrong = [c for run in runs for c in run["contradictions"]]
-    if wrong:
-        print("    contradictions:", wrong[:3])
-    return not wrong and (builder != auditor or all(grade in ("bytes equal", "tactics equal") for grade in grades))
+        named = frozenset(each["what"] for each in run["differences"])
+        ways = {each["way"]: each["grade"] for each in run["rebuilds"]}
+        fine = run["whole"] and not run["contradictions"] and not run["missing"] and named == where.differs
+        if where.replays:
+            fine = fine and run["grade"] in ("bytes equal", "tactics equal")
+        else:
+            fine = fine and ways["replay"] == "cannot be rebuilt" and run["grade"] not in ("bytes equal", None)
+        right.append(fine)
+        differences = "; ".join(f"{d['what']} {d['then']} -> {d['now']}" for d in run["differences"])
+        by = ", ".join(f"{way}: {grade}" for way, grade in ways.items())
+        say(
+            f"  {'right' if fine else 'WRONG'}: {run['name']}: {run['grade']} ({by}). {differences} {run['explanation']}"
+        )
+        for line in () if fine else [*run["contradictions"], *run["missing"]]:
+            say(f"      {line}")
+    return right
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help=f"{FULL_RUNS} runs")
     parser.add_argument("--rebuild", action="store_true")
-    parser.add_argument("--other", help="an interpreter with another release of ONNX Runtime")
+    parser.add_argument("--release", default="1.24.4", help="the other release of ONNX Runtime (default: %(default)s)")
+    parser.add_argument("--python", help="an interpreter of another Python that has trtops and the same releases")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as name:
         if given.rebuild:
-            return int(not rebuild(Path(name), given.other))
+            return int(not rebuild(Path(name), given.release, given.python))
         alone = signing_overhead(Path(name))
-        many(Path(name), FULL_RUNS if given.full else RUNS)
+        # A server takes half a second for a run that is logged.
+        many(Path(name), FULL_RUNS if given.full else RUNS, FULL_RUNS if given.full else RUNS // 20)
     return int(alone > MOST_SIGNING_SECONDS)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 
 from trtops import errors
 from trtops.record import sha256
@@ -52,9 +53,11 @@ def test_a_server_s_listing_that_leaves_the_folder_asked_for_is_refused(
     with tracked(tracker, "confined", "r", kind="build") as run:
         run.log_text("plan", "engine/x.plan")
     hostile = SimpleNamespace(path=path, is_dir=False)
-    listed = tracker._client.list_artifacts
+    listed = HttpArtifactRepository.list_artifacts
     monkeypatch.setattr(
-        tracker._client, "list_artifacts", lambda run_id, folder: [hostile] if folder else listed(run_id, folder)
+        HttpArtifactRepository,
+        "list_artifacts",
+        lambda self, folder: [hostile] if folder else listed(self, folder),  # type: ignore[no-untyped-call]
     )
 
     with pytest.raises(errors.StoreError, match="leads out of there"):
@@ -68,9 +71,9 @@ def test_a_listing_without_end_is_refused(server: str, monkeypatch: pytest.Monke
     tracker = MlflowTracker(server)
     run = tracker.start("confined", "r", kind="build")
     monkeypatch.setattr(
-        tracker._client,
+        HttpArtifactRepository,
         "list_artifacts",
-        lambda run_id, folder: [SimpleNamespace(path=f"{folder}/a" if folder else "a", is_dir=True)],
+        lambda self, folder: [SimpleNamespace(path=f"{folder}/a" if folder else "a", is_dir=True)],
     )
 
     with pytest.raises(errors.StoreError, match="Do not trust"):

@@ -301,16 +301,21 @@ def test_a_matrix_goes_on_past_what_cannot_be_had(heads, folder, tracker, monkey
     assert not (folder / "imported").exists()
 
 
-def test_an_accepted_cell_of_a_matrix_is_registered_after_all_of_them(folder, tracker) -> None:
+def test_an_accepted_cell_of_a_matrix_is_registered_once_and_after_all_of_them(folder, tracker) -> None:
+    """Cells of one precision are no yardstick for each other: each is compared with what was accepted before the matrix."""
     path = write(convolutions(8, 8, 1), folder, "small")
+    releases = (Release(name="here"), Release.parse(f"same={sys.prefix}"))
 
     result = gate_matrix(
-        MatrixConfig(models=(str(path),), precisions=("fp32", "fp16"), gate=trial(register=True)), tracker=tracker
+        MatrixConfig(models=(str(path),), precisions=("fp32", "fp16"), releases=releases, gate=trial(register=True)),
+        tracker=tracker,
     )
 
-    assert [cell.decision for cell in result.cells] == ["accept", "accept"]
+    assert [cell.decision for cell in result.cells] == ["accept"] * 4
     assert not any(cell.compared for cell in result.cells)
+    assert [cell.version for cell in result.cells] == ["1", "2", "3", "4"]
     assert {alias.rpartition("_")[2] == "fp16" for alias in tracker.aliases("small")} == {True, False}
+    assert resolve(path, tracker=tracker).run_id == result.cells[1].run_id
 
 
 def test_a_release_is_read_from_a_line() -> None:

@@ -253,7 +253,7 @@ def gate_matrix(
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as run:
         run.log_params(schema.flat_params({name: value for name, value in config.to_dict().items() if name != "gate"}))
         releases = {release.name: _ready_release(release, config.gate) for release in config.releases}
-        cells = [replace(cell, experiment=experiment, parent=run.id, tags=dict(tags or {})) for cell in config.cells()]
+        cells = [_child_of(run, cell, experiment, tags or {}) for cell in config.cells()]
         begun = (_refused_early(cell, releases) or begin(_with_interpreters(cell, releases)) for cell in cells)
         pending = begun if submit is None else list(begun)  # here each is done by the time it has begun
         outcomes = []

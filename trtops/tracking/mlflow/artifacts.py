@@ -247,8 +247,14 @@ class _RemoteFiles:
                     entries.append(ArtifactEntry(path=item.path, size=size, sha256=sha256_file(file)))
         return entries
 
+    def _repository(self) -> Any:
+        """MLflow's reader of this run's artifacts. Its client makes one too, and asks for the run anew each time."""
+        return library().store.artifact.artifact_repository_registry.get_artifact_repository(
+            self._uri, tracking_uri=self._connection.location
+        )
+
     def _list(self, folder: str) -> list[Any]:
-        found = list(self._connection.call(self._client.list_artifacts, self._run_id, folder or None))
+        found = list(self._connection.call(self._repository().list_artifacts, folder or None))
         for item in found:  # what a server says becomes a path on this machine
             if not _is_path_below(folder, item.path):
                 raise errors.StoreError(
@@ -279,9 +285,7 @@ class _RemoteFiles:
 
     def _fetch(self, path: str, target: Path, limit: int) -> None:
         """Fetch an artifact into a new file; more bytes than there should be are not taken."""
-        repository = library().store.artifact.artifact_repository_registry.get_artifact_repository(
-            self._uri, tracking_uri=self._connection.location
-        )
+        repository = self._repository()
         if not hasattr(repository, "_host_creds"):  # a cloud's, whose own client gives it
             os.replace(self._client.download_artifacts(self._run_id, path, str(target.parent)), target)
             return
