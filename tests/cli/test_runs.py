@@ -15,6 +15,7 @@ from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.json import save_json
 from trtops.tracking import store
+from trtops.tracking.base import tracked
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store import open_tracker
 
@@ -80,6 +81,19 @@ def test_runs_are_listed_by_what_they_are(run):
 
     assert run("runs list --kind reduce --verdict bad")[1].strip() == "No such runs."
     assert run("runs list --kind reduced")[0] == 2
+
+
+@pytest.mark.parametrize("tag", ["release=007", "image=registry/trt:8.6"])
+def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_written(run, home, tag):
+    name, value = tag.split("=")
+    with tracked(open_tracker(), "tagged", tag, kind="build", tags={name: value}) as made:
+        made.set_tags({Tag.VERDICT: "good"})
+
+    listed = json.loads(run(f"runs list --tag {tag} --json")[1])
+    audited = json.loads(run(f"runs audit --experiment tagged --tag {tag} --no-rebuild --json")[1])
+
+    assert [row["id"] for row in listed] == [row["id"] for row in audited["runs"]] == [made.id]
+    assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs judge --tag {name} --atol 1")[0] == 2
 
 
 def test_a_run_is_shown_with_everything_it_holds(run, ids):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtops import ops
 from trtops.backend.common import save_bytes
-from trtops.cli import configs, groups, memory, values
+from trtops.cli import choosing, configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_ending, say_json
 
@@ -22,16 +22,7 @@ GROUPS = (
         "runs",
         (
             Flag(names=("runs",), takes="any", help="ids of runs, or what they begin with"),
-            Flag(names=("--experiment",), shown="NAME", help="all finished runs of an experiment"),
-            Flag(names=("--kind",), help="all finished runs of a kind"),
-            Flag(names=("--verdict",), choices=("good", "bad", "error"), help="all finished runs with a verdict"),
-            Flag(
-                names=("--tag",),
-                takes="many",
-                convert=values.named,
-                shown="NAME:VALUE",
-                help="all finished runs with these tags",
-            ),
+            *(choosing.EXPERIMENT, choosing.KIND, choosing.VERDICT, choosing.TAGS),
             Flag(names=("--accepted",), takes="switch", help="all runs that the registry points to"),
             Flag(names=("--sample",), convert=int, shown="N", help="so many of them, drawn at random"),
             Flag(names=("--seed",), convert=int, help="seed of the draw"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, memory, values
+from trtops.cli import choosing, configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json, say_result
 
@@ -27,14 +27,7 @@ GROUPS = (
         "history",
         (
             Flag(names=("--policy",), shown="FILE", help="a policy of the gate (YAML) to judge by"),
-            Flag(names=("--experiment",), shown="NAME", help="good runs of this experiment"),
-            Flag(
-                names=("--tag",),
-                takes="many",
-                convert=values.attribute,
-                shown="NAME=VALUE",
-                help="good runs with these tags",
-            ),
+            *(choosing.EXPERIMENT, choosing.TAGS),
             Flag(names=("--accepted",), takes="switch", help="accepted engines alone, and not all good runs"),
             Flag(names=("-n", "--limit"), to="limit", convert=int, shown="N", help="so many at most"),
         ),

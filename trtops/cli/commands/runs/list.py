@@ -6,41 +6,19 @@ import time
 from dataclasses import dataclass
 
 from trtops import ops
-from trtops.cli import groups, memory, values
+from trtops.cli import choosing, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_json, say_table
-from trtops.errors import near
-from trtops.tracking.schema import KINDS
-
-
-def _known_kind(text: str) -> str:
-    if text not in KINDS:
-        raise ValueError(f"{text!r} is no kind of run. {near(text, KINDS)}")
-    return text
-
 
 GROUPS = (
     Group(
         "which",
         (
-            Flag(names=("--experiment",), shown="NAME", help="only of this experiment"),
-            Flag(
-                names=("--kind",),
-                convert=_known_kind,
-                help="only of this kind: build, compare, debug_build, reduce, ...",
-            ),
-            Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict"),
+            *(choosing.EXPERIMENT, choosing.KIND, choosing.VERDICT, choosing.TAGS),
             Flag(
                 names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
             ),
             Flag(names=("--parent",), shown="RUN", help="only below this run"),
-            Flag(
-                names=("--tag",),
-                takes="many",
-                convert=values.attribute,
-                shown="NAME=VALUE",
-                help="only with these tags",
-            ),
             Flag(names=("-n", "--limit"), to="limit", convert=int, default=50, shown="N", help="so many at most"),
         ),
     ),
@@ -67,7 +45,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    tags = {name: str(value) for name, value in args.tag or ()}
+    tags = dict(args.tag or ())
     names = ("experiment", "kind", "verdict", "status", "parent", "limit")
     which = {name: getattr(args, name) for name in names} | {"tags": tags}
     return Plan(tuple(which.items()), args.store, bool(args.json))

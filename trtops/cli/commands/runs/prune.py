@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.cli import configs, groups, memory, values
+from trtops.cli import choosing, configs, groups, memory, values
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
@@ -35,8 +35,7 @@ GROUPS = (
             Flag(
                 names=("--larger-than",), convert=values.size, shown="SIZE", help="only larger artifacts (default: 1M)"
             ),
-            Flag(names=("--kind",), takes="many", help="only runs of these kinds"),
-            Flag(names=("--experiment",), shown="NAME", help="only runs of an experiment"),
+            *(choosing.KINDS_OF_RUNS, choosing.EXPERIMENT),
             Flag(names=("--apply",), takes="switch", help="drop them"),
         ),
     ),
