@@ -78,7 +78,7 @@ class Order(Record):
     Attributes:
         build: How to build.
         replay: The choices to make; None leaves them to the builder.
-        replayed_run: Id of the run whose timing cache a replay is written into.
+        replayed_run: Id of the run whose timing cache a replay is made with; empty for none.
         varied: What a campaign varied, as names and values.
     """
 
