@@ -137,7 +137,7 @@ def add_wrong_kernels(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
             if len(faults.of(WRONG)) >= EACH or time.perf_counter() > ended:
                 break
             network = make()
-            options = TensorRTOptions(optimization_level=2, tactic_seed=seed)
+            options = TensorRTOptions(tactic_seed=seed)
             case = Case(network.proto, network.feed, name=network.name)
             result = faults.convert(case, BuildConfig(precision="fp16", options=options), tolerances)
             bad = result.judgement.report.verdict == "bad"
