@@ -133,6 +133,19 @@ def test_an_engine_that_fails_a_stricter_check_is_not_registered(good_and_bad, f
     assert "golden outputs" in failed.tags[Tag.ERROR]
 
 
+def test_an_engine_that_does_not_compute_in_its_precision_is_not_registered(folder, tracker) -> None:
+    path = models.conv_net().write(folder, "half")
+    check = CheckConfig(latency_runs=0, plots="never")
+    built = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=check), tracker=tracker)
+    assert built.verdict == "good"
+
+    held = PromoteConfig(check=dataclasses.replace(check, min_precision_share=0.5))
+    with pytest.raises(errors.ConfigError, match=r"No FP16 engine: .* at least 50% have to\. Nothing was registered"):
+        promote(built.run_id, held, tracker=tracker)
+
+    assert tracker.aliases("half") == {}
+
+
 def test_resolving_says_why_there_is_no_engine(promoted, model, folder, tracker) -> None:
     never = resolve(models.identity().write(folder, "never"), tracker=tracker)
     proto = onnx.load(model)

@@ -17,6 +17,7 @@ from tests import models
 from trtops.backend.base import NO_CACHES, Build, Caches
 from trtops.backend.onnx.model import Model
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
+from trtops.tactics.denied import DeniedTactic, DenyList
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -112,6 +113,20 @@ def test_a_timing_cache_does_not_take_the_choice_from_a_seed(model: Model, timed
     assert timed.timings["drawn"] * 2 > timed.timings["build"]
     replayed = timed.build("drawn, replayed", model, FP16, Caches.replaying(made.tactics, made.timing_cache))
     assert choices_of(replayed) == choices_of(made)
+
+
+def test_a_timing_cache_does_not_bring_back_what_is_denied(model: Model, timed: Timed) -> None:
+    record = timed.build("build", model)
+    guilty = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
+    entry = DeniedTactic(
+        backend_version=record.tactics.backend_version, device_sha256=record.tactics.device_sha256, choices=(guilty,)
+    )
+    caches = Caches(timing=record.timing_cache, denied=DenyList(entries=(entry,)))
+
+    made = timed.build("denied", model, FP16, caches)
+
+    assert dict(choices_of(made))[guilty.layer] != guilty.tactic
+    assert "tactics are on the deny-list" in made.log
 
 
 def test_what_myelin_compiled_is_recorded_and_replayed_as_well(timed: Timed) -> None:
