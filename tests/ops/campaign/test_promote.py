@@ -15,8 +15,9 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, alias_of, promote, registered_model, resolve
-from trtops.ops.engines.convert import convert
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
