@@ -67,6 +67,15 @@ def test_the_same_spec_is_built_once_and_other_bytes_at_the_same_path_are_anothe
     assert changed.reused_from is None and changed.spec_sha256 != first.spec_sha256
 
 
+def test_a_flow_holds_an_engine_to_its_precision_and_says_whose_fault_its_error_is(store: Path, model: Path) -> None:
+    result = convert(model, precision="fp16", min_precision_share=0.5, attribute_error=True)
+
+    info = default_tracker().info(result.run_id)
+    assert result.verdict == info.verdict == "bad"
+    assert result.reasons[-1].startswith("No FP16 engine: ") and "at least 50% have to" in result.reasons[-1]
+    assert info.tags[schema.Tag.ATTRIBUTION] == "not in its precision"
+
+
 def test_parameters_are_checked_before_anything_runs(store: Path, model: Path) -> None:
     with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
         convert(model, precision="fp12")

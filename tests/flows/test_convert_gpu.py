@@ -143,6 +143,19 @@ def test_a_replay_of_one_run_makes_the_choices_of_the_next(store: Path, model: P
     assert chosen == {c.layer: c.tactic for c in built.tactics.choices if c.replayable} and len(chosen) >= 2
 
 
+def test_fp16_that_no_layer_computes_in_is_bad(store: Path, model: Path) -> None:
+    fp32 = tuple((f"conv{number}", "float32") for number in range(2))
+    options = replace(FP16.options, layer_precisions=fp32, precision_constraints="obey")
+
+    result = convert(model, replace(QUICK, build=replace(FP16, options=options)), attribute_error=True)
+
+    info = default_tracker().info(result.run_id)
+    assert result.verdict == info.verdict == "bad"
+    [reason] = result.reasons
+    assert reason.startswith("No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in FP16, which was asked for")
+    assert info.tags[Tag.ATTRIBUTION] == "not in its precision"
+
+
 def test_a_second_build_with_the_first_ones_timing_cache_times_nothing(store: Path, model: Path) -> None:
     unwatched = replace(QUICK, build=replace(FP16, options=replace(FP16.options, record_tactics=False)))
     first = convert(model, unwatched)

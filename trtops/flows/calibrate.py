@@ -14,7 +14,7 @@ from typing import Annotated
 from trtops.calibration.histogram import Algorithm
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
-from trtops.flows.parameters import Count
+from trtops.flows.parameters import Count, Share
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.calibrate import CalibrateConfig, CalibrateResult
@@ -51,7 +51,7 @@ def calibrate(
     labels: str | None = None,
     keep: tuple[str, ...] | None = None,
     output: str | None = None,
-    min_precision_share: float | None = None,
+    min_precision_share: Share | None = None,
     experiment: str | None = None,
 ) -> CalibrateResult:
     """Calibrate a model for INT8, judge the engine beside FP32 and FP16, and keep everything in MLflow.

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Share
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
@@ -38,7 +39,7 @@ def convert(
     timing_cache: str | None = None,
     experiment: str | None = None,
     rebuild: bool | None = None,
-    min_precision_share: float | None = None,
+    min_precision_share: Share | None = None,
     attribute_error: bool | None = None,
 ) -> ConvertResult:
     """Build an engine from an ONNX file, judge it against the model itself, and keep everything in MLflow.

@@ -20,7 +20,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
-from trtops.flows.parameters import Count
+from trtops.flows.parameters import Count, Share
 from trtops.flows.spread import spread
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow
 from trtops.ops.campaign.config import DebugBuildConfig
@@ -45,7 +45,7 @@ def debug_build(
     backend: BackendName | None = None,
     data: str | None = None,
     random_tactics: bool | None = None,
-    min_precision_share: float | None = None,
+    min_precision_share: Share | None = None,
     parallel: Count | None = None,
     dask: str | None = None,
     experiment: str | None = None,

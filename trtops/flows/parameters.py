@@ -20,3 +20,6 @@ Positive: TypeAlias = Annotated[float, Field(gt=0)]
 
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
 """0 or more."""
+
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+"""A share, from 0 to 1."""

@@ -15,8 +15,9 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, alias_of, promote, registered_model, resolve
-from trtops.ops.engines.convert import convert
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
+from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -131,6 +132,19 @@ def test_an_engine_that_fails_a_stricter_check_is_not_registered(good_and_bad, f
     assert tracker.aliases("strict") == {}
     [failed] = tracker.find("blocks", tags={Tag.KIND: "promote"}, status="failed")
     assert "golden outputs" in failed.tags[Tag.ERROR]
+
+
+def test_an_engine_that_does_not_compute_in_its_precision_is_not_registered(folder, tracker) -> None:
+    path = models.conv_net().write(folder, "half")
+    check = CheckConfig(latency_runs=0, plots="never")
+    built = convert(path, ConvertConfig(build=BuildConfig(precision="fp16"), check=check), tracker=tracker)
+    assert built.verdict == "good"
+
+    held = PromoteConfig(check=dataclasses.replace(check, min_precision_share=0.5))
+    with pytest.raises(errors.ConfigError, match=r"No FP16 engine: .* at least 50% have to\. Nothing was registered"):
+        promote(built.run_id, held, tracker=tracker)
+
+    assert tracker.aliases("half") == {}
 
 
 def test_resolving_says_why_there_is_no_engine(promoted, model, folder, tracker) -> None:

@@ -15,6 +15,7 @@ from tests.models import Case
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.judging.attribution import Attribution, OutputErrors
 from trtops.ops.judging.judgement import CheckConfig, Judgement
@@ -165,3 +166,26 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     found = result.judgement.attribution
     assert found is not None and "no such kernel" in found.why_not
     assert "Whose fault the error is cannot be told" in result.page()
+
+
+def test_the_command_holds_an_engine_to_its_precision_and_says_whose_fault_its_error_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = zoo.classifier().write(tmp_path)
+    words = [
+        "convert",
+        str(model),
+        "--convert-to",
+        "ort",
+        "--fp16",
+        "--experiment",
+        "e",
+        "--store",
+        str(tmp_path / "store"),
+    ]
+
+    assert main([*words, "--min-precision-share", "0.5", "--attribute-error"]) == 1
+
+    said = capsys.readouterr().out
+    assert "No FP16 engine: Of" in said and "The engine is not in its precision: FP16 was asked for" in said
+    assert main([*words, "--min-precision-share", "1.5"]) == 2

@@ -13,10 +13,13 @@ from tests import models, zoo
 from tests.models import Case
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.comparator.report import Tolerances
+from trtops.comparator.results import RunResults
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.judging.computed import computed
+from trtops.ops.judging.emulated import with_emulated
 from trtops.ops.judging.judgement import CheckConfig, Judgement
-from trtops.spec import BuildConfig, Layer, Precision
+from trtops.spec import BuildConfig, Layer, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -116,6 +119,21 @@ def test_layers_say_what_they_compute_in_where_tactics_do_not() -> None:
     below = computed(asked, limit=0.6)
     assert (below.lowered, below.name) == (False, "FP16 in 50%")
     assert "50% compute in FP16, which was asked for; at least 60% have to." in below.reason()
+
+
+def test_emulation_does_not_make_up_for_a_tensorrt_engine_that_computes_in_fp32(tmp_path: Path) -> None:
+    judged = converted(zoo.classifier(), "fp16", tmp_path).judgement
+    assert judged.emulated is not None and judged.computed is not None and judged.verdict == "good"
+
+    silent = replace(judged, computed=replace(judged.computed, backend="tensorrt"))
+
+    assert silent.verdict == "bad" and silent.reasons[0].startswith("No FP16 engine: Of ")
+    build, golden = BuildConfig(precision="fp16", options=TensorRTOptions()), RunResults()
+    unemulated = replace(silent, emulated=None)
+    assert (
+        with_emulated(unemulated, Model.from_proto(zoo.classifier().proto), build, [], golden, Tolerances())
+        == unemulated
+    )
 
 
 def test_a_share_that_is_asked_for_is_not_made_up_for_by_emulation(tmp_path: Path) -> None:

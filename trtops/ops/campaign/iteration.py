@@ -78,7 +78,7 @@ class Order(Record):
     Attributes:
         build: How to build.
         replay: The choices to make; None leaves them to the builder.
-        replayed_run: Id of the run whose timing cache a replay is written into.
+        replayed_run: Id of the run whose timing cache a replay is made with; empty for none.
         varied: What a campaign varied, as names and values.
     """
 
@@ -236,12 +236,12 @@ def _reach_verdict(
 def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict of a check from outside, which does not see what an engine computes in.
 
-    ONNX Runtime computes FP16 in FP32 on most processors, which whoever asks a command knows: there only a limit counts.
+    Nothing is emulated for it: where that would count, the verdict stays the check's.
     """
     if found.share is not None:
         run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
-    if verdict != "good" or found.lowered or (found.stood_in_for and not found.limit):
+    if verdict != "good" or found.lowered or found.emulation_counts:
         return verdict, reasons
     return "bad", (*reasons, found.reason())
 
@@ -317,15 +317,13 @@ def _with_emulated(
 ) -> Judgement:
     """The judgement with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
-    if key not in _emulations:
-        expected = _load_golden(golden)
-        made = with_emulated(judgement, model, build, check.open_for(model), expected, tolerances).emulated
-        if made is None:
-            return judgement
+    if key in _emulations and judgement.computed is not None and judgement.computed.share != 1:
+        return replace(judgement, emulated=_emulations[key])
+    made = with_emulated(judgement, model, build, check.open_for(model), _load_golden(golden), tolerances)
+    if made.emulated is not None:
         _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
-        _emulations[key] = made
-    share = None if judgement.computed is None else judgement.computed.share
-    return judgement if share is None or share == 1 else replace(judgement, emulated=_emulations[key])
+        _emulations[key] = made.emulated
+    return made
 
 
 @functools.lru_cache(maxsize=1)  # a warm child judges the builds of one campaign, all by the same outputs

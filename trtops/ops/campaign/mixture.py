@@ -180,7 +180,8 @@ def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
         wanted: What to choose; settings that the campaign varied, and the builder does not choose, go into the config.
         start: The run whose config it is made with. Its tactics are no longer drawn by lot.
     """
-    own = _settings_of(TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS)))
+    made = TacticRecord.from_json(start.read_bytes(schema.Artifact.TACTICS))
+    own = _settings_of(made)
     varied = tuple(pair for pair in wanted.settings if pair[0] not in own)
     replay = replace(
         wanted,
@@ -189,7 +190,10 @@ def replay_order(wanted: TacticRecord, start: StoredRun) -> Order:
     )
     config: BuildConfig = BuildSpec.from_json(start.read_bytes(schema.Artifact.SPEC)).config
     config = replace(config, options=replace(config.options, tactic_seed=None))
-    return Order(build=with_varied(config, varied), replay=replay, replayed_run=start.info.id, varied=varied)
+    # Its timing cache holds what the run chose. A selector is offered nothing else of it: other choices have to be timed anew.
+    fits = wanted.mechanism != "algorithm_selector" or not wanted.differing_layers(made)
+    replayed = start.info.id if fits else ""
+    return Order(build=with_varied(config, varied), replay=replay, replayed_run=replayed, varied=varied)
 
 
 def _tactics_of(run: StoredRun) -> TacticRecord:

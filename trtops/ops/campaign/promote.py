@@ -20,8 +20,10 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
+from trtops.ops.judging.computed import computed, log_computed, weight_bytes
 from trtops.ops.judging.feeds import scripts_of
 from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
+from trtops.ops.judging.realised import Computed
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
@@ -163,8 +165,8 @@ def promote(
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If the run is not good or holds no build, or the new engine is not good, or does not agree with the
-            good run's. Nothing is registered then.
+        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the
+            precision asked for, or does not agree with the good run's. Nothing is registered then.
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not whole.
     """
@@ -223,7 +225,9 @@ def _build_and_register(
             compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
         )
     log_judgement(run, judgement)
+    log_computed(run, build)
     _check_good(judgement, agreement, stored.info.id)
+    _check_precision(computed(build, weight_bytes(model), check.min_precision_share))
     result = PromoteResult(
         source_run=stored.info.id,
         name=registered_model(config.name or model.name),  # as resolve() looks it up
@@ -317,6 +321,11 @@ def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None
                 f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics were "
                 "followed, so what decides is not among those that can be replayed. Nothing was registered."
             )
+
+
+def _check_precision(found: Computed) -> None:
+    if not found.lowered and not found.emulation_counts:
+        raise errors.ConfigError(f"{found.reason()} Nothing was registered.")
 
 
 def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:

@@ -69,7 +69,9 @@ def with_emulated(
     golden: RunResults,
     tolerances: Tolerances,
 ) -> Judgement:
-    """A judgement with the model emulated in 16 bit, where that was asked for and some kernels do not compute in it.
+    """A judgement with the model emulated in 16 bit, where ONNX Runtime was asked for it and some kernels do not compute in it.
+
+    Of TensorRT's engines their own outputs are judged.
 
     Args:
         judgement: With what the engine's kernels compute in.
@@ -79,8 +81,10 @@ def with_emulated(
         golden: The golden outputs for them.
         tolerances: When outputs are good enough.
     """
-    share = None if judgement.computed is None else judgement.computed.share
-    if build.precision not in ("fp16", "bf16") or share is None or share == 1:
+    found = judgement.computed
+    if found is None or found.backend != "onnxruntime" or found.share is None or found.share == 1:
+        return judgement
+    if build.precision not in ("fp16", "bf16"):
         return judgement
     return replace(judgement, emulated=judge_emulated(model, build.precision, feeds, golden, tolerances, build.keep))
 

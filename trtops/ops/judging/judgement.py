@@ -131,7 +131,8 @@ class Judgement(Record):
         found = self.report.reasons
         if self.emulated is not None and self.emulated.verdict == "bad":
             found += self.emulated.reasons
-        if self.computed is not None and not self.computed.lowered and (self.emulated is None or self.computed.limit):
+        made_up_for = self.emulated is not None and self.computed is not None and self.computed.emulation_counts
+        if self.computed is not None and not self.computed.lowered and not made_up_for:
             found += (self.computed.reason(),)
         return found
 

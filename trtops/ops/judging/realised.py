@@ -90,7 +90,7 @@ class Computed(Record):
     plan_bytes: int = 0
     weight_bytes: int = 0
     limit: float = 0.0
-    backend: BackendName = "tensorrt"
+    backend: BackendName = "onnxruntime"
 
     @property
     def share(self) -> float | None:
@@ -107,9 +107,12 @@ class Computed(Record):
         return self.share >= self.limit and (self.share > 0 or self.unknown > 0)
 
     @property
-    def stood_in_for(self) -> bool:
-        """Whether emulation stands in for the precision: ONNX Runtime computes 16 bit in FP32 on most processors."""
-        return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16")
+    def emulation_counts(self) -> bool:
+        """Whether the model emulated in the precision makes up for kernels that do not compute in it.
+
+        ONNX Runtime computes 16 bit in FP32 on most processors, which whoever asks for it knows; unless a limit says otherwise.
+        """
+        return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16") and not self.limit
 
     @property
     def name(self) -> str:

@@ -1,22 +1,56 @@
-"""Replays by algorithm selectors on the real library: with and without the timing cache of the recorded build."""
+"""What a recorded build leaves on TensorRT with algorithm selectors (8.6), and what a replay with it times: by the builder's log.
+
+How long each takes is printed, and left in ``$OUT/replay_seconds.json``; the ratio is for ``make bench-gpu`` to say.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from tests import models
-from trtops.backend.base import Build, Caches
+from trtops.backend.base import NO_CACHES, Build, Caches
 from trtops.backend.onnx.model import Model
-from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
+from trtops.tactics.denied import DeniedTactic, DenyList
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 FP16 = BuildConfig(precision="fp16", options=TensorRTOptions())
+REPEATED = "the replay was repeated without its timing cache"
+
+
+@dataclass
+class Timed:
+    """Builds, with how many tactics TensorRT timed in each."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, int] = field(default_factory=dict)
+
+    def build(self, name: str, model: Model, config: BuildConfig = FP16, caches: Caches = NO_CACHES) -> Build:
+        from trtops.backend.trt import TensorRTBackend, library
+
+        with library.collect_log(verbose=True) as log:
+            made = TensorRTBackend().build(model, config, caches=caches)
+        self.timings[name] = sum("Time: " in message for _, message in log.lines)
+        self.seconds[name] = round(made.seconds, 3)
+        return made
+
+
+@pytest.fixture
+def timed(request: pytest.FixtureRequest) -> Iterator[Timed]:
+    found = Timed()
+    yield found
+    text = json.dumps({"test": request.node.name, "seconds": found.seconds, "tactics timed": found.timings})
+    print(text)
+    if out := os.environ.get("OUT"):
+        with open(Path(out, "replay_seconds.json"), "a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +71,73 @@ def model() -> Model:
     return Model.from_proto(proto, "replayed")
 
 
-def test_trials_are_followed_in_every_layer_with_the_timing_cache_of_the_recorded_build(model: Model) -> None:
-    from trtops.backend.trt import TensorRTBackend
+def choices_of(build: Build) -> list[tuple[str, str]]:
+    return [(choice.layer, choice.tactic) for choice in build.tactics.choices if choice.replayable]
 
-    backend = TensorRTBackend()
-    recorded = backend.build(model, FP16)
+
+def test_a_trial_times_a_fifth_of_what_its_build_timed_at_most(model: Model, timed: Timed) -> None:
+    recorded = timed.build("build", model)
     trial = Caches.replaying(recorded.tactics, recorded.timing_cache)
 
-    builds = {
-        "build": recorded,
-        "build again": backend.build(model, FP16),
-        "replay without a timing cache": backend.build(model, FP16, caches=replace(trial, timing=None)),
-        "replay": backend.build(model, FP16, caches=trial),
-        "replay again": backend.build(model, FP16, caches=trial),
-    }
+    first = timed.build("replay", model, caches=trial)
+    again = timed.build("replay again", model, caches=trial)
+    bare = timed.build("replay without a timing cache", model, caches=replace(trial, timing=None))
 
-    print_seconds(builds)
-    wanted = [(c.layer, c.tactic) for c in recorded.tactics.choices if c.replayable]
-    for name, build in builds.items():
-        if name.startswith("replay"):
-            assert [(c.layer, c.tactic) for c in build.tactics.choices if c.replayable] == wanted
-            assert "the replay was repeated without its timing cache" not in build.log
-            assert build.timing_cache is None
+    assert len(choices_of(recorded)) >= 3
+    for made in (first, again, bare):
+        assert choices_of(made) == choices_of(recorded)
+        assert REPEATED not in made.log and made.timing_cache is None
+    assert timed.timings["replay"] * 5 <= timed.timings["build"]
+    assert timed.timings["replay without a timing cache"] > timed.timings["replay"]  # nothing but a cache saves it
 
 
-def print_seconds(builds: dict[str, Build]) -> None:
-    """Seconds of each build, and to ``$OUT/replay_seconds.json``; how long one may take is for ``make bench-gpu`` to say."""
-    seconds = {name: round(build.seconds, 3) for name, build in builds.items()}
-    print(json.dumps(seconds))
-    if out := os.environ.get("OUT"):
-        Path(out, "replay_seconds.json").write_text(json.dumps(seconds, indent=1), encoding="utf-8")
+def test_the_timing_cache_of_a_recorded_build_is_whole(model: Model, timed: Timed) -> None:
+    recorded = timed.build("build", model)
+    unwatched = replace(FP16, options=replace(FP16.options, record_tactics=False))
+
+    by_cache = timed.build("by its timing cache", model, unwatched, Caches(timing=recorded.timing_cache))
+    recorded_again = timed.build("recorded by its timing cache", model, FP16, Caches(timing=recorded.timing_cache))
+
+    assert by_cache.timing_cache_use.misses == recorded_again.timing_cache_use.misses == 0
+    assert by_cache.layers == recorded.layers
+    assert choices_of(recorded_again) == choices_of(recorded)
+
+
+def test_a_timing_cache_does_not_take_the_choice_from_a_seed(model: Model, timed: Timed) -> None:
+    recorded = timed.build("build", model)
+    drawn = replace(FP16, options=replace(FP16.options, tactic_seed=5))
+
+    made = timed.build("drawn", model, drawn, Caches(timing=recorded.timing_cache))
+
+    assert "the timing cache was not used: of a layer in it TensorRT offers" in made.log
+    assert timed.timings["drawn"] * 2 > timed.timings["build"]
+    replayed = timed.build("drawn, replayed", model, FP16, Caches.replaying(made.tactics, made.timing_cache))
+    assert choices_of(replayed) == choices_of(made)
+
+
+def test_a_timing_cache_does_not_bring_back_what_is_denied(model: Model, timed: Timed) -> None:
+    record = timed.build("build", model)
+    guilty = next(choice for choice in record.tactics.choices if choice.replayable and "conv1" in choice.layer)
+    entry = DeniedTactic(
+        backend_version=record.tactics.backend_version, device_sha256=record.tactics.device_sha256, choices=(guilty,)
+    )
+    caches = Caches(timing=record.timing_cache, denied=DenyList(entries=(entry,)))
+
+    made = timed.build("denied", model, FP16, caches)
+
+    assert dict(choices_of(made))[guilty.layer] != guilty.tactic
+    assert "tactics are on the deny-list" in made.log
+
+
+def test_what_myelin_compiled_is_recorded_and_replayed_as_well(timed: Timed) -> None:
+    case = models.transformer()
+    model = Model.from_proto(case.proto, case.name)
+    profiles = (OptimizationProfile.fixed(x=case.feed["x"].shape),)
+    config = BuildConfig(profiles=profiles, options=TensorRTOptions(optimization_level=1))
+    unwatched = replace(config, options=replace(config.options, record_tactics=False))
+
+    timed.build("unwatched", model, unwatched)
+    recorded = timed.build("build", model, config)
+    replayed = timed.build("replay", model, config, Caches.replaying(recorded.tactics, recorded.timing_cache))
+
+    assert choices_of(replayed) == choices_of(recorded)

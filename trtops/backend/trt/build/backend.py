@@ -200,7 +200,7 @@ class _Building:
 
     def _make_once(self, folder: str) -> _Made:
         algorithm_selector = self._algorithm_selector()
-        loader = self._config_loader(algorithm_selector, folder)
+        loader = self._config_loader(None if self._times_first else algorithm_selector, folder)
         builder, network, _parser = self._network(loader)  # the parser holds weights that the build reads
         builder_config = loader(builder, network)
         self.timings_read = timing_cache.held(builder_config) if loader.load_timing_cache else None
@@ -218,6 +218,9 @@ class _Building:
             return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
 
         if not self._edits:
+            if self._times_first:
+                build_plan(builder, network, builder_config)
+                self.line.set_algorithm_selector(builder_config, algorithm_selector)
             return build_once()
         editing = editable.Editing(
             config=builder_config,
@@ -238,6 +241,29 @@ class _Building:
     def _edits(self) -> bool:
         """Whether tactics are recorded through the editable timing cache rather than by a selector."""
         return self.line.supports(Feature.EDITABLE_TIMING_CACHE)
+
+    @property
+    def _records(self) -> bool:
+        """Whether an algorithm selector watches the builder, and prescribes nothing."""
+        wanted = self.options.record_tactics or self._restricted
+        return (
+            wanted and not self._edits and self.line.supports(Feature.ALGORITHM_SELECTOR) and self.caches.replay is None
+        )
+
+    @property
+    def _restricted(self) -> bool:
+        """Whether some tactics must not be chosen: those that are denied, or all that a seed does not draw."""
+        return bool(self.denied.entries) or self.options.tactic_seed is not None
+
+    @property
+    def _times_first(self) -> bool:
+        """Whether the network is built once without a selector before what is chosen is recorded.
+
+        TensorRT 8.6 times all tactics before it asks a selector, and keeps no timing of a layer that it asked about. With the
+        timings of a build that nobody watched it asks about the fastest tactics alone, within half a second: so what is
+        recorded is in the timing cache, and both a replay and a build by that cache find it there.
+        """
+        return self._records and not self._restricted
 
     @property
     def _replays_by_selector(self) -> bool:
@@ -286,10 +312,9 @@ class _Building:
             replayer = selector.TacticReplayer(selector.from_record(self.caches.replay))
             self.recorded = replayer.chosen
             return replayer
-        restricted = self.denied.entries or self.options.tactic_seed is not None
-        if not restricted and not self.options.record_tactics:
+        if not self._records:
             return None
-        return selector.TacticRecorder(self.recorded, self.restriction if restricted else None)
+        return selector.TacticRecorder(self.recorded, self.restriction if self._restricted else None)
 
     def _config_loader(self, algorithm_selector: Any, folder: str) -> CreateConfig:
         options = self.options
@@ -300,9 +325,7 @@ class _Building:
             tf32=options.tf32,
             calibrator=self._make_calibrator(folder),
             profiles=[Profile.of(profile) for profile in self.build_config.profiles] or None,
-            # Without the timing cache of its build a replay by selector is given none, not an empty one: what TensorRT times
-            # for it is of no use to other builds.
-            load_timing_cache=None if self._replays_by_selector and self.timing is None else self._timing_data(),
+            load_timing_cache=self._timing_data(),
             algorithm_selector=algorithm_selector,
             sparse_weights=options.sparse_weights,
             tactic_sources=self._tactic_sources(),
@@ -325,9 +348,19 @@ class _Building:
         )
 
     def _timing_data(self) -> bytes | None:
+        """The timing cache to build with; empty where none is given, or where it would leave a selector without a choice."""
         if not self.line.supports(Feature.TIMING_CACHE):
             return None
-        return b"" if self.timing is None else self.timing.data
+        if self.timing is None:
+            # A replay is given none, and not an empty one: what TensorRT times for it is of no use to other builds.
+            return None if self._replays_by_selector else b""
+        if self._records and self._restricted:
+            self.restriction.notes.append(
+                "the timing cache was not used: of a layer in it TensorRT offers a selector the fastest tactics alone"
+            )
+            self.timing = None
+            return b""
+        return self.timing.data
 
     def _tactic_sources(self) -> list[Any] | None:
         if self.options.tactic_sources is None:

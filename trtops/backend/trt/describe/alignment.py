@@ -194,9 +194,8 @@ def align(a: EngineLayers, b: EngineLayers) -> Alignment:
         b: The second one: of the same model, or of one whose nodes have the same names.
     """
     groups = _Groups()
-    for engine in (a, b):
-        for layer in engine.layers:
-            groups.join(nodes_of(layer))
+    for found in (*a.layers, *b.layers):
+        groups.join(nodes_of(found))
     mine, theirs = groups.layers(a), groups.layers(b)
     rows = [
         Row(nodes=nodes, a=_layer_side(a, mine.get(nodes, [])), b=_layer_side(b, theirs.get(nodes, [])))
@@ -263,10 +262,10 @@ def _layer_side(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Lay
     if not layers:
         return LayerSide()
     return LayerSide(
-        layers=tuple(layer.name for layer in layers),
-        ops=tuple(dict.fromkeys(layer.op for layer in layers)),
-        tactics=tuple(found for layer in layers if (found := layer.to_layer().tactic)),
-        precisions=tuple(dict.fromkeys(layer.precision for layer in layers if layer.precision)),
+        layers=tuple(x.name for x in layers),
+        ops=tuple(dict.fromkeys(x.op for x in layers)),
+        tactics=tuple(tactic for x in layers if (tactic := x.to_layer().tactic)),
+        precisions=tuple(dict.fromkeys(x.precision for x in layers if x.precision)),
         reads=next((_format_text(tensor) for tensor in layers[0].inputs), ""),
         writes=next((_format_text(tensor) for tensor in layers[-1].outputs), ""),
         ms=engine.time_of(layers),
@@ -292,32 +291,32 @@ _Place = tuple[tuple[str, ...], tuple[str, ...]]
 
 def _inserted_by_place(engine: EngineLayers, groups: _Groups) -> dict[_Place, list[LayerDescription]]:
     """Layers without nodes by the groups before and after them, which other layers without nodes may separate them from."""
-    makers = {tensor.name: layer for layer in engine.layers for tensor in layer.outputs}
+    makers = {tensor.name: one for one in engine.layers for tensor in one.outputs}
     readers: dict[str, list[LayerDescription]] = {}
-    for layer in engine.layers:
-        for tensor in layer.inputs:
-            readers.setdefault(tensor.name, []).append(layer)
+    for one in engine.layers:
+        for tensor in one.inputs:
+            readers.setdefault(tensor.name, []).append(one)
 
-    def upwards(layer: LayerDescription) -> Iterable[LayerDescription]:
-        return (makers[tensor.name] for tensor in layer.inputs if tensor.name in makers)
+    def upwards(one: LayerDescription) -> Iterable[LayerDescription]:
+        return (makers[tensor.name] for tensor in one.inputs if tensor.name in makers)
 
-    def downwards(layer: LayerDescription) -> Iterable[LayerDescription]:
-        return (reader for tensor in layer.outputs for reader in readers.get(tensor.name, ()))
+    def downwards(one: LayerDescription) -> Iterable[LayerDescription]:
+        return (reader for tensor in one.outputs for reader in readers.get(tensor.name, ()))
 
     found: dict[_Place, list[LayerDescription]] = {}
-    for layer in engine.layers:
-        if nodes_of(layer):
+    for one in engine.layers:
+        if nodes_of(one):
             continue
-        sides = [_first_group(layer, step, groups) for step in (upwards, downwards)]
-        found.setdefault((sides[0], sides[1]), []).append(layer)
+        sides = [_first_group(one, step, groups) for step in (upwards, downwards)]
+        found.setdefault((sides[0], sides[1]), []).append(one)
     return found
 
 
 def _first_group(
-    layer: LayerDescription, step: Callable[[LayerDescription], Iterable[LayerDescription]], groups: _Groups
+    one: LayerDescription, step: Callable[[LayerDescription], Iterable[LayerDescription]], groups: _Groups
 ) -> tuple[str, ...]:
     """The nearest group in one direction; empty where the engine begins or ends first."""
-    seen, waiting = {layer.name}, [layer]
+    seen, waiting = {one.name}, [one]
     while waiting:
         for other in step(waiting.pop(0)):
             if group := groups.of(other):
@@ -330,14 +329,14 @@ def _first_group(
 
 def _inserted(engine: EngineLayers, layers: Sequence[LayerDescription]) -> Inserted:
     return Inserted(
-        layers=tuple(layer.name for layer in layers),
+        layers=tuple(one.name for one in layers),
         conversions=tuple(
-            f"{_format_text(layer.inputs[0])} -> {_format_text(layer.outputs[0])}"
-            for layer in layers
-            if layer.inputs and layer.outputs
+            f"{_format_text(one.inputs[0])} -> {_format_text(one.outputs[0])}"
+            for one in layers
+            if one.inputs and one.outputs
         ),
         ms=engine.time_of(layers),
-        bytes=sum(_bytes_of(tensor) for layer in layers for tensor in (*layer.inputs, *layer.outputs)),
+        bytes=sum(_bytes_of(tensor) for one in layers for tensor in (*one.inputs, *one.outputs)),
     )
 
 

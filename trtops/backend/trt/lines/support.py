@@ -104,6 +104,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         gpu=True,
         shown_on_8="test_the_inspector_tells_tactics_formats_and_precisions_of_every_layer",
     ),
+    Capability(title="time of each layer, and two engines side by side", gpu=True),
     Capability(
         title="inspection of networks",
         shown_on_8="test_a_network_is_described_with_attributes_and_weights",

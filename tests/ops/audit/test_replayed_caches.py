@@ -1,0 +1,29 @@
+"""What an audit hands over when it builds from the tactic record: the timing cache that the record belongs to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from trtops.backend.base import Caches
+from trtops.ops.auditing.rebuilding import _config_and_caches
+from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tactics.record import TacticRecord
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "timing"),
+    [("editable_timing_cache", b"timings"), ("algorithm_selector", b"timings"), ("onnxruntime", None)],
+)
+def test_a_replay_is_audited_with_the_timing_cache_of_its_build(mechanism: str, timing: bytes | None) -> None:
+    """The builder changes entries of an editable cache and adds none (``ITimingCache::update``), so without it none is replayed."""
+    record = TacticRecord(mechanism=mechanism, backend_version="10.8.0", device_sha256="d", choices=())  # type: ignore[arg-type]
+    config = BuildConfig(precision="fp16", options=TensorRTOptions(tactic_seed=2))
+    build = SimpleNamespace(spec=SimpleNamespace(config=config), tactics=record, timing_cache=b"timings")
+    gathered = SimpleNamespace(build=build, caches=Caches(calibration=b"ranges", timing=b"given"))
+
+    made, caches = _config_and_caches("replay", gathered)  # type: ignore[arg-type]
+
+    assert made.options == TensorRTOptions()
+    assert caches == Caches(calibration=b"ranges", replay=record, timing=timing)

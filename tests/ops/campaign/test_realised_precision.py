@@ -1,0 +1,74 @@
+"""Builds of a campaign, and engines of a calibration, that do not compute in the precision asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import zoo
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
+from trtops.ops.judging.command import CommandCheck
+from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.spec import BuildConfig
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+HALF = BuildConfig(precision="fp16")
+
+
+def campaign(folder: Path, share: float, **others: object) -> tuple[MemoryTracker, str]:
+    """One build in FP16, which ONNX Runtime computes in FP32; and its run."""
+    case, tracker = zoo.classifier(), MemoryTracker()
+    np.savez(folder / "feed.npz", **dict(case.feed))
+    check = CheckConfig(data=str(folder / "feed.npz"), latency_runs=0, plots="never", min_precision_share=share)
+    config = DebugBuildConfig(build=HALF, check=check, until=1, **others)  # type: ignore[arg-type]
+    result = debug_build(case.write(folder), config, tracker=tracker)
+    [info] = tracker.find(result.experiment, tags={schema.Tag.KIND: "iteration"})
+    return tracker, info.id
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, "good"), (0.5, "bad")])
+def test_an_iteration_s_precision_is_judged_as_convert_judges_it(share: float, verdict: str, tmp_path: Path) -> None:
+    tracker, run = campaign(tmp_path, share)
+
+    info, stored = tracker.info(run), tracker.load(run)
+    judged = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+    assert info.verdict == judged.verdict == verdict
+    assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0
+    assert judged.emulated is not None and judged.emulated.verdict == "good"
+    assert ("at least 50% have to" in " ".join(judged.reasons)) == (verdict == "bad")
+    assert schema.Artifact.PRECISIONS in stored.manifest
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, "good"), (0.5, "bad")])
+def test_a_command_does_not_see_the_precision_so_a_limit_is_held_for_it(
+    share: float, verdict: str, tmp_path: Path
+) -> None:
+    command = CommandCheck(command=(sys.executable, "-c", "pass", "{engine}"))
+    tracker, run = campaign(tmp_path, share, command=command)
+
+    info = tracker.info(run)
+    assert (info.verdict, info.metrics[schema.Metric.KERNELS_LOWERED]) == (verdict, 0)
+    assert ("No FP16 engine" in info.tags[schema.Tag.NOTE]) == (verdict == "bad")
+
+
+def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_path: Path) -> None:
+    case = zoo.classifier()
+    np.savez(tmp_path / "feed.npz", **dict(case.feed))
+    config = CalibrateConfig(
+        data=str(tmp_path / "feed.npz"),
+        min_samples=1,
+        pictures=0,
+        beside=("fp16",),
+        check=CheckConfig(latency_runs=0, plots="never", min_precision_share=0.5),
+    )
+    result = calibrate(case.write(tmp_path), config, tracker=MemoryTracker())
+
+    half, int8 = result.engine("fp16"), result.engine("int8")
+    assert half.verdict == "bad" and "at least 50% have to" in " ".join(half.reasons)
+    assert int8.judgement.computed is not None and int8.judgement.computed.lowered
