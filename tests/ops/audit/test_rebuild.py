@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.result import RunAudit
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.gate.config import GateConfig
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import Limits, Policy
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.schema import Artifact
+from trtops.tracking.schema import Artifact, Tag
 
 
 def rebuilt(store: Logged, run: str, **asked: object) -> RunAudit:
@@ -198,3 +202,33 @@ def test_names_of_runs_are_text_in_the_html_file(pristine: Logged) -> None:
     page = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
 
     assert "<script>alert" not in page and "&lt;script&gt;" in page
+
+
+def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp_path: Path) -> None:
+    tracker, case = MlflowTracker(tmp_path / "mlruns"), models.conv_net()
+    path, data = case.write(tmp_path), tmp_path / "data.npz"
+    np.savez(data, **case.feed)
+    config = GateConfig(
+        build=BuildConfig(options=ONE_THREAD),
+        check=replace(GateConfig().check, data=str(data)),
+        policy=Policy(limits=Limits(latency=None, memory=None)),
+    )
+    built = gate(path, config, tracker=tracker)
+    converted = convert(path, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker).run_id
+    judged = gate(path, replace(config, candidate=converted), tracker=tracker)
+    refused = gate(models.no_kernel().write(tmp_path), replace(config, check=GateConfig().check), tracker=tracker)
+    assert [each.decision for each in (built, judged, refused)] == ["accept", "accept", "refuse"]
+    path.unlink()
+    data.unlink()
+
+    accepted = audit(AuditConfig(accepted=True, ways=("replay",)), tracker=tracker)
+    both = audit(AuditConfig(runs=(built.run_id, judged.run_id, refused.run_id), ways=("replay",)), tracker=tracker)
+
+    assert {run.id for run in accepted.runs} == {converted}  # it has the alias of the one before it
+    assert accepted.verdict == both.verdict == "good", both.page()
+    again, only_judged, never_built = both.runs
+    assert again.grade in ("bytes equal", "tactics equal") and again.missing == ()
+    assert only_judged.grade is never_built.grade is None
+    tracker._client.set_tag(judged.run_id, Tag.GATE, "refuse")
+    [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
+    assert [each.what for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]

@@ -49,7 +49,7 @@ class PruneConfig(Record):
     older_than_days: float = 30.0
     verdicts: tuple[Verdict, ...] = ("bad", "error")
     larger_than_bytes: int = 1 << 20
-    kinds: tuple[str, ...] = ("build", "iteration", "compare", "reduce")
+    kinds: tuple[str, ...] = ("build", "iteration", "compare", "reduce", "gate")
     experiment: str | None = None
     apply: bool = False
 

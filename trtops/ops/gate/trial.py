@@ -34,6 +34,7 @@ from trtops.processes import temporary_prefix
 from trtops.spec import Environment
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo
+from trtops.tracking.materials import log_materials
 from trtops.tracking.registry import RegisteringTracker
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Trial:
             else:
                 environment = self._ask_environment(backend)
                 accepted = self._accepted_run(environment)
-                build = self._built_candidate(backend, environment, accepted)
+                build = self._built_candidate(backend, environment, accepted, feeds)
             other = None if accepted is None else self._open_accepted(accepted, device, stack)
             return self._compare(Side(backend, build.engine, file), build, other, feeds, file)
 
@@ -173,7 +174,9 @@ class Trial:
         self._run.set_tags({schema.Tag.EVIDENCE: holder.info.id, schema.Tag.MODEL_SHA256: build.spec.model_sha256})
         return build
 
-    def _built_candidate(self, backend: IsolatedBackend, environment: Environment, accepted: RunInfo | None) -> Build:
+    def _built_candidate(
+        self, backend: IsolatedBackend, environment: Environment, accepted: RunInfo | None, feeds: list[Feed]
+    ) -> Build:
         """The candidate, built now and logged."""
         config, run = self._config, self._run
         denied = deny_list(self._tracker, environment) if config.mind_deny_list else Caches().denied
@@ -187,6 +190,8 @@ class Trial:
             calibration_data=config.calibration_data,
         )
         builds.log_spec(run, job.spec, environment, reusable=False)
+        check = config.check
+        log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)
         with _refused_for("build"):
             build = job.build(backend)
