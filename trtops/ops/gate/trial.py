@@ -116,6 +116,8 @@ class Trial:
         Raises:
             RefusedError: If the candidate, or the accepted engine, cannot be made or run.
         """
+        if self._config.wrong_device:
+            raise RefusedError(Finding(subject="device", outcome="refuse", text=self._config.wrong_device))
         feeds = list(self._config.check.open_for(self._model))
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
