@@ -180,6 +180,23 @@ def test_bad_runs_are_grades_and_never_the_end_of_an_audit(logged: Logged) -> No
     assert result.verdict == "bad" and result.headline == "1 of 5 runs pass"
 
 
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_an_engine_that_is_gone_or_changed_is_made_again_though_its_run_does_not_pass(
+    damage: str, logged: Logged
+) -> None:
+    engine = logged.folder("fp32") / "engine/engine.ort"
+    if damage == "gone":
+        engine.unlink()
+    else:
+        engine.write_bytes(engine.read_bytes()[:-1] + b"?")
+
+    found = rebuilt(logged, "fp32", ways=("replay",))
+
+    assert found.grade in ("bytes equal", "tactics equal") and "the engine" in found.missing[0]
+    assert not found.whole and not found.passes("tolerance")
+    assert {each.what for each in found.contradictions} == {"engine/engine.ort"}
+
+
 def test_the_report_is_kept_as_json_markdown_and_one_html_file(pristine: Logged) -> None:
     tracker = pristine.tracker
     result = audit(AuditConfig(runs=(pristine.runs["fp32"],), ways=("replay",)), tracker=tracker)
