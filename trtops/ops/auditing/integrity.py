@@ -128,7 +128,7 @@ def check_integrity(run: StoredRun, shelf: Shelf) -> tuple[int, str, tuple[Contr
     facts = Facts()
     files = _check_files(run, facts)
     signature = check_signature(run, shelf.keys, facts.wrong)
-    for check in (_check_build, _check_accuracy, _check_campaign, _check_parent, _check_registry):
+    for check in (_check_build, _check_accuracy, _check_gate, _check_campaign, _check_parent, _check_registry):
         try:
             check(run, shelf, facts)
         except errors.IncompleteRunError as exc:
@@ -351,7 +351,7 @@ def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
         if not _same_number(expected.get(name), stored.get(name)):
             facts.add(f"metric {'/'.join(name)}", "the store", stored.get(name, _GONE))
             facts.add(f"metric {'/'.join(name)}", path, expected.get(name, _GONE))
-    if run.info.kind in BUILDS:
+    if run.info.kind in BUILDS and run.info.kind != "gate":  # whose verdict depends on more than this
         _check_verdict(run.info, judgement, facts)
 
 
@@ -373,6 +373,21 @@ def _check_verdict(info: RunInfo, judgement: Judgement, facts: Facts) -> None:
     except errors.ComparisonError:
         return  # a number that only the arrays could give
     facts.add("verdict", f"the numbers in {schema.Artifact.ACCURACY}", replace(judgement, report=derived).verdict)
+
+
+def _check_gate(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
+    """The gate's decision against the findings that it follows from."""
+    if run.info.kind != "gate" or schema.Artifact.GATE not in run.manifest:
+        return
+    outcomes = {each["outcome"] for each in json.loads(run.read_bytes(schema.Artifact.GATE))["findings"]}
+    derived = "refuse" if "refuse" in outcomes else "measure more" if "open" in outcomes else "accept"
+    facts.add("the gate's decision", f"tag {schema.Tag.GATE}", run.info.tags.get(schema.Tag.GATE, _GONE))
+    facts.add("the gate's decision", schema.Artifact.GATE, derived)
+    facts.add("verdict", f"tag {schema.Tag.VERDICT}", run.info.verdict)
+    facts.add("verdict", schema.Artifact.GATE, _VERDICT_OF[derived])
+
+
+_VERDICT_OF = {"accept": "good", "refuse": "bad", "measure more": "error"}
 
 
 def _check_campaign(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
