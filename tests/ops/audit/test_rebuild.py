@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from tests.gates import with_wrong_weight, write
+from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops.ops.auditing.config import AuditConfig, reaches
 from trtops.ops.auditing.op import audit
@@ -20,7 +20,8 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.op import gate
 from trtops.ops.gate.policy import Limits, Policy
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -256,3 +257,18 @@ def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp
     tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")
     [found] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
     assert [each.what for each in found.contradictions] == ["the gate's decision"]
+
+
+def test_a_back_end_or_device_that_is_not_here_is_a_grade_with_its_reason(pristine: Logged) -> None:
+    tracker = pristine.tracker
+    stored = tracker.load(pristine.runs["fp32"])
+    build = builds.load_build(stored)
+    spec = replace(build.spec, config=BuildConfig(options=TensorRTOptions()))
+    environment = replace(build.engine.environment, backend="tensorrt", backend_version="8.6.0")
+    planted = replace(build, spec=spec, engine=replace(build.engine, backend="tensorrt", environment=environment))
+    elsewhere = kept(tracker, stored.local_path("model/conv_net.onnx"), planted, suffix=".plan", model=True)
+
+    unknown, fine = audit(AuditConfig(runs=(elsewhere, pristine.runs["fp16"]), ways=("replay",)), tracker=tracker).runs
+
+    assert unknown.grade == "cannot be rebuilt" and "tensorrt" in unknown.explanation
+    assert not unknown.passes("tolerance") and fine.passes("tactics")
