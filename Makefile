@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide docs test-browser
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide audits docs test-browser
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -64,6 +64,14 @@ test-fuzz: $(VENV)/.test ## N crafted models, N damaged files and N damaged stor
 
 test-sigkills: $(VENV)/.test ## N commands and flows killed at random moments, some with their server (N=50)
 	$(PY) -m tests.attacks.sigkills --kills $(or $(N),50)
+
+audits: $(VENV)/.test ## audit and gate at full size: 20 builds of two releases rebuilt, 1,000 runs, 72 candidates, 20 regressions, 100 repeats; an hour
+	$(PY) tests/benchmarks/bench_audit.py --rebuild
+	$(PY) tests/benchmarks/bench_audit.py --full
+	$(PY) tests/benchmarks/bench_gate.py planted
+	mkdir -p build && for release in 1.20.1 1.24.4 1.28.0; do echo "onnxruntime==$$release" > build/ort-$$release.txt; done
+	$(PY) tests/benchmarks/bench_gate.py matrix build/ort-1.20.1.txt build/ort-1.24.4.txt build/ort-1.28.0.txt
+	$(PY) tests/benchmarks/bench_gate.py repeats --count 100
 
 guide: $(VENV)/.test ## planted faults: named by the guide, isolated, bundled, repaired; some minutes, with tables
 	$(PY) -m tests.guide.shown

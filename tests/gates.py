@@ -173,11 +173,13 @@ def claiming(build: Build, config: BuildConfig) -> Build:
     return replace(build, spec=replace(build.spec, config=config))
 
 
-def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort") -> str:
-    """Log a build as a run of its own; returns the run's id."""
+def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort", model: bool = False) -> str:
+    """Log a build as a run of its own, with its model where that is asked for; returns the run's id."""
     with tracked(tracker, path.stem, "planted", kind="build") as run:
         run.set_tags({schema.Tag.MODEL_PATH: str(path)})
         builds.log_spec(run, build.spec, build.engine.environment, reusable=False)
         builds.log_build(run, build, suffix)
+        if model:
+            run.log_file(path, f"{schema.Artifact.MODEL}{path.name}")
         run.finish("good")
     return run.id

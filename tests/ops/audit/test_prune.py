@@ -65,6 +65,18 @@ def test_large_artifacts_of_old_bad_runs_go_and_everything_else_stays(tracker) -
     assert prune_runs(RULE, tracker=tracker, now=later).runs == ()
 
 
+def test_what_the_gate_found_stays_and_the_engine_that_it_refused_goes() -> None:
+    tracker = MemoryTracker()
+    run = tracker.start("many", "refused", kind="gate")
+    for path in ("engine/engine.ort", Artifact.GATE, Artifact.REPORT_DATA, Artifact.ACCURACY):
+        run.log_bytes(os.urandom(BIG), path)
+    run.finish("bad")
+
+    [pruned] = prune_runs(RULE, tracker=tracker, now=later).runs
+
+    assert [entry.path for entry in pruned.artifacts] == ["engine/engine.ort"]
+
+
 def test_an_audit_knows_what_was_dropped_and_still_finds_what_was_changed(
     tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import models
+from tests.gates import kept, with_wrong_weight, write
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from trtops.ops.auditing.config import AuditConfig, reaches
 from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.result import RunAudit
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.ops.gate.config import GateConfig
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import Limits, Policy
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.tracking import builds
 from trtops.tracking.mlflow import MlflowTracker
-from trtops.tracking.schema import Artifact
+from trtops.tracking.schema import Artifact, Tag
 
 
 def rebuilt(store: Logged, run: str, **asked: object) -> RunAudit:
@@ -176,6 +182,23 @@ def test_bad_runs_are_grades_and_never_the_end_of_an_audit(logged: Logged) -> No
     assert result.verdict == "bad" and result.headline == "1 of 5 runs pass"
 
 
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_an_engine_that_is_gone_or_changed_is_made_again_though_its_run_does_not_pass(
+    damage: str, logged: Logged
+) -> None:
+    engine = logged.folder("fp32") / "engine/engine.ort"
+    if damage == "gone":
+        engine.unlink()
+    else:
+        engine.write_bytes(engine.read_bytes()[:-1] + b"?")
+
+    found = rebuilt(logged, "fp32", ways=("replay",))
+
+    assert found.grade in ("bytes equal", "tactics equal") and "the engine" in found.missing[0]
+    assert not found.whole and not found.passes("tolerance")
+    assert {each.what for each in found.contradictions} == {"engine/engine.ort"}
+
+
 def test_the_report_is_kept_as_json_markdown_and_one_html_file(pristine: Logged) -> None:
     tracker = pristine.tracker
     result = audit(AuditConfig(runs=(pristine.runs["fp32"],), ways=("replay",)), tracker=tracker)
@@ -198,3 +221,54 @@ def test_names_of_runs_are_text_in_the_html_file(pristine: Logged) -> None:
     page = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
 
     assert "<script>alert" not in page and "&lt;script&gt;" in page
+
+
+def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp_path: Path) -> None:
+    tracker, case = MlflowTracker(tmp_path / "mlruns"), models.conv_net()
+    path, data = case.write(tmp_path), tmp_path / "data.npz"
+    np.savez(data, **case.feed)
+    config = GateConfig(
+        build=BuildConfig(options=ONE_THREAD),
+        check=replace(GateConfig().check, data=str(data)),
+        policy=Policy(limits=Limits(latency=None, memory=None)),
+    )
+    built = gate(path, config, tracker=tracker)
+    converted = convert(path, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker).run_id
+    judged = gate(path, replace(config, candidate=converted), tracker=tracker)
+    wrong = write(with_wrong_weight(case.proto), tmp_path / "wrong", path.stem)
+    worse = gate(wrong, config, tracker=tracker)
+    refused = gate(models.no_kernel().write(tmp_path), replace(config, check=GateConfig().check), tracker=tracker)
+    assert [each.decision for each in (built, judged, worse, refused)] == ["accept", "accept", "refuse", "refuse"]
+    path.unlink()
+    data.unlink()
+
+    accepted = audit(AuditConfig(accepted=True, ways=("replay",)), tracker=tracker)
+    gated = (built.run_id, worse.run_id, judged.run_id, refused.run_id)
+    both = audit(AuditConfig(runs=gated, ways=("replay",)), tracker=tracker)
+
+    assert {run.id for run in accepted.runs} == {converted}  # it has the alias of the one before it
+    assert accepted.verdict == both.verdict == "good", both.page()
+    again, refused_again, only_judged, never_built = both.runs
+    assert {again.grade, refused_again.grade} <= {"bytes equal", "tactics equal"} and again.missing == ()
+    assert only_judged.grade is never_built.grade is None
+    tracker._client.set_tag(judged.run_id, Tag.GATE, "refuse")
+    [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
+    assert [each.what for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
+    tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")
+    [found] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
+    assert [each.what for each in found.contradictions] == ["the gate's decision"]
+
+
+def test_a_back_end_or_device_that_is_not_here_is_a_grade_with_its_reason(pristine: Logged) -> None:
+    tracker = pristine.tracker
+    stored = tracker.load(pristine.runs["fp32"])
+    build = builds.load_build(stored)
+    spec = replace(build.spec, config=BuildConfig(options=TensorRTOptions()))
+    environment = replace(build.engine.environment, backend="tensorrt", backend_version="8.6.0")
+    planted = replace(build, spec=spec, engine=replace(build.engine, backend="tensorrt", environment=environment))
+    elsewhere = kept(tracker, stored.local_path("model/conv_net.onnx"), planted, suffix=".plan", model=True)
+
+    unknown, fine = audit(AuditConfig(runs=(elsewhere, pristine.runs["fp16"]), ways=("replay",)), tracker=tracker).runs
+
+    assert unknown.grade == "cannot be rebuilt" and "tensorrt" in unknown.explanation
+    assert not unknown.passes("tolerance") and fine.passes("tactics")

@@ -34,11 +34,11 @@ from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import Release, interpreter_of
 from trtops.ops.gate.findings import decide, judge_measured
 from trtops.ops.gate.history import HistoryConfig, judge_history
-from trtops.ops.gate.matrix import MatrixConfig, gate_matrix
+from trtops.ops.gate.matrix import MatrixConfig, gate_all, gate_matrix
 from trtops.ops.gate.op import gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy, policy_of
 from trtops.ops.gate.result import GateResult
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -263,6 +263,18 @@ def test_an_engine_of_a_release_that_is_not_here_cannot_be_compared_with(heads, 
 
     assert refused_for(result) == {"accepted"}
     assert "0.9.9" in result.reasons[0] and "Give that release" in result.reasons[0]
+
+
+@pytest.mark.parametrize(("build", "device"), [(FP32, "7"), (BuildConfig(options=TensorRTOptions()), "cpu")])
+def test_a_single_candidate_on_a_device_that_its_back_end_does_not_have_is_refused(
+    build: BuildConfig, device: str, heads, tracker
+) -> None:
+    config = MatrixConfig(models=(str(heads),), devices=(device,), gate=trial(build=build))
+
+    result = gate_all(config, tracker=tracker, experiment="device")
+
+    assert isinstance(result, GateResult) and refused_for(result) == {"device"}
+    assert tracker.info(result.run_id).verdict == "bad"
 
 
 def test_a_matrix_goes_on_past_what_cannot_be_had(heads, folder, tracker, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ class Gathered:
     """A logged build, and all that it takes to make it again.
 
     Attributes:
-        build: The build as it was logged; of one whose engine was dropped, without the engine's bytes.
+        build: The build as it was logged; of one whose engine was dropped or is damaged, without the engine's bytes.
         engine_sha256: Digest of its engine.
         model: Its model.
         caches: What the builder was given then.
@@ -111,7 +112,7 @@ class _Gatherer:
         engine = next((e for e in original if e.path.startswith(f"{builds.ENGINE_STEM}.")), None)
         if engine is None:
             raise incomplete(held.info.id, "it holds no engine")
-        build = builds.load_build(held, engine=engine.path in held.manifest)
+        build = _load_build(held, engine.path)
         if not build.engine.plan:
             self.missing.append(f"the engine, of SHA-256 {engine.sha256}: outputs are compared by their statistics")
         parent = self._parent()
@@ -292,6 +293,14 @@ _DEVICE_DIGEST = schema.Tag.DEVICE_SHA256  # "trtops.device.sha256" is no state,
 def _materials_of(run: StoredRun) -> Materials | None:
     path = schema.Artifact.MATERIALS
     return read_materials(run.read_bytes(path)) if path in run.manifest else None
+
+
+def _load_build(held: StoredRun, engine: str) -> Build:
+    """The build, without its engine's bytes if these were dropped, are gone or were changed: its digest is known all the same."""
+    there = engine in held.manifest
+    with contextlib.suppress(errors.IncompleteRunError):
+        return builds.load_build(held, engine=there)
+    return builds.load_build(held, engine=False)
 
 
 def gather(run: StoredRun, tracker: Tracker, folder: Folder) -> Gathered:

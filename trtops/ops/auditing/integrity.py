@@ -28,7 +28,9 @@ from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
 from trtops.tracking.signatures import check_signature
 from trtops.verdict import VERDICTS
 
-_BUILDS = ("build", "iteration", "promote")
+BUILDS = ("build", "iteration", "promote", "gate")
+"""Kinds of runs that hold an engine; of the gate those that built their candidate themselves."""
+
 _GONE = "nothing"
 
 
@@ -126,7 +128,7 @@ def check_integrity(run: StoredRun, shelf: Shelf) -> tuple[int, str, tuple[Contr
     facts = Facts()
     files = _check_files(run, facts)
     signature = check_signature(run, shelf.keys, facts.wrong)
-    for check in (_check_build, _check_accuracy, _check_campaign, _check_parent, _check_registry):
+    for check in (_check_build, _check_accuracy, _check_gate, _check_campaign, _check_parent, _check_registry):
         try:
             check(run, shelf, facts)
         except errors.IncompleteRunError as exc:
@@ -169,7 +171,7 @@ def _json_object(text: str, what: str, facts: Facts) -> dict[str, Any]:
 
 
 def _check_build(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
-    if run.info.kind not in _BUILDS or schema.Artifact.SPEC not in run.manifest:
+    if run.info.kind not in BUILDS or schema.Artifact.SPEC not in run.manifest:
         return
     spec = BuildSpec.from_json(run.read_bytes(schema.Artifact.SPEC))
     environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
@@ -225,7 +227,8 @@ def _check_engine(run: StoredRun, facts: Facts) -> None:
     original = run.manifest.original()
     engine = next((entry for entry in original.artifacts if entry.path.startswith(f"{builds.ENGINE_STEM}.")), None)
     if engine is None:
-        if run.info.verdict != "error":
+        # The gate refuses a candidate that cannot be built.
+        if run.info.verdict == "good" or (run.info.verdict == "bad" and run.info.kind != "gate"):
             facts.wrong("engine", f"the run is {run.info.verdict} and holds no engine")
         return
     _claim_engine(run.info.tags, f"tag {schema.Tag.ENGINE_SHA256}", facts)
@@ -330,7 +333,7 @@ def _is_of_one_output(name: MetricName) -> bool:
 def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
     """The store's numbers against the comparison that they were taken from, and the verdict against the numbers."""
     path = schema.Artifact.ACCURACY
-    if run.info.kind not in (*_BUILDS, "compare") or path not in run.manifest:
+    if run.info.kind not in (*BUILDS, "compare") or path not in run.manifest:
         return
     judgement = Judgement.from_json(run.read_bytes(path))
     expected = error_metrics(judgement.report)
@@ -348,7 +351,7 @@ def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
         if not _same_number(expected.get(name), stored.get(name)):
             facts.add(f"metric {'/'.join(name)}", "the store", stored.get(name, _GONE))
             facts.add(f"metric {'/'.join(name)}", path, expected.get(name, _GONE))
-    if run.info.kind in _BUILDS:
+    if run.info.kind in BUILDS and run.info.kind != "gate":  # whose verdict depends on more than this
         _check_verdict(run.info, judgement, facts)
 
 
@@ -370,6 +373,21 @@ def _check_verdict(info: RunInfo, judgement: Judgement, facts: Facts) -> None:
     except errors.ComparisonError:
         return  # a number that only the arrays could give
     facts.add("verdict", f"the numbers in {schema.Artifact.ACCURACY}", replace(judgement, report=derived).verdict)
+
+
+def _check_gate(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
+    """The gate's decision against the findings that it follows from."""
+    if run.info.kind != "gate" or schema.Artifact.GATE not in run.manifest:
+        return
+    outcomes = {each["outcome"] for each in json.loads(run.read_bytes(schema.Artifact.GATE))["findings"]}
+    derived = "refuse" if "refuse" in outcomes else "measure more" if "open" in outcomes else "accept"
+    facts.add("the gate's decision", f"tag {schema.Tag.GATE}", run.info.tags.get(schema.Tag.GATE, _GONE))
+    facts.add("the gate's decision", schema.Artifact.GATE, derived)
+    facts.add("verdict", f"tag {schema.Tag.VERDICT}", run.info.verdict)
+    facts.add("verdict", schema.Artifact.GATE, _VERDICT_OF[derived])
+
+
+_VERDICT_OF = {"accept": "good", "refuse": "bad", "measure more": "error"}
 
 
 def _check_campaign(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
@@ -436,7 +454,8 @@ def _check_registry(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
     """The registry's versions of a run against the run's tags, and their aliases against what they stand for."""
     for alias, version in shelf.accepted.get(run.info.id, ()):
         place = f"version {version.version} of {version.name!r}"
-        for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENGINE_SHA256, schema.Tag.EVIDENCE, *builds.ENVIRONMENT_TAGS):
+        _check_evidence(run.info, version, shelf, facts)
+        for tag in (schema.Tag.MODEL_SHA256, schema.Tag.ENGINE_SHA256, *builds.ENVIRONMENT_TAGS):
             what = {schema.Tag.MODEL_SHA256: "model", schema.Tag.ENGINE_SHA256: "engine"}.get(tag, f"registry ({tag})")
             facts.add(what, place, version.tags.get(tag, _GONE))
             facts.add(what, f"tag {tag}", run.info.tags.get(tag, _GONE))
@@ -445,3 +464,24 @@ def _check_registry(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
             device = run.info.tags.get(schema.Tag.DEVICE_SHA256, "")[:12]
             facts.add(f"alias {alias}", place, "_".join(alias.split("_")[:2]))
             facts.add(f"alias {alias}", "the run's tags", f"model-{model}_device-{device}")
+
+
+def _check_evidence(info: RunInfo, version: RegisteredVersion, shelf: Shelf, facts: Facts) -> None:
+    """The run that a version was accepted for: what a promotion came from, or the gate's run that let the engine pass."""
+    evidence, what = version.tags.get(schema.Tag.EVIDENCE, _GONE), f"registry ({schema.Tag.EVIDENCE})"
+    place = f"version {version.version} of {version.name!r}"
+    if info.kind == "promote":
+        facts.add(what, place, evidence)
+        facts.add(what, f"tag {schema.Tag.EVIDENCE}", info.tags.get(schema.Tag.EVIDENCE, _GONE))
+        return
+    judged = info if evidence == info.id else shelf.tracker.info(evidence)
+    facts.add(f"{what}: the engine that it is about", place, info.id)
+    facts.add(
+        f"{what}: the engine that it is about", f"run {judged.id}", judged.tags.get(schema.Tag.EVIDENCE, judged.id)
+    )
+    facts.add(f"{what}: the gate's decision", place, "accept")
+    facts.add(
+        f"{what}: the gate's decision",
+        f"tag {schema.Tag.GATE} of run {judged.id}",
+        judged.tags.get(schema.Tag.GATE, _GONE),
+    )

@@ -14,20 +14,19 @@ from trtops import errors
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.explaining import best, explain
 from trtops.ops.auditing.gathering import Folder, gather
-from trtops.ops.auditing.integrity import Shelf, check_integrity
+from trtops.ops.auditing.integrity import BUILDS, Shelf, check_integrity
 from trtops.ops.auditing.rebuilding import environment_differences, rebuild
 from trtops.ops.auditing.result import AuditResult, Contradiction, RunAudit
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import Place
 from trtops.ops.result import OnProgress, finish_with
 from trtops.spec import BackendName
-from trtops.tracking import schema
+from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, StoredRun
 from trtops.tracking.owner import is_abandoned
 from trtops.tracking.registry import RegisteringTracker
 
 EXPERIMENT = "audit"
-_BUILDS = ("build", "iteration", "promote")
 _SAVE_SECONDS = 5.0
 """How often what was found so far is written down, and so how much of a killed audit is done again at most."""
 
@@ -81,7 +80,7 @@ class _Audit:
             signature=signature,
             dropped=tuple(each.artifact.path for each in run.manifest.dropped),
         )
-        if not self.config.rebuild or run.info.kind not in _BUILDS or run.info.verdict == "error":
+        if not self.config.rebuild or not _holds_build(run):
             return audited
         return self._rebuilt(run, audited)
 
@@ -113,6 +112,13 @@ class _Audit:
             explanation=why,
             missing=gathered.missing,
         )
+
+
+def _holds_build(run: StoredRun) -> bool:
+    """Whether a run is a build that came out. Of the gate's runs those that built their candidate themselves."""
+    if run.info.kind == "gate":
+        return any(entry.path.startswith(f"{builds.ENGINE_STEM}.") for entry in run.manifest.original().artifacts)
+    return run.info.kind in BUILDS and run.info.verdict != "error"
 
 
 def _empty_audit(info: RunInfo) -> RunAudit:

@@ -17,18 +17,55 @@ from trtops.verdict import VERDICTS, Verdict
 
 _DAY = 86400.0
 _KEPT = (
-    schema.Artifact.SPEC,
-    schema.Artifact.ENVIRONMENT,
-    schema.Artifact.MATERIALS,
-    schema.Artifact.ENGINE_OPTIONS,
-    schema.Artifact.TACTICS,
-    schema.Artifact.LAYERS,
     schema.Artifact.ACCURACY,
-    schema.Artifact.NAMES,
+    schema.Artifact.AUDIT_PAGE,
+    schema.Artifact.AUDIT_PART,
+    schema.Artifact.AUDIT_RESULT,
+    schema.Artifact.AUDIT_RUNS,
+    schema.Artifact.BISECTION,
+    schema.Artifact.BISECTION_PLAN,
+    schema.Artifact.BUILD_LIST,
+    schema.Artifact.BUILD_LIST_PAGE,
+    schema.Artifact.BUILD_LOG,
+    schema.Artifact.CALIBRATION_JSON,
+    schema.Artifact.CALIBRATION_RANGES,
     schema.Artifact.CAMPAIGN,
     schema.Artifact.CAMPAIGN_TABLE,
+    schema.Artifact.DENIED,
+    schema.Artifact.DIFF,
+    schema.Artifact.DIFF_PAGE,
+    schema.Artifact.ENGINE_OPTIONS,
+    schema.Artifact.ENVIRONMENT,
+    schema.Artifact.GATE,
+    schema.Artifact.GATE_PAGE,
+    schema.Artifact.GATE_TABLE,
     schema.Artifact.GOLDEN,
-    schema.Artifact.BUILD_LOG,
+    schema.Artifact.GUIDE,
+    schema.Artifact.GUIDE_PAGE,
+    schema.Artifact.IMPORTED_RESULT,
+    schema.Artifact.LAYERS,
+    schema.Artifact.MARKS,
+    schema.Artifact.MATERIALS,
+    schema.Artifact.NAMES,
+    schema.Artifact.NOISE,
+    schema.Artifact.PRECISION_KEPT,
+    schema.Artifact.PRECISION_RESULT,
+    schema.Artifact.PROMOTION,
+    schema.Artifact.PROOF,
+    schema.Artifact.REDUCE_RESULT,
+    schema.Artifact.REDUCE_STEPS,
+    schema.Artifact.REPAIR_CONFIG,
+    schema.Artifact.REPAIR_PAGE,
+    schema.Artifact.REPAIR_RESULT,
+    schema.Artifact.REPORT_DATA,
+    schema.Artifact.SENSITIVITY,
+    schema.Artifact.SENSITIVITY_RESULT,
+    schema.Artifact.SPEC,
+    schema.Artifact.TACTICS,
+    schema.Artifact.TRIAGE_FINDINGS,
+    schema.Artifact.TRIAGE_RESULT,
+    schema.Artifact.TRIAGE_TENSORS,
+    schema.Artifact.WINDOW,
 )
 """Records and statistics, which no rule drops, however large they are."""
 
@@ -49,7 +86,7 @@ class PruneConfig(Record):
     older_than_days: float = 30.0
     verdicts: tuple[Verdict, ...] = ("bad", "error")
     larger_than_bytes: int = 1 << 20
-    kinds: tuple[str, ...] = ("build", "iteration", "compare", "reduce")
+    kinds: tuple[str, ...] = ("build", "iteration", "compare", "reduce", "gate")
     experiment: str | None = None
     apply: bool = False
 

@@ -216,7 +216,7 @@ def _outputs_in_child(
             golden = collect(runner, feeds)
     against_golden = compare_outputs(ours, golden, tolerances)
     if logged is None:
-        return Outputs(against_golden, None, "the logged engine was dropped", {})
+        return Outputs(against_golden, None, "the logged engine is not there", {})
     try:
         with backend.runner(logged) as runner:
             runs = [collect(runner, feeds) for _ in range(repeats)]

@@ -56,3 +56,12 @@ class GateConfig(Record):
     def place(self) -> Place:
         """Where it is built and measured."""
         return Place(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
+
+    @property
+    def wrong_device(self) -> str:
+        """Why the back end has no such devices; empty if it may have them."""
+        if self.build.backend == "onnxruntime" and self.devices:
+            return f"ONNX Runtime's engines run on the processor; {', '.join(self.devices)!r} is not it. Ask for cpu."
+        if self.build.backend == "tensorrt" and "cpu" in self.devices:
+            return "TensorRT's engines run on a GPU; cpu is none."
+        return ""

@@ -74,13 +74,14 @@ class MatrixConfig(Record):
         return tuple(self._cell(*combination) for combination in combinations)
 
     def _cell(self, model: str, precision: Precision, device: str, release: Release) -> Cell:
+        on_processor = device == "cpu" and self.gate.build.backend == "onnxruntime"
         config = replace(
             self.gate,
             build=replace(self.gate.build, precision=precision),
             candidate=self.candidate,
             release=release,
             others=tuple(dict.fromkeys((*self.gate.others, *(each for each in self.releases if each != release)))),
-            devices=() if device == "cpu" else (device,) if device else self.gate.devices,
+            devices=() if on_processor else (device,) if device else self.gate.devices,
         )
         return Cell(model=model, device=device, config=config)
 
@@ -307,10 +308,8 @@ def _ready_release(release: Release, config: GateConfig) -> Release | errors.Trt
 def _refused_early(cell: Cell, releases: Mapping[str, Release | errors.TrtopsError]) -> CellOutcome | None:
     release = releases[cell.config.release.name]
     reason = f"release: {release}" if isinstance(release, errors.TrtopsError) else ""
-    if not reason and cell.config.build.backend == "onnxruntime" and cell.config.devices:
-        reason = f"device: ONNX Runtime's engines run on the processor; {cell.device!r} is not it. Ask for cpu."
-    if not reason and cell.config.build.backend == "tensorrt" and cell.device == "cpu":
-        reason = "device: TensorRT's engines run on a GPU; cpu is none."
+    if not reason and cell.config.wrong_device:
+        reason = f"device: {cell.config.wrong_device}"
     return _unmeasured_outcome(cell, "refuse", (reason,)) if reason else None
 
 

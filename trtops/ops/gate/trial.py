@@ -35,6 +35,7 @@ from trtops.processes import temporary_prefix
 from trtops.spec import Environment
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo
+from trtops.tracking.materials import log_materials
 from trtops.tracking.registry import RegisteringTracker
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,8 @@ class Trial:
         Raises:
             RefusedError: If the candidate, or the accepted engine, cannot be made or run.
         """
+        if self._config.wrong_device:
+            raise RefusedError(Finding(subject="device", outcome="refuse", text=self._config.wrong_device))
         feeds = list(self._config.check.open_for(self._model))
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
@@ -129,7 +132,7 @@ class Trial:
             else:
                 environment = self._ask_environment(backend)
                 accepted = self._accepted_run(environment)
-                build = self._built_candidate(backend, environment, accepted)
+                build = self._built_candidate(backend, environment, accepted, feeds)
             other = None if accepted is None else self._open_accepted(accepted, device, stack)
             return self._compare(Side(backend, build.engine, file), build, other, feeds, file)
 
@@ -174,7 +177,9 @@ class Trial:
         self._run.set_tags({schema.Tag.EVIDENCE: holder.info.id, schema.Tag.MODEL_SHA256: build.spec.model_sha256})
         return build
 
-    def _built_candidate(self, backend: IsolatedBackend, environment: Environment, accepted: RunInfo | None) -> Build:
+    def _built_candidate(
+        self, backend: IsolatedBackend, environment: Environment, accepted: RunInfo | None, feeds: list[Feed]
+    ) -> Build:
         """The candidate, built now and logged."""
         config, run = self._config, self._run
         denied = deny_list(self._tracker, environment) if config.mind_deny_list else Caches().denied
@@ -188,6 +193,8 @@ class Trial:
             calibration_data=config.calibration_data,
         )
         builds.log_spec(run, job.spec, environment, reusable=False)
+        check = config.check
+        log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)
         with _refused_for("build"):
             build = job.build(backend)
