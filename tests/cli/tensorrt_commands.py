@@ -117,7 +117,11 @@ COMMANDS = (
 VARYING = re.compile(r"conv_net|needs_constraints|--fp16|--int8|first\.json|replay\.json")
 """Commands whose numbers follow from what the builder happened to time, which is another one for each tool."""
 
-NETWORKS = r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = |.*[Tt]actic|\[(INFO|W)?.*supported"
+NETWORKS = (
+    r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = "
+    r"|Layer: |Algorithms?: |Loaded \d+ |Found potentially |Could not determine "
+)
+"""Further lines of inspections of networks, engines and tactics."""
 
 
 def told(command: str, printed: str) -> list[str]:
@@ -164,7 +168,10 @@ def partly_supported() -> onnx.ModelProto:
     text = (
         "(float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)\n [frob] b = custom.Frobnicate(a)\n [neg] y = Neg(b) }"
     )
-    return models.model(text)
+    made = models.model(text)
+    for name in ("a", "b"):
+        made.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]))
+    return made
 
 
 def needs_constraints() -> onnx.ModelProto:
