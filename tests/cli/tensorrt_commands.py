@@ -54,7 +54,7 @@ COMMANDS = (
     "run identity.onnx --trt --onnxrt --tactic-sources --preview-features --quantization-flags",
     "run identity.onnx --trt --onnxrt --tactic-sources JIT_CONVOLUTIONS EDGE_MASK_CONVOLUTIONS",
     "run identity.onnx --trt --onnxrt --preview-features PROFILE_SHARING_0806 --quantization-flags CALIBRATE_BEFORE_FUSION",
-    f"run identity.onnx --trt --onnxrt --fp16 --tensor-dtypes x:float16 y:float16 --tensor-formats x:[linear] y:[linear] {CLOSE}",
+    "run identity.onnx --trt --fp16 --tensor-dtypes x:float16 y:float16 --tensor-formats x:[linear] y:[linear]",
     "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --layer-precisions Add:float16 Sub:float32 "
     "--precision-constraints=prefer --check-error-stat median --atol 1e-1 --rtol 1e-1",
     "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --trt-network-postprocess-script add_constraints.py "
