@@ -106,7 +106,7 @@ COMMANDS = (
     # debug (examples/cli/debug 01 and 02)
     "debug build identity.onnx --fp16 --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until 2 "
     "--check {tool} run {debug}.engine --trt --load-inputs inputs.json --load-outputs run_0_outputs.json --atol 1e-2",
-    "debug build identity.onnx --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until bad --check false",
+    f"debug build {CONV} --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until bad --check false",
     "inspect diff-tactics --dir replays",
     "inspect diff-tactics --good replays/good --bad replays/bad",
     "debug precision three_layers.onnx --fp16 --mode linear --check true",
