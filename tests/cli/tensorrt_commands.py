@@ -132,7 +132,8 @@ NETWORKS = (
 def told(command: str, printed: str) -> list[str]:
     """The lines that are compared."""
     lines = kept_lines(command, printed, more=NETWORKS if command.startswith("inspect") else "")
-    lines = [line for line in lines if "<Error: " not in line]  # an attribute that TensorRT does not tell
+    # Neither attributes that TensorRT does not tell, nor what its parser says by itself.
+    lines = [line for line in lines if "<Error: " not in line and not line.startswith("Node name: ")]
     return [_without_numbers(line) for line in lines] if VARYING.search(command) else lines
 
 
