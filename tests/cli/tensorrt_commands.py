@@ -17,7 +17,8 @@ from trtops.json import save_json
 
 RANGE = "--trt-min-shapes X:[1,2,1,1] --trt-opt-shapes X:[1,2,3,3] --trt-max-shapes X:[1,2,5,5]"
 LARGER = "--trt-min-shapes X:[1,2,6,6] --trt-opt-shapes X:[1,2,7,7] --trt-max-shapes X:[1,2,8,8]"
-CONV = "conv_net.onnx --load-timing-cache conv.cache"
+QUICK = "--builder-optimization-level 1"
+CONV = f"conv_net.onnx --load-timing-cache conv.cache {QUICK}"
 CLOSE = "--atol 1e-3 --rtol 1e-3"
 
 COMMANDS = (
@@ -38,23 +39,24 @@ COMMANDS = (
     "run identity.onnx --trt --onnxrt --val-range [0,2] x:[1,3] --iterations 3 --warm-up 2 --sequential-runners",
     "run identity.onnx --trt --onnxrt --fail-fast --check-error-stat max --save-accuracy-results acc.json",
     "run identity.onnx --trt --onnxrt --compare l2 cosine_similarity psnr",
-    "run identity.onnx --trt --trt --validate",
+    "run identity.onnx --trt --onnxrt --validate",
     "run identity.onnx --trt --allocation-strategy static",
     # run: builder configs
-    f"run conv_net.onnx --trt --onnxrt --save-timing-cache conv.cache {CLOSE}",
+    f"run conv_net.onnx --trt --onnxrt --save-timing-cache conv.cache {QUICK} {CLOSE}",
     f"run {CONV} --trt --onnxrt --trt-outputs r0 logits --onnx-outputs r0 logits {CLOSE}",
-    f"run {CONV} --trt --onnxrt --trt-outputs mark all --onnx-outputs mark all {CLOSE}",
+    f"run three_layers.onnx --trt --onnxrt --trt-outputs mark all --onnx-outputs mark all {CLOSE}",
     f"run {CONV} --trt --trt-outputs r0 scores --trt-exclude-outputs scores --save-outputs r0.json",
     f"run {CONV} --trt --trt-outputs-by-type CONVOLUTION --save-outputs convolutions.json",
     f"run {CONV} --trt --save-tactics replay.json --save-engine first.engine --save-outputs first.json --save-inputs conv.json",
     f"run {CONV} --trt --load-tactics replay.json --load-inputs conv.json --load-outputs first.json {CLOSE}",
     "run identity.onnx --trt --onnxrt --tf32 --sparse-weights --refittable --direct-io",
     "run identity.onnx --trt --onnxrt --pool-limit workspace:64M --builder-optimization-level 2 --max-aux-streams 0",
-    "run identity.onnx --trt --onnxrt --profiling-verbosity detailed --hardware-compatibility-level ampere_plus",
+    "run identity.onnx --trt --onnxrt --profiling-verbosity layer_names_only",
     "run identity.onnx --trt --onnxrt --tactic-sources --preview-features --quantization-flags",
     "run identity.onnx --trt --onnxrt --tactic-sources JIT_CONVOLUTIONS EDGE_MASK_CONVOLUTIONS",
-    "run identity.onnx --trt --onnxrt --preview-features PROFILE_SHARING_0806 --quantization-flags CALIBRATE_BEFORE_FUSION",
-    f"run identity.onnx --trt --onnxrt --fp16 --tensor-dtypes x:float16 y:float16 --tensor-formats x:[linear] y:[linear] {CLOSE}",
+    "run identity.onnx --trt --onnxrt --preview-features FASTER_DYNAMIC_SHAPES_0805 "
+    "DISABLE_EXTERNAL_TACTIC_SOURCES_FOR_CORE_0805",
+    "run identity.onnx --trt --fp16 --tensor-dtypes x:float16 y:float16 --tensor-formats x:[linear] y:[linear]",
     "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --layer-precisions Add:float16 Sub:float32 "
     "--precision-constraints=prefer --check-error-stat median --atol 1e-1 --rtol 1e-1",
     "run needs_constraints.onnx --trt --fp16 --onnxrt --val-range x:[1,2] --trt-network-postprocess-script add_constraints.py "
@@ -104,7 +106,7 @@ COMMANDS = (
     # debug (examples/cli/debug 01 and 02)
     "debug build identity.onnx --fp16 --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until 2 "
     "--check {tool} run {debug}.engine --trt --load-inputs inputs.json --load-outputs run_0_outputs.json --atol 1e-2",
-    "debug build identity.onnx --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until bad --check false",
+    f"debug build {CONV} --save-tactics replay_n.json --artifacts-dir replays --artifacts replay_n.json --until bad --check false",
     "inspect diff-tactics --dir replays",
     "inspect diff-tactics --good replays/good --bad replays/bad",
     "debug precision three_layers.onnx --fp16 --mode linear --check true",
@@ -114,16 +116,24 @@ COMMANDS = (
 )  # fmt: skip
 """In order: some read what others before them wrote."""
 
-VARYING = re.compile(r"conv_net|needs_constraints|--fp16|--int8|first\.json|replay\.json")
+VARYING = re.compile(r"conv_net|needs_constraints|three_layers|--fp16|--int8|first\.json|\.engine --show")
 """Commands whose numbers follow from what the builder happened to time, which is another one for each tool."""
 
-NETWORKS = r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = |.*[Tt]actic|\[(INFO|W)?.*supported"
+ON_ONE_FILE = ("inspect tactics", "inspect diff-tactics")
+"""Commands that we carry out in Polygraphy's folder, on the files that Polygraphy wrote."""
+
+NETWORKS = (
+    r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = "
+    r"|Layer: |Algorithms?: |Loaded \d+ |Found potentially |Could not determine "
+)
+"""Further lines of inspections of networks, engines and tactics."""
 
 
 def told(command: str, printed: str) -> list[str]:
     """The lines that are compared."""
     lines = kept_lines(command, printed, more=NETWORKS if command.startswith("inspect") else "")
-    lines = [line for line in lines if "<Error: " not in line]  # an attribute that TensorRT does not tell
+    # Neither attributes that TensorRT does not tell, nor what its parser says by itself.
+    lines = [line for line in lines if "<Error: " not in line and not line.startswith("Node name: ")]
     return [_without_numbers(line) for line in lines] if VARYING.search(command) else lines
 
 
@@ -131,6 +141,7 @@ def _without_numbers(line: str) -> str:
     """A line without what follows from tactics: numbers with a fraction, and places of extremes."""
     line = re.sub(r"at \([\d, ]*\)", "at (#)", line)
     line = re.sub(r"-?\d+\.?\d*e[+-]?\d+|-?\d+\.\d+|\b(inf|nan)\b", "#", line)
+    line = re.sub(r"^(Layer \d+ +\| .*) \[Op: \w+\]$", r"\1", line)
     return re.sub(r"0x[0-9a-f]+|\(-?\d+, -?\d+\)", "#", line)
 
 
@@ -164,7 +175,10 @@ def partly_supported() -> onnx.ModelProto:
     text = (
         "(float[1,4] x) => (float[1,4] y) { [relu] a = Relu(x)\n [frob] b = custom.Frobnicate(a)\n [neg] y = Neg(b) }"
     )
-    return models.model(text)
+    made = models.model(text)
+    for name in ("a", "b"):
+        made.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]))
+    return made
 
 
 def needs_constraints() -> onnx.ModelProto:

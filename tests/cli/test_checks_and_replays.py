@@ -266,7 +266,7 @@ def test_weights_of_the_parts_of_a_model_lie_beside_each_part(folder, capsys):
     models.Case(proto, {}, name="custom").write(folder)
     line = "inspect capability custom.onnx --onnxrt --with-partitioning -o parts --save-external-data --external-data-size-threshold 0"
 
-    assert run(line) == 1
+    assert (run(line), run(f"{line} --exit-on-bad")) == (0, 1)
     written = {path.name for path in Path("parts").iterdir()}
     models_of = {name for name in written if name.endswith(".onnx")}
     assert len(models_of) == 3

@@ -90,8 +90,8 @@ TENSORRT: dict[str, tuple[str, int]] = {
         0,
     ),
     "another builder config": (
-        f"--trt {PROFILE} --refittable --direct-io --hardware-compatibility-level ampere_plus --tactic-sources "
-        "--preview-features PROFILE_SHARING_0806 --quantization-flags CALIBRATE_BEFORE_FUSION",
+        f"--trt {PROFILE} --refittable --direct-io --tactic-sources "
+        "--preview-features FASTER_DYNAMIC_SHAPES_0805 --quantization-flags",
         0,
     ),
     "files": (f"--trt {PROFILE} --save-engine e.engine --save-timing-cache t.cache --save-tactics t.json", 0),

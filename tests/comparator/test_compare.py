@@ -287,10 +287,29 @@ def test_what_is_exactly_the_tolerance_apart_passes(dtype, stat):
 
 def test_what_fails_never_prints_as_the_limit_that_it_exceeds():
     compare = CompareFunc.simple(atol=0.1, rtol=0, check_error_stat="max")
-    found = compare(*pair({"x": np.array([1.100001])}, {"x": np.array([1.0])}))["x"]
+    found = compare(*pair({"x": np.array([1.10001])}, {"x": np.array([1.0])}))["x"]
 
-    assert not found and "error: max 0.100001 " in found.summary() and "atol 0.1 " in found.summary()
+    assert not found and "error: max 0.10001 " in found.summary() and "atol 0.1 " in found.summary()
     assert not CompareFunc.simple(atol=0, rtol=0)(*pair({"x": np.array([5e-324])}, {"x": np.array([0.0])}))["x"]
+
+
+@pytest.mark.parametrize("value", [0.201, 0.7, 3.3, 12.5])
+@pytest.mark.parametrize("atol", [1e-3, 0.05, 0.1])
+def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_it(value, atol, caplog):
+    """A bit more or less of one of them moves their difference by far more than its own last bit."""
+    told = []
+    for step in range(-1, 2):
+        reference = np.float32(value)
+        actual = np.float32(value + atol)
+        actual = np.nextafter(actual, np.float32(np.inf * step)) if step else actual
+        caplog.clear()
+        passed = CompareFunc.simple(atol=atol, rtol=0)(*pair({"x": np.array([actual])}, {"x": np.array([reference])}))[
+            "x"
+        ]
+        required = abs(float(actual) - float(reference))
+        assert bool(passed) or f"{required:.5g}" != f"{atol:.5g}"
+        told.append(bool(passed))
+    assert told[0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def model_type(args: Asked) -> str:
         raise UsageError(
             "no model is given. An option that takes several words takes a model behind it as well: name it first"
         )
-    path = Path(args.model_file)
+    path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))  # a script, and what it calls the function
     found = args.model_type or _TYPES.get(path.suffix.lower())
     if found is None and (path.is_dir() or getattr(args, "ckpt", None)):
         found = "ckpt"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops.tactics.findings import By
-from trtops.tactics.record import TensorFormat
+from trtops.tactics.record import TacticChoice, TensorFormat
 from trtops.tactics.table import ABSENT, Choice
 
 
@@ -29,6 +29,19 @@ def spell(choices: Sequence[Choice], by: By) -> tuple[tuple[str, ...], npt.NDArr
             text += f" (implementation {choice.implementation}, tactic {choice.tactic_id})"
         codes.append(texts.setdefault(text, len(texts)))
     return tuple(texts), np.array([*codes, ABSENT], np.int32)
+
+
+def algorithm_text(choice: Choice | TacticChoice) -> str:
+    """A choice as Polygraphy prints algorithms, where TensorRT has numbers for it; in words elsewhere."""
+    if choice.implementation is None or choice.tactic_id is None:
+        return choice.tactic
+    numbers = f"(Implementation: {choice.implementation}, Tactic: {choice.tactic_id})"
+    return f"{numbers} | Inputs: {_tensor_infos(choice.inputs)} | Outputs: {_tensor_infos(choice.outputs)}"
+
+
+def _tensor_infos(formats: Sequence[TensorFormat]) -> str:
+    texts = [f"TensorInfo({f.dtype}, {f.strides}, {f.vectorized_dim}, {f.components_per_element})" for f in formats]
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def _formats_text(choice: Choice) -> str:

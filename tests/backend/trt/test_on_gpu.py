@@ -251,7 +251,7 @@ def test_each_calibrator_makes_a_working_int8_engine_and_its_cache_serves_again(
     assert np.linalg.norm(found - golden) < 0.2 * np.linalg.norm(golden)
     written = CalibrationCache.from_bytes(cache.read_bytes())
     assert "x" in written and written.to_tensorrt() == cache.read_bytes()
-    assert first.cache_contents() == cache.read_bytes()
+    assert first.cache_contents == cache.read_bytes()
 
     again = Calibrator([], cache=cache, BaseClass=base, **options)
     engine_from_network(network, CreateConfig(int8=True, calibrator=again, **QUICK))
@@ -271,7 +271,7 @@ def test_calibration_data_may_lie_on_the_device():
         for data in (host, [{"x": first}, {"x": second}], [{"x": first.ptr}, {"x": second.ptr}]):
             calibrator = Calibrator(data)
             engine_bytes_from_network(network, CreateConfig(int8=True, calibrator=calibrator, **QUICK))
-            contents.append(calibrator.cache_contents())
+            contents.append(calibrator.cache_contents)
 
     assert contents[0] == contents[1] == contents[2]
 

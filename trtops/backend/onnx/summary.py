@@ -259,12 +259,12 @@ def _graph_lines(
         for i, node in enumerate(graph.node):
             inputs = f",\n{indent}     ".join([read.get(name, name) for name in node.input if name])
             outputs = f",\n{indent}         ".join([made.get(name, name) for name in node.output if name])
-            yield f"{indent}Node {i:<4} | {node.name} [Op: {_operator_text(node)}]"
+            yield f"{indent}Node {i:<4} | {node.name} [Op: {node.op_type}]"
             if inputs and outputs:
                 yield from (f"{indent}    {{{inputs}}}", f"{indent}     -> {{{outputs}}}")
             else:
                 yield f"{indent}    {{{inputs}}} -> {{{outputs}}}"
-            if "attrs" in show and node.attribute:
+            if "attrs" in show and (node.attribute or not walk.is_onnx_op(node)):
                 yield from _attribute_lines(node, known, show, indent)
             yield ""
 
@@ -298,6 +298,8 @@ def _attribute_lines(
     node: onnx.NodeProto, known: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     yield f"{indent}    ---- Attributes ----"
+    if not walk.is_onnx_op(node):
+        yield f"{indent}    Domain = {node.domain}"
     prefix = f"{node.name}." if node.name else ""
     bodies = dict(_named_bodies(node))
     for attribute in node.attribute:

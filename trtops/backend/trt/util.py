@@ -5,6 +5,7 @@ The work is done in :mod:`trtops.backend.trt.describe` and :mod:`trtops.backend.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -101,11 +102,16 @@ def _names_to_show(show_layers: bool | None, show_attrs: bool | None, show_weigh
     return [name for name, wanted in asked.items() if wanted]
 
 
+def _below_heading(text: str) -> str:
+    """A description without its heading, from the left margin on."""
+    return textwrap.dedent(text.partition("\n")[2])
+
+
 def str_from_network(
     network: Any, show_layers: bool | None = None, show_attrs: bool | None = None, show_weights: bool | None = None
 ) -> str:
     """A network's description for people; see :func:`~trtops.backend.trt.describe.network.describe_network`."""
-    return describe_network(network).text(_names_to_show(show_layers, show_attrs, show_weights))
+    return _below_heading(describe_network(network).text(_names_to_show(show_layers, show_attrs, show_weights)))
 
 
 def str_from_engine(
@@ -131,7 +137,7 @@ def str_from_engine(
         raise errors.ConfigError(
             "combine_tensor_info is not taken here: trtops inspect model --combine-tensor-info FILE"
         )
-    return describe_engine(engine).text(_names_to_show(show_layers, show_attrs, None))
+    return _below_heading(describe_engine(engine).text(_names_to_show(show_layers, show_attrs, None)))
 
 
 def get_all_tensors(network: Any) -> dict[str, Any]:

@@ -160,7 +160,8 @@ class OutputStatistics(Record):
 
     def any_violation(self, atol: float, rtol: float) -> bool:
         """Whether any element violates other tolerances than those that were counted with."""
-        return self.nan_errors > 0 or any(a > most(atol) and r > most(rtol) for a, r in self.frontier)
+        most_abs, most_rel = most(atol), most(rtol)
+        return self.nan_errors > 0 or any(a > most_abs and r > most_rel for a, r in self.frontier)
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from trtops.tactics.diff import diff
 from trtops.tactics.findings import By, TacticDiff
 from trtops.tactics.merge import merge
 from trtops.tactics.replays import LoadedReplays, load_replay_folder, load_replays
+from trtops.tactics.spelling import algorithm_text
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import RunInfo, Tracker, Verdict
@@ -90,6 +91,17 @@ class DiffTacticsResult(OpResult):
     def headline(self) -> str:
         """What the diff concludes."""
         return self.found.conclusion
+
+    def difference_lines(self) -> Iterator[str]:
+        """The plain difference between good and bad builds, in the lines that Polygraphy prints."""
+        yield f"Loaded {self.found.good} good tactic replays."
+        yield f"Loaded {self.found.bad} bad tactic replays."
+        if self.found.set_difference:
+            yield "Found potentially bad tactics:"
+        else:
+            yield "Could not determine potentially bad tactics. Try providing more tactic replay files if possible."
+        for only_bad in self.found.set_difference:
+            yield f"Layer: {only_bad.layer}\n    Algorithms: {list(map(algorithm_text, only_bad.choices))}"
 
     def body(self) -> Iterable[str]:
         """The diff's page, those by what was asked for beside in short, and what was passed over."""

@@ -38,7 +38,7 @@ def template(kind: Kind, output: str | Path | None = None, *, model: str | Path 
     if kind == "trt-network":
         text = NETWORK if model is None else NETWORK_FROM_MODEL.format(model=str(model))
     elif kind == "trt-config":
-        text = CONFIG.format(profiles=_profile_lines(inputs))
+        text = CONFIG if model is None else CONFIG_OF_MODEL.format(profiles=_profile_lines(inputs))
     elif kind == "data-loader":
         text = DATA_LOADER.format(arrays=_array_lines(inputs))
     elif model is None:
@@ -141,6 +141,20 @@ def load_network(builder, network, parser):
 '''
 
 CONFIG = '''"""Makes a TensorRT builder config."""
+
+from trtops import func
+from trtops.backend.trt import CreateConfig
+
+
+@func.extend(CreateConfig())
+def load_config(builder, network, config):
+    """Called with the config as made; change here what CreateConfig has no word for.
+
+    A model with dynamic inputs wants their shapes: ``CreateConfig(profiles=[Profile().add("x", min=..., opt=..., max=...)])``.
+    """
+'''
+
+CONFIG_OF_MODEL = '''"""Makes a TensorRT builder config."""
 
 from trtops import func
 from trtops.backend.trt import CreateConfig, Profile

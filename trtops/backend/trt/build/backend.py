@@ -402,7 +402,7 @@ class _Building:
     def _calibration_cache(self) -> bytes | None:
         if self.quantized is not None:
             return self.quantized.calibration_cache
-        return None if self.calibrator is None else self.calibrator.cache_contents()
+        return None if self.calibrator is None else self.calibrator.cache_contents
 
     def _is_quantized(self) -> bool:
         return is_quantized(self.model.proto())

@@ -66,6 +66,7 @@ class TrtopsCalibrator(Protocol):
     def data_digest(self) -> str | None:
         """Digest of the batches (:class:`trtops.calibration.data.FeedDigest`); None if some of them were on the device."""
 
+    @property
     def cache_contents(self) -> bytes | None:
         """The calibration cache, read or written; None before either."""
 
@@ -187,6 +188,7 @@ class _Batches:
     def data_digest(self) -> str | None:
         return None if self._digest is None else self._digest.hexdigest()
 
+    @property
     def cache_contents(self) -> bytes | None:
         return self._contents
 

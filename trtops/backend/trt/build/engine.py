@@ -122,6 +122,7 @@ class EngineBytesFromNetwork:
             The plan, as ``trt.IHostMemory``: a buffer that ``bytes()`` copies.
 
         Raises:
+            ConfigError: If there is no builder and network.
             EngineBuildError: If TensorRT builds no engine; the message has TensorRT's last errors.
             CalibrationError: If INT8 calibration fails.
             TacticMismatchError: If a replay was not followed.
@@ -132,6 +133,10 @@ class EngineBytesFromNetwork:
 
         config_loader = CreateConfig() if self.config is None else self.config
         parts = make_iterable(value_of(with_config(self.network, config_loader)))
+        if len(parts) < 2 or parts[0] is None or parts[1] is None:
+            raise errors.ConfigError(
+                f"An engine is built from a builder and a network, and perhaps a parser; got {parts}."
+            )
         builder, network = parts[0], parts[1]
         config = config_loader(builder, network) if callable(config_loader) else config_loader
         started = time.perf_counter()

@@ -24,12 +24,29 @@ from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord, TensorFormat
 
 
+class TypeName(str):
+    """A data type of TensorRT's by its name, ``DataType.FLOAT``; equals the type itself (``trt.float32``) too."""
+
+    @property
+    def name(self) -> str:
+        """The member's name, as the type itself has it."""
+        return self.removeprefix("DataType.")
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other if isinstance(other, str) else str(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """The memory layout that a tactic wants one tensor in.
 
     Attributes:
-        dtype: TensorRT's data type, spelled ``DataType.FLOAT``.
+        dtype: TensorRT's data type, spelled ``DataType.FLOAT`` (:class:`TypeName`).
         strides: Elements between neighbours in each dimension.
         vectorized_dim: The dimension that is split into vectors; -1 or None if none is.
         components_per_element: Length of those vectors.
@@ -41,7 +58,7 @@ class TensorInfo:
     components_per_element: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", str(self.dtype))
+        object.__setattr__(self, "dtype", TypeName(self.dtype))
         object.__setattr__(self, "strides", tuple(self.strides))
 
     @classmethod
@@ -51,6 +68,9 @@ class TensorInfo:
         return cls(
             str(io_info.dtype), tuple(io_info.strides), int(io_info.vectorized_dim), int(io_info.components_per_element)
         )
+
+    def __repr__(self) -> str:
+        return f"TensorInfo({self.dtype}, {self.strides}, {self.vectorized_dim}, {self.components_per_element})"
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,8 @@ class Algorithm:
         )
 
     def __str__(self) -> str:
-        return f"(Implementation: {self.implementation}, Tactic: {self.tactic}) | {_formats_text(self)}"
+        numbers = f"(Implementation: {self.implementation}, Tactic: {self.tactic})"
+        return f"{numbers} | Inputs: {self.inputs} | Outputs: {self.outputs}"
 
 
 class TacticReplayData(dict[str, Algorithm]):
@@ -100,6 +121,9 @@ class TacticReplayData(dict[str, Algorithm]):
         """Set a layer's algorithm; returns the data itself."""
         self[name] = algorithm
         return self
+
+    def __str__(self) -> str:
+        return "\n".join(f"Layer: {name}\n    Algorithm: {algorithm}" for name, algorithm in self.items())
 
     def save(self, dest: str | os.PathLike[str] | IO[Any]) -> None:
         """Write a replay file in Polygraphy's format, to a path or an open file."""
@@ -164,7 +188,7 @@ def _encode_algorithm(algorithm: Algorithm) -> dict[str, JSONValue]:
 
 def _encode_info(info: TensorInfo) -> JSONValue:
     return {
-        "dtype": info.dtype,
+        "dtype": str(info.dtype),
         "strides": list(info.strides),
         "vectorized_dim": info.vectorized_dim,
         "components_per_element": info.components_per_element,
@@ -422,7 +446,7 @@ def _algorithm_of(choice: TacticChoice) -> Algorithm | None:
 
 def _to_format(info: TensorInfo) -> TensorFormat:
     return TensorFormat(
-        dtype=info.dtype,
+        dtype=str(info.dtype),
         strides=info.strides,
         vectorized_dim=info.vectorized_dim,
         components_per_element=info.components_per_element,

@@ -116,7 +116,6 @@ class EngineDescription(Record):
     def text(self, show: Sequence[str] = ()) -> str:
         """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
         lines = [
-            "==== TensorRT Engine ====",
             f"Name: {self.name} | {'Refittable ' if self.refittable else ''}Explicit Batch Engine",
             "",
             *section(f"{len(self.inputs)} Engine Input(s)", [str(TensorMetadata.of(self.inputs))]),
@@ -130,7 +129,7 @@ class EngineDescription(Record):
         per_profile = " Per Profile" if self.repeated > 1 else ""
         count = len(self.layers) // self.repeated
         lines += section(f"{count} Layer(s){per_profile}", self._layer_lines(count, show) if show else [])
-        return "\n".join(lines).rstrip() + "\n"
+        return under("==== TensorRT Engine ====", lines)
 
     def _profile_lines(self) -> Iterator[str]:
         width = max((len(spec.name) for spec in (*self.inputs, *self.outputs)), default=0) + 8
@@ -150,6 +149,12 @@ class EngineDescription(Record):
             indent = "    " if self.repeated > 1 else ""
             yield from (f"{indent}{line}" for line in _layer_lines(place % count, layer, show))
             yield ""
+
+
+def under(heading: str, lines: Iterable[str]) -> str:
+    """A description: its heading, and its lines indented below it."""
+    below = (line for text in lines for line in text.splitlines() or [""])  # a tensor's text may have several lines
+    return "\n".join([heading, *(f"    {line}" if line else "" for line in below)]).rstrip() + "\n"
 
 
 def section(title: str, lines: Iterable[str]) -> list[str]:

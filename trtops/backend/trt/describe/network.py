@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtops.backend.trt import library
-from trtops.backend.trt.describe.inspector import section
+from trtops.backend.trt.describe.inspector import section, under
 from trtops.backend.trt.describe.layers import attribute_names, layer_lines, layers_of, specialize
 from trtops.backend.trt.library import dtypes
 from trtops.metadata import BoundedShape, TensorMetadata, TensorSpec
@@ -75,7 +75,6 @@ class NetworkDescription(Record):
         """The description for people; ``show`` may name ``layers``, ``attrs`` and ``weights`` to show too."""
         typed = " Strongly Typed" if self.strongly_typed else ""
         lines = [
-            "==== TensorRT Network ====",
             f"Name: {self.name} | Explicit Batch{typed} Network",
             "",
             *section(f"{len(self.inputs)} Network Input(s)", [str(TensorMetadata.of(self.inputs))]),
@@ -83,7 +82,7 @@ class NetworkDescription(Record):
         ]
         shown = [line for i, described in enumerate(self.layers) for line in described.lines(i, show)]
         lines += section(f"{len(self.layers)} Layer(s)", shown if show else [])
-        return "\n".join(lines).rstrip() + "\n"
+        return under("==== TensorRT Network ====", lines)
 
 
 def describe_network(network: Any) -> NetworkDescription:

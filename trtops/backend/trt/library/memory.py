@@ -149,6 +149,11 @@ class DeviceView:
         self.dtype: np.dtype[Any] = DataType.of(dtype).numpy()
 
     @property
+    def itemsize(self) -> int:
+        """Bytes that one element takes."""
+        return self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the elements take."""
         return math.prod(self.shape) * self.dtype.itemsize

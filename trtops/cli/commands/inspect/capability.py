@@ -1,6 +1,7 @@
 """Say which nodes of a model a back end takes, and why not the others.
 
-With partitioning the model is cut into parts that are taken and parts that are not. Exits with 1 if some are not.
+With partitioning the model is cut into parts that are taken and parts that are not. The answer given is exit code 0, as in
+Polygraphy; --exit-on-bad asks for 1 where some nodes are not taken.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ GROUPS = (
                 shown="NAME:[DIMS]",
                 help="shapes of inputs",
             ),
+            Flag(names=("--exit-on-bad",), takes="switch", help="exit with 1 where some nodes are not taken"),
         ),
     ),
     groups.JSON,
@@ -78,12 +80,14 @@ class Plan:
         config: The op's config.
         report: The file that the report goes to.
         json: Whether to print JSON.
+        exit_on_bad: Whether nodes that are not taken are exit code 1.
     """
 
     model: str | Call
     config: CapabilityConfig
     report: str
     json: bool
+    exit_on_bad: bool = False
 
 
 def plan(args: Asked) -> Plan:
@@ -96,7 +100,7 @@ def plan(args: Asked) -> Plan:
         input_shapes=loading.input_shapes(args) or {},
     )
     model = loading.onnx_model(args.but(model_type="onnx")) if loading.wants_onnx_changes(args) else args.model_file
-    return Plan(model, config, f"{args.output}/results.txt", bool(args.json))
+    return Plan(model, config, f"{args.output}/results.txt", bool(args.json), bool(args.exit_on_bad))
 
 
 def execute(plan: Plan) -> int:
@@ -107,4 +111,4 @@ def execute(plan: Plan) -> int:
         say_json(report.to_dict())
     else:
         say(report.text())
-    return 0 if report.supported else 1
+    return 1 if plan.exit_on_bad and not report.supported else 0

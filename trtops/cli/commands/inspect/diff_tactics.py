@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say_json, say_result
+from trtops.cli.logs import say, say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.diff_tactics import DiffTacticsConfig
@@ -82,5 +82,7 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
+        for line in result.difference_lines():
+            say(line)
         say_result(result, plan.store)
     return 0

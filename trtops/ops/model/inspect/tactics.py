@@ -7,6 +7,7 @@ from pathlib import Path
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.tables import table
 from trtops.tactics.replays import read_record
+from trtops.tactics.spelling import algorithm_text
 
 
 def inspect_tactics(path: str | Path) -> Inspection:
@@ -24,6 +25,11 @@ def inspect_tactics(path: str | Path) -> Inspection:
         rows = (
             (choice.layer, choice.op, choice.tactic, "" if choice.replayable else "no") for choice in record.choices
         )
-        return "\n".join([head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
+        algorithms = [
+            f"Layer: {choice.layer}\n    Algorithm: {algorithm_text(choice)}"
+            for choice in record.choices
+            if record.mechanism == "algorithm_selector" and choice.replayable
+        ]
+        return "\n".join([*algorithms, head, *settings, "", table(("layer", "op", "tactic", "replayable"), rows)])
 
     return Inspection("tactics", lambda: record, text)
