@@ -24,7 +24,12 @@ GROUPS = (
             Flag(names=("runs",), takes="any", help="ids of runs, or what they begin with"),
             Flag(names=("--experiment",), shown="NAME", help="all finished runs of an experiment"),
             Flag(names=("--kind",), help="all finished runs of a kind"),
-            Flag(names=("--verdict",), choices=("good", "bad", "error"), help="all finished runs with a verdict"),
+            Flag(
+                names=("--verdict",),
+                usual="any",
+                choices=("good", "bad", "error"),
+                help="all finished runs with a verdict",
+            ),
             Flag(
                 names=("--tag",),
                 takes="many",
@@ -33,8 +38,8 @@ GROUPS = (
                 help="all finished runs with these tags",
             ),
             Flag(names=("--accepted",), takes="switch", help="all runs that the registry points to"),
-            Flag(names=("--sample",), convert=int, shown="N", help="so many of them, drawn at random"),
-            Flag(names=("--seed",), convert=int, help="seed of the draw"),
+            Flag(names=("--sample",), usual="all", convert=int, shown="N", help="so many of them, drawn at random"),
+            Flag(names=("--seed",), usual="0", convert=int, help="seed of the draw"),
         ),
     ),
     Group(
@@ -53,8 +58,20 @@ GROUPS = (
                 help="the grade that every run must reach (default: tactics)",
             ),
             Flag(names=("--materials",), shown="FOLDER", help="where to look, by digest, for what was not logged"),
-            Flag(names=("--repeats",), convert=int, shown="N", help="how often an engine is run to see its noise"),
-            Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long a build may take"),
+            Flag(
+                names=("--repeats",),
+                usual="3",
+                convert=int,
+                shown="N",
+                help="how often an engine is run to see its noise",
+            ),
+            Flag(
+                names=("--build-timeout",),
+                usual="1800",
+                convert=float,
+                shown="SECONDS",
+                help="how long a build may take",
+            ),
         ),
     ),
     Group(

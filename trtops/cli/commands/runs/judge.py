@@ -36,7 +36,7 @@ GROUPS = (
                 help="good runs with these tags",
             ),
             Flag(names=("--accepted",), takes="switch", help="accepted engines alone, and not all good runs"),
-            Flag(names=("-n", "--limit"), to="limit", convert=int, shown="N", help="so many at most"),
+            Flag(names=("-n", "--limit"), usual="all", to="limit", convert=int, shown="N", help="so many at most"),
         ),
     ),
     groups.STATISTICS,

@@ -29,9 +29,12 @@ GROUPS = (
                 convert=_known_kind,
                 help="only of this kind: build, compare, debug_build, reduce, ...",
             ),
-            Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict"),
+            Flag(names=("--verdict",), usual="any", choices=("good", "bad", "error"), help="only with this verdict"),
             Flag(
-                names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
+                names=("--status",),
+                usual="any",
+                choices=("running", "finished", "failed", "killed"),
+                help="only with this status",
             ),
             Flag(names=("--parent",), shown="RUN", help="only below this run"),
             Flag(
