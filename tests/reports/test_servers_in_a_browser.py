@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -142,6 +141,15 @@ class Watched:
         for text in texts:
             self.page.get_by_text(text).first.wait_for(timeout=PATIENCE)
 
+    def click(self, text: str) -> None:
+        """Click on what has this text and no other."""
+        self.page.get_by_text(text, exact=True).first.click(timeout=PATIENCE)
+
+    def keep(self, name: str) -> None:
+        """Keep what is seen now as a picture for the documentation, where that is asked for."""
+        if folder := os.environ.get("TRTOPS_SCREENSHOTS"):
+            self.page.screenshot(path=str(Path(folder, f"{name}.png")))
+
 
 OWN_GAPS = ("/users/current", "/favicon")
 """Addresses that the servers' own pages ask for in vain, whatever is shown."""
@@ -149,7 +157,7 @@ OWN_GAPS = ("/users/current", "/favicon")
 
 @pytest.fixture
 def watched(browser: Any) -> Iterator[Watched]:
-    page = browser.new_page(viewport={"width": 2600, "height": 1200})
+    page = browser.new_page(viewport={"width": 2200, "height": 1000})
     found = Watched(page, [])
     page.on("pageerror", lambda error: found.wrong.append(str(error)))
     page.on(
@@ -171,25 +179,35 @@ def test_mlflow_s_table_says_which_build_is_bad(served: Served, watched: Watched
     view = f"{served.mlflow}/#/experiments/{experiment}/runs?viewStateShareKey=trtops&workflowType=machine_learning"
     watched.see(view, "Runs with their verdicts", "odd int8 onnxruntime", "error/max_abs", "trtops.verdict")
     assert watched.page.get_by_text("bad", exact=True).count() >= 1
+    watched.keep("mlflow-runs")
     assert watched.wrong == []
 
 
 def test_a_run_s_page_begins_with_its_verdict_and_shows_its_pictures(served: Served, watched: Watched) -> None:
     run = f"{served.mlflow}/{served.made['url'].partition('?')[0]}"
     watched.see(f"{run}?workflowType=machine_learning", "convert odd.onnx to INT8 on onnxruntime", "two/y: ")
-    for stem in ("two~2f~y", "a b", "ä~3a~0"):
-        watched.see("about:blank")
-        watched.see(f"{run}/artifacts/accuracy/{quote(stem)}.errors.svg")
-        shown = "[...document.images].some(i => i.src.startsWith('blob:') && i.complete && i.naturalWidth > 100)"
-        watched.page.wait_for_function(shown, timeout=PATIENCE)
+    watched.keep("mlflow-run")
+    # Addresses of artifacts are no way in: MLflow does not decode them. A person clicks, too.
     watched.see("about:blank")
-    watched.see(f"{run}/artifacts/report/report.html")
+    watched.see(f"{run}/artifacts")
+    watched.click("accuracy")
+    seen: list[str] = []
+    for stem in ("two~2f~y", "a b", "ä~3a~0"):
+        watched.click(f"{stem}.errors.svg")
+        shown = "seen => [...document.images].some(i => i.src.startsWith('blob:') && !seen.includes(i.src) && i.complete && i.naturalWidth > 100)"
+        watched.page.wait_for_function(shown, arg=seen, timeout=PATIENCE)
+        seen = watched.page.evaluate("[...document.images].map(i => i.src)")
+    watched.keep("mlflow-picture")
+    watched.click("report")
+    watched.click("report.html")
     watched.page.frame_locator("iframe").get_by_text("Largest error of each output").first.wait_for(timeout=PATIENCE)
+    watched.keep("mlflow-report")
     assert watched.wrong == []
 
 
 def test_prefect_s_list_says_the_verdict_and_its_artifact_leads_to_the_report(served: Served, watched: Watched) -> None:
     watched.see(f"{served.prefect}/runs", "Bad: two/y", "Good", "odd int8 onnxruntime")
+    watched.keep("prefect-runs")
     watched.see(f"{served.prefect}/artifacts", "convert odd.onnx")
     watched.page.locator("a[href*='/artifacts/key/convert-odd-onnx']").first.click()
     watched.page.locator("a[href*='/artifacts/artifact/']").first.click()  # the newest

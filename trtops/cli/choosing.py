@@ -23,5 +23,5 @@ def _tag(text: str) -> tuple[str, str]:
 EXPERIMENT = Flag(names=("--experiment",), shown="NAME", help="only runs of this experiment")
 KIND = Flag(names=("--kind",), convert=_known_kind, help="only of this kind: build, compare, debug_build, reduce, ...")
 KINDS_OF_RUNS = Flag(names=("--kind",), takes="many", convert=_known_kind, help="only runs of these kinds")
-VERDICT = Flag(names=("--verdict",), choices=("good", "bad", "error"), help="only with this verdict")
+VERDICT = Flag(names=("--verdict",), usual="any", choices=("good", "bad", "error"), help="only with this verdict")
 TAGS = Flag(names=("--tag",), takes="many", convert=_tag, shown="NAME=VALUE", help="only with all of these tags")

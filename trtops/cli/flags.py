@@ -35,6 +35,7 @@ class Flag:
         convert: Makes the value of a word; raises ``ValueError``.
         choices: The words that it takes.
         default: The value without the option.
+        usual: What holds without it, in words, where the option itself has no value then: an op's own default.
         required: Whether it must be given.
         shown: What help calls the word.
         value: What a switch sets; a word that is meant, for an option of the ``optional`` kind without one.
@@ -49,6 +50,7 @@ class Flag:
     convert: Callable[[str], Any] = str
     choices: tuple[Any, ...] | None = None
     default: Any = None
+    usual: str = ""
     required: bool = False
     shown: str | None = None
     value: Any = True
@@ -295,4 +297,6 @@ def _help_text(flag: Flag) -> str:
         text = f"{text} (no effect: {flag.idle})"
     elif flag.default not in (None, False, (), "") and flag.takes not in ("switch", "count"):
         text = f"{text} (default: {flag.default})"
+    elif flag.usual:
+        text = f"{text} (default: {flag.usual})"
     return text.replace("%", "%%")

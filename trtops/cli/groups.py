@@ -115,7 +115,7 @@ SAVE_ONNX = Group(
 DATA = Group(
     "input data",
     (
-        Flag(names=("--seed",), convert=int, help="seed of random data"),
+        Flag(names=("--seed",), usual="1", convert=int, help="seed of random data"),
         Flag(
             names=("--val-range",),
             takes="many",
@@ -123,13 +123,16 @@ DATA = Group(
             shown="[LO,HI]",
             help="range of random data, for all or by input: [0,1] ids:[0,255]",
         ),
-        Flag(names=("--int-min",), convert=int, help="smallest random integer"),
-        Flag(names=("--int-max",), convert=int, help="largest random integer"),
-        Flag(names=("--float-min",), convert=float, help="smallest random float"),
-        Flag(names=("--float-max",), convert=float, help="largest random float"),
-        Flag(names=("--iterations", "--iters"), convert=int, shown="N", help="how many random feeds"),
+        Flag(names=("--int-min",), usual="0", convert=int, help="smallest random integer"),
+        Flag(names=("--int-max",), usual="1", convert=int, help="largest random integer"),
+        Flag(names=("--float-min",), usual="0", convert=float, help="smallest random float"),
+        Flag(names=("--float-max",), usual="1", convert=float, help="largest random float"),
+        Flag(names=("--iterations", "--iters"), usual="1", convert=int, shown="N", help="how many random feeds"),
         Flag(
-            names=("--data-loader-backend-module",), choices=("numpy", "torch"), help="what random arrays are made by"
+            names=("--data-loader-backend-module",),
+            usual="numpy",
+            choices=("numpy", "torch"),
+            help="what random arrays are made by",
         ),
         Flag(
             names=("--load-inputs", "--load-input-data"),
@@ -204,8 +207,13 @@ PRECISIONS = Group(
             shown="CLASS",
             help="TensorRT's calibrator class, such as IInt8MinMaxCalibrator",
         ),
-        Flag(names=("--quantile",), convert=float, help="quantile for IInt8LegacyCalibrator"),
-        Flag(names=("--regression-cutoff",), convert=float, help="regression cutoff for IInt8LegacyCalibrator"),
+        Flag(names=("--quantile",), usual="0.5", convert=float, help="quantile for IInt8LegacyCalibrator"),
+        Flag(
+            names=("--regression-cutoff",),
+            usual="0.5",
+            convert=float,
+            help="regression cutoff for IInt8LegacyCalibrator",
+        ),
     ),
 )
 
@@ -264,10 +272,20 @@ TRT_CONFIG = Group(
         Flag(
             names=("--preview-features",), takes="any", shown="FEATURE", help="preview features to switch on, no others"
         ),
-        Flag(names=("--builder-optimization-level",), convert=int, shown="0..5", help="how hard to optimize"),
+        Flag(
+            names=("--builder-optimization-level",),
+            usual="TensorRT's own",
+            convert=int,
+            shown="0..5",
+            help="how hard to optimize",
+        ),
         Flag(names=("--hardware-compatibility-level",), shown="LEVEL", help="devices that the engine should run on"),
         Flag(
-            names=("--max-aux-streams",), convert=int, shown="N", help="streams that the engine may use beside its own"
+            names=("--max-aux-streams",),
+            usual="TensorRT's own",
+            convert=int,
+            shown="N",
+            help="streams that the engine may use beside its own",
         ),
         Flag(names=("--quantization-flags",), takes="any", shown="FLAG", help="quantization flags to set, no others"),
         Flag(
@@ -454,6 +472,7 @@ CHECK = Group(
     (
         Flag(
             names=("--fail-code", "--fail-returncode"),
+            usual="any but 0",
             takes="many",
             convert=int,
             shown="CODE",
@@ -461,6 +480,7 @@ CHECK = Group(
         ),
         Flag(
             names=("--ignore-fail-code", "--ignore-fail-returncode"),
+            usual="none",
             takes="many",
             convert=int,
             shown="CODE",
@@ -469,7 +489,13 @@ CHECK = Group(
         Flag(names=("--fail-regex",), takes="many", shown="REGEX", help="what the failure prints"),
         Flag(names=("--show-output",), takes="switch", help="show what the check prints, also when it passes"),
         Flag(names=("--hide-fail-output",), takes="switch", help="hide what the check prints when it fails"),
-        Flag(names=("--check-timeout",), convert=float, shown="SECONDS", help="how long one check may take"),
+        Flag(
+            names=("--check-timeout",),
+            usual="no limit",
+            convert=float,
+            shown="SECONDS",
+            help="how long one check may take",
+        ),
         Flag(
             names=("--check", "--check-inference"),
             takes="rest",
@@ -552,6 +578,7 @@ PROVIDERS = Group(
         ),
         Flag(
             names=("--graph-optimization-level",),
+            usual="all",
             convert=values.optimization_level,
             choices=("disable", "basic", "extended", "all"),
             help="how far ONNX Runtime optimizes; its own names are taken too, such as ORT_ENABLE_BASIC",
@@ -566,7 +593,7 @@ TENSORFLOW = Group(
     (
         Flag(names=("--ckpt",), shown="NAME", help="a checkpoint's name without its ending"),
         Flag(names=("--tf-outputs",), takes="many", shown="TENSOR", help="output tensors of the graph"),
-        Flag(names=("--opset",), convert=int, help="ONNX operator set to convert to"),
+        Flag(names=("--opset",), usual="the model's own", convert=int, help="ONNX operator set to convert to"),
         *(
             Flag(names=names, takes="optional", help="", refuse=f"{why}. Models go by way of ONNX (tf2onnx)")
             for names, why in (

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import models
 from tests.guide.planted import FAULTS
 from trtops.cli.main import main
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.config import RepairConfig
+from trtops.ops.repairing.finals import retimed
 from trtops.ops.repairing.op import repair
+from trtops.ops.repairing.space import Outcome, Point, fastest
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 
@@ -49,3 +53,18 @@ def test_that_nothing_helps_is_a_result(tmp_path: Path) -> None:
     result = repair(path, RepairConfig(build=build, check=check, keep=("conv1",), change=("keep",)))
     assert (result.verdict, result.chosen, result.config) == ("bad", None, None)
     assert result.headline == "no engine passes"
+
+
+def test_engines_that_pass_are_timed_in_turn_whatever_they_seemed_to_take(tmp_path: Path) -> None:
+    tracker, found = MemoryTracker(), {}
+    for name, width, said in (("small", 8, 1.2), ("large", 512, 1.0), ("bad", 8, 0.1)):
+        weight = models.random(512, width, scale=0.05)
+        text = f"(float[64,512] x) => (float[64,{width}] y) {{ y = MatMul(x, w) }}"
+        path = models.Case(models.model(text, {"w": weight}), {}, name=name).write(tmp_path)
+        run = convert(path, ConvertConfig(check=CheckConfig(latency_runs=0, plots="never")), tracker=tracker)
+        found[Point(measures=(name,))] = Outcome(good=name != "bad", error=0.0, latency_ms=said, run_id=run.run_id)
+
+    timed = retimed(found, tracker, {"x": models.random(64, 512)}, rounds=5)
+
+    assert [point.measures for point in timed] == [("large",), ("small",)]
+    assert fastest(found) == Point(measures=("large",)) and fastest(timed) == Point(measures=("small",))

@@ -17,6 +17,7 @@ GROUPS = (
             Flag(names=("--check",), takes="switch", help="build nothing; say what is wrong with the list"),
             Flag(
                 names=("--backend",),
+                usual="all",
                 takes="many",
                 choices=("onnxruntime", "tensorrt"),
                 help="only builds with these back ends",

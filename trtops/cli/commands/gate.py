@@ -31,6 +31,7 @@ GROUPS = (
             ),
             Flag(
                 names=("--precisions",),
+                usual="the one asked for",
                 takes="many",
                 choices=("fp32", "fp16", "bf16", "fp8", "int8"),
                 help="precisions to build in, in place of --fp16 and so on",
@@ -43,7 +44,13 @@ GROUPS = (
             ),
             Flag(names=("--candidate",), shown="RUN", help="a candidate that was built before, in place of a build"),
             Flag(names=("--calibration-cache",), shown="FILE", help="ranges for INT8, in place of calibrating"),
-            Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long a build may take"),
+            Flag(
+                names=("--build-timeout",),
+                usual="1800",
+                convert=float,
+                shown="SECONDS",
+                help="how long a build may take",
+            ),
         ),
     ),
     Group(

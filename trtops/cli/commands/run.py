@@ -56,7 +56,13 @@ RUNNERS = Group(
 RUNNING = Group(
     "running",
     (
-        Flag(names=("--warm-up", "--warm-up-runs"), convert=int, shown="N", help="inferences before the timed ones"),
+        Flag(
+            names=("--warm-up", "--warm-up-runs"),
+            usual="0",
+            convert=int,
+            shown="N",
+            help="inferences before the timed ones",
+        ),
         Flag(names=("--use-subprocess",), takes="switch", help="run each runner in a child process of its own"),
         Flag(
             names=("--sequential-runners",),
@@ -69,9 +75,10 @@ RUNNING = Group(
         Flag(names=("--save-outputs", "--save-results"), shown="PATH", help="where to save the outputs"),
         Flag(names=("--save-layer-outputs",), shown="PATH", help="as --mark-all --save-outputs PATH"),
         Flag(names=("--save-engine",), shown="FILE", help="where to save the TensorRT engine"),
-        Flag(names=("--optimization-profile",), convert=int, shown="N", help="profile to run with"),
+        Flag(names=("--optimization-profile",), usual="0", convert=int, shown="N", help="profile to run with"),
         Flag(
             names=("--allocation-strategy",),
+            usual="static",
             choices=("static", "profile", "runtime"),
             help="device memory for all profiles, for one, or for the shapes at hand",
         ),

@@ -26,12 +26,12 @@ GROUPS = (
     Group(
         "asking",
         (
-            Flag(names=("--minutes",), convert=float, shown="N", help="begin no question after so many minutes"),
+            Flag(names=("--minutes",), usual="no limit", convert=float, shown="N", help="begin no question after so many minutes"),
             Flag(names=("--resume",), shown="RUN", help="go on with a guide that was stopped or killed"),
             Flag(names=("--golden-model",), shown="FILE", help="a model that is right; tensors are matched by name"),
             Flag(names=("--golden", "--load-outputs"), shown="FILE", help="saved outputs that are right"),
-            Flag(names=("--rebuilds",), convert=int, shown="N", help="how often a bad engine is built again"),
-            Flag(names=("--max-builds",), convert=int, shown="N", help="builds that looking for a tactic may take"),
+            Flag(names=("--rebuilds",), usual="2", convert=int, shown="N", help="how often a bad engine is built again"),
+            Flag(names=("--max-builds",), usual="40", convert=int, shown="N", help="builds that looking for a tactic may take"),
             Flag(names=("-o", "--output"), to="folder", shown="FOLDER", help="where the smallest case and its bundle go"),
         ),
     ),

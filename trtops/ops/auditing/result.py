@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtops.ops.auditing.config import GRADES, AtLeast, Grade, WayName, reaches
 from trtops.ops.result import OpResult
 from trtops.record import Record
-from trtops.reports.document import Section, Table
+from trtops.reports.document import Chart, Point, Section, Table
 from trtops.tracking.base import Verdict
 
 
@@ -204,7 +204,7 @@ class AuditResult(OpResult):
         return "bad" if self.failed else "good"
 
     @property
-    def grades(self) -> dict[str, int]:
+    def grades(self) -> dict[Grade, int]:
         """How many runs have each grade, the best first."""
         counts = Counter(run.grade for run in self.runs if run.grade is not None)
         return {grade: counts[grade] for grade in GRADES if counts[grade]}
@@ -223,11 +223,24 @@ class AuditResult(OpResult):
             for r in self.runs
         )
         columns = ("run", "kind", "passes", "grade", "found", "id")
-        yield Section(title="Runs", text=f"{asked}\n\n{grades}", table=Table(columns=columns, rows=rows))
+        yield Section(
+            title="Runs",
+            text=f"{asked}\n\n{grades}",
+            chart=self._grades_chart(),
+            table=Table(columns=columns, rows=rows),
+        )
         for run in self.runs:
             if lines := list(run.details()):
                 table = Table(columns=("what was found",), rows=tuple((line.strip(),) for line in lines))
                 yield Section(title=f"{run.name} {run.id[:8]}", table=table, folded=run.passes(self.at_least))
+
+    def _grades_chart(self) -> Chart | None:
+        """How many builds have each grade; none where nothing was built again."""
+        points = tuple(
+            Point(label=grade, y=float(count), tone="good" if reaches(grade, self.at_least) else "bad")
+            for grade, count in self.grades.items()
+        )
+        return Chart(title="Builds of each grade", form="bars", x="builds", points=points) if points else None
 
     def body(self) -> Iterable[str]:
         """Grades, a line for each run, and what is wrong with those that do not pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.gate.ratio import RatioEstimate
 from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult
+from trtops.reports.document import Chart, Point, Section
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
@@ -83,13 +85,36 @@ class GateResult(OpResult):
         limit = self.limits.latency
         return None if limit is None or self.measured is None else estimate_latency(self.measured, limit)
 
-    def body(self) -> Iterable[str]:
-        """All findings, then both engines side by side, then outputs and layers."""
+    def sections(self) -> Iterable[Section]:
+        """What was found, latencies round by round and distances of outputs as charts, and the tables."""
+        yield Section(text="\n".join(self._findings_lines()))
+        if self.measured is None:
+            return
+        yield Section(
+            title="Side by side", text="\n".join(_side_by_side(self.measured)), chart=_rounds_chart(self.measured)
+        )
+        if self.measured.widths:
+            refused = {finding.output for finding in self.findings if finding.outcome == "refuse"}
+            points = tuple(
+                Point(label=o.name, y=o.distance_widths, tone="bad" if o.name in refused else "good")
+                for o in self.measured.widths
+            )
+            chart = Chart(
+                title="Distance of each output from the accepted one", form="bars", x="noise widths", points=points
+            )
+            yield Section(title="Outputs", text="\n".join(_outputs_table(self.measured)), chart=chart)
+
+    def _findings_lines(self) -> Iterable[str]:
+        """All findings, those that decide first."""
         order = ("refuse", "open", "tell", "pass")
         for finding in sorted(self.findings, key=lambda each: order.index(each.outcome)):
             yield f"- {_MARKS[finding.outcome]}: {_subject_text(finding)} {finding.text}"
         if self.version:
             yield from ("", f"Accepted as version {self.version}, alias `{self.alias}`.")
+
+    def body(self) -> Iterable[str]:
+        """All findings, then both engines side by side, then outputs and layers."""
+        yield from self._findings_lines()
         if self.measured is not None:
             yield from ("", *_side_by_side(self.measured), "", *_outputs_table(self.measured))
 
@@ -120,6 +145,19 @@ def _side_by_side(measured: Measured) -> Iterable[str]:
             f"`{facts.run_id[:8]}`",
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _rounds_chart(measured: Measured) -> Chart | None:
+    """The candidate's latency over the accepted engine's, round by round; none if none were measured in turn."""
+    if measured.rounds is None:
+        return None
+    ratios = [math.exp(value) for start in measured.rounds.starts for value in start]
+    points = tuple(
+        Point(label=f"round {number}: {ratio:.4f}", x=float(number), y=ratio)
+        for number, ratio in enumerate(ratios, start=1)
+    )
+    title = "Latency of the candidate over that of the accepted engine"
+    return Chart(title=title, form="points", x="round", y="ratio", points=points) if points else None
 
 
 def _outputs_table(measured: Measured) -> Iterable[str]:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.reports.document import Chart, Point, Section
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
@@ -51,6 +52,13 @@ class Step(Record):
     builds: int = 0
     seconds: float = 0.0
     run_id: str = ""
+
+    def told(self) -> Iterator[str]:
+        """Why it was asked, what the answer rests on, and what it rules out, as a list of Markdown."""
+        yield f"- why now: {self.why}"
+        yield from (f"- {line}" for line in self.evidence)
+        if self.ruled_out:
+            yield f"- ruled out: {', '.join(self.ruled_out)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +114,30 @@ class GuideResult(OpResult):
             return "nothing is wrong"
         return f"{self.kind}, {self.places[0]}" if self.places else self.kind
 
+    def sections(self) -> Iterator[Section]:
+        """The fault and what mends it, what each question cost as a chart, and then the tree, a question each."""
+        points = tuple(
+            Point(label=f"{number}. {step.asks}", y=step.seconds, tone="plain" if step.kind is None else "bad")
+            for number, step in enumerate(self.steps, start=1)
+        )
+        chart = Chart(title="What each question cost", form="bars", x="seconds", points=points)
+        yield Section(text="\n".join(self._found()), chart=chart if points else None)
+        for number, step in enumerate(self.steps, start=1):
+            yield Section(title=f"{number}. {step.asks} {step.answer}", text="\n".join(step.told()))
+        if self.next_question:
+            yield Section(title=f"{len(self.steps) + 1}. {self.next_question}", text="Not asked yet.")
+
     def body(self) -> Iterator[str]:
         """The fault and what mends it, and then the tree: each question with what it rests on and what it cost."""
+        yield from self._found()
+        for number, step in enumerate(self.steps, start=1):
+            yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
+            yield from (f"   {line}" for line in step.told())
+        if self.next_question:
+            yield f"{len(self.steps) + 1}. {self.next_question} **not asked yet**"
+
+    def _found(self) -> Iterator[str]:
+        """The fault, what mends it, and what it cost to know."""
         if self.kind != "none":
             places = ", ".join(f"`{place}`" for place in self.places[:5])
             yield f"**{self.kind.capitalize()}**{f' at {places}' if places else ''}."
@@ -117,11 +147,3 @@ class GuideResult(OpResult):
                 f", bundled in `{self.bundle}`" if self.bundle else ""
             )
         yield from ("", f"{len(self.steps)} questions, {self.builds} builds, {self.seconds:.1f} s.", "")
-        for number, step in enumerate(self.steps, start=1):
-            yield f"{number}. {step.asks} **{step.answer}** ({step.builds} builds, {step.seconds:.1f} s)"
-            yield f"   - why now: {step.why}"
-            yield from (f"   - {line}" for line in step.evidence)
-            if step.ruled_out:
-                yield f"   - ruled out: {', '.join(step.ruled_out)}"
-        if self.next_question:
-            yield f"{len(self.steps) + 1}. {self.next_question} **not asked yet**"

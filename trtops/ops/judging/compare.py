@@ -25,9 +25,12 @@ from trtops.ops.judging.judgement import (
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
 from trtops.reports.document import Section
+from trtops.spec import Precision
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.ids import RUN_PREFIX
+
+_LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ class CompareConfig(Record):
     """How two sides are compared.
 
     Attributes:
-        check: Data, tolerances and what else to measure. Tolerances default to FP32's; ``golden`` is not used, since
+        check: Data, tolerances and what else to measure. Tolerances default to those of the lowest precision that a run
+            among the sides was built in, and to FP32's where none is a run; ``golden`` is not used, since
             the second side is golden.
     """
 
@@ -112,7 +116,8 @@ def compare(
 
 def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
     models = [Model.load(side) for side in (golden, actual) if _is_model(side)]
-    tolerances = tolerances_for("fp32", check.tolerances, models[0] if models else None)
+    precision = _lowest_precision((actual, golden), tracker)
+    tolerances = tolerances_for(precision, check.tolerances, models[0] if models else None)
     with ExitStack() as stack:
         sides = [open_side(side, tracker) for side in (actual, golden)]
         # Saved results are data; only runners need to be activated and let go.
@@ -126,6 +131,13 @@ def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker)
             return Judgement(report=compare_outputs(under_test, right, tolerances))
         feeds = check.open(under_test.get_input_metadata())
         return judge(under_test, right, feeds, check, tolerances)[0]
+
+
+def _lowest_precision(sides: Iterable[str], tracker: Tracker) -> Precision:
+    """The lowest precision that a run among the sides was asked for; of what is no run it is not known, and FP32 is taken."""
+    infos = (tracker.info(side.removeprefix(RUN_PREFIX)) for side in sides if side.startswith(RUN_PREFIX))
+    asked = {info.params.get("precision") for info in infos}
+    return next((precision for precision in _LOWEST_FIRST if precision in asked), "fp32")
 
 
 def _is_model(side: str) -> bool:

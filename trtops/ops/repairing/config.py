@@ -15,6 +15,8 @@ from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.space import Outcome, Point, pareto_front
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.reports.document import Chart, Section, Table
+from trtops.reports.document import Point as ChartPoint
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tables import table
 from trtops.verdict import Verdict
@@ -133,6 +135,11 @@ class RepairResult(OpResult):
 
     def body(self) -> Iterator[str]:
         """What to do, what it costs, and the table of all that was tried."""
+        yield from self._said()
+        yield from ("", "```", self.text(), "```")
+
+    def _said(self) -> Iterator[str]:
+        """What to do, and what it cost to know."""
         by_point = {trial.point: trial.outcome for trial in self.trials}
         if self.chosen is not None:
             asked = self.trials[0].outcome
@@ -147,7 +154,36 @@ class RepairResult(OpResult):
             f"{len(self.trials)} of {self.size} engines were tried with {self.builds} builds; {self.reused} were there already. "
             f"The search ended since {self.ended}. {self.seconds:.1f} s."
         )
-        yield from ("", "```", self.text(), "```")
+
+    def sections(self) -> Iterator[Section]:
+        """What to do, accuracy against latency as a chart, and every engine that was tried."""
+        said = self._said()
+        points = tuple(
+            ChartPoint(
+                label=f"{'chosen: ' if t.point == self.chosen else ''}{t.point.describe()}",
+                x=t.outcome.latency_ms,
+                y=t.outcome.error,
+                tone="good" if t.outcome.good else "bad",
+            )
+            for t in self.trials
+        )
+        chart = Chart(
+            title="Accuracy against latency", form="points", x="latency, p50 in ms",
+            y="relative error of the worst output", points=points,
+        )  # fmt: skip
+        rows = tuple(
+            (
+                "front" if t.front else "",
+                "good" if t.outcome.good else "bad",
+                t.outcome.error,
+                t.outcome.latency_ms,
+                t.point.describe(),
+                t.outcome.run_id,
+            )
+            for t in sorted(self.trials, key=lambda trial: trial.outcome.latency_ms)
+        )
+        columns = ("Pareto front", "verdict", "error", "p50 ms", "what was changed", "run")
+        yield Section(text="\n".join(said), chart=chart, table=Table(columns=columns, rows=rows))
 
     def text(self) -> str:
         """Accuracy against latency, the fastest first; those of the Pareto front are marked."""

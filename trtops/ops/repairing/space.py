@@ -7,9 +7,9 @@ chosen, the builder's optimization level. The search knows neither models nor ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, product
 from typing import TypeAlias
 
 from trtops.ops.search import algorithms
@@ -129,10 +129,7 @@ class Search:
     @property
     def best(self) -> Point | None:
         """The fastest point that passes, of those as fast within a hair the one with the fewest measures; None if none does."""
-        passing = {point: outcome.latency_ms for point, outcome in self.trials.items() if outcome.good}
-        limit = min(passing.values(), default=0.0) * _AS_FAST
-        near = [point for point, latency in passing.items() if latency <= limit]
-        return min(near, key=lambda point: (len(point.measures), passing[point]), default=None)
+        return fastest(self.trials)
 
     def run(self) -> Point | None:
         """Search; the answer is :attr:`best`."""
@@ -203,13 +200,40 @@ class Search:
         return sorted(names, key=lambda name: cost[name])
 
     def _improve(self) -> None:
-        """From the best: take one measure more or fewer, or one for another, or another setting, as long as that is faster."""
+        """From the best: what is beside it, as long as that is faster; then ever farther away, until patience ends."""
         improved = True
         while improved and self.best is not None:
             start = self.best
             for measures, settings in self._beside(start):
                 self.try_point(measures, settings)
-            improved = self.best != start
+            improved = self.best != start or self._is_faster_farther_away(start)
+
+    def _is_faster_farther_away(self, start: Point) -> bool:
+        """Whether some changes at once make it faster, where none does alone: kernels of one engine are chosen together."""
+        for distance in range(2, len(self.space.measures) + 1):
+            for measures, settings in self._farther(start, distance):
+                if self._may_pass(measures, settings):
+                    self.try_point(measures, settings)
+                if self.best != start:
+                    return True
+        return False
+
+    def _may_pass(self, measures: set[str], settings: tuple[tuple[str, str], ...]) -> bool:
+        """Whether no larger set of measures failed under these settings."""
+        return not any(
+            point.settings == settings and not outcome.good and measures <= set(point.measures)
+            for point, outcome in self.trials.items()
+        )
+
+    def _farther(self, point: Point, distance: int) -> Iterator[tuple[set[str], tuple[tuple[str, str], ...]]]:
+        """Points with so many changes, of which one may be a setting."""
+        taken = set(point.measures)
+        for names in combinations(self.space.measures, distance):
+            yield taken ^ set(names), point.settings
+        for settings in self.space.all_settings():
+            if sum(one != two for one, two in zip(settings, point.settings)) == 1:
+                for names in combinations(self.space.measures, distance - 1):
+                    yield taken ^ set(names), settings
 
     def _beside(self, point: Point) -> Iterator[tuple[set[str], tuple[tuple[str, str], ...]]]:
         taken = set(point.measures)
@@ -222,6 +246,14 @@ class Search:
         for settings in self.space.all_settings():
             if sum(one != two for one, two in zip(settings, point.settings)) == 1:
                 yield taken, settings
+
+
+def fastest(trials: Mapping[Point, Outcome]) -> Point | None:
+    """The fastest point that passes, of those as fast within a hair the one with the fewest measures; None if none does."""
+    passing = {point: outcome.latency_ms for point, outcome in trials.items() if outcome.good}
+    limit = min(passing.values(), default=0.0) * _AS_FAST
+    near = [point for point, latency in passing.items() if latency <= limit]
+    return min(near, key=lambda point: (len(point.measures), passing[point]), default=None)
 
 
 def pareto_front(trials: dict[Point, Outcome]) -> list[Point]:

@@ -24,10 +24,10 @@ GROUPS = (
     Group(
         "looking",
         (
-            Flag(names=("--emulate",), choices=("fp16", "bf16"), help="in place of an engine: 16 bit, rounded on the CPU as a GPU rounds"),
-            Flag(names=("--observe",), choices=("auto", "all", "one"), help="tensors observed together, or one at a time"),
-            Flag(names=("--window",), convert=int, shown="BYTES", help="how much is held at a time"),
-            Flag(names=("--max-probes",), convert=int, shown="N", help="most tensors to observe one at a time"),
+            Flag(names=("--emulate",), usual="an engine", choices=("fp16", "bf16"), help="in place of an engine: 16 bit, rounded on the CPU as a GPU rounds"),
+            Flag(names=("--observe",), usual="auto", choices=("auto", "all", "one"), help="tensors observed together, or one at a time"),
+            Flag(names=("--window",), usual="192M", convert=int, shown="BYTES", help="how much is held at a time"),
+            Flag(names=("--max-probes",), usual="64", convert=int, shown="N", help="most tensors to observe one at a time"),
             Flag(names=("--picture",), shown="FILE", help="where to draw it, as PNG"),
         ),
     ),

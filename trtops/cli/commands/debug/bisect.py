@@ -27,10 +27,17 @@ GROUPS = (
             Flag(names=("run",), help="a campaign of `trtops debug build`, or one of its good builds"),
             Flag(names=("bad",), takes="optional", help="a bad build of the same campaign, beside a good one"),
             Flag(names=("--max-builds",), convert=int, shown="N", help="builds at most (default: 60)"),
-            Flag(names=("--max-minutes",), convert=float, shown="M", help="begin no build after so many minutes"),
+            Flag(
+                names=("--max-minutes",),
+                usual="no limit",
+                convert=float,
+                shown="M",
+                help="begin no build after so many minutes",
+            ),
             Flag(names=("--confidence",), convert=float, shown="P", help="what a conviction needs (default: 0.95)"),
             Flag(
                 names=("--seed",),
+                usual="0",
                 convert=int,
                 shown="N",
                 help="of the coin that chooses between a mixture and its opposite",

@@ -28,10 +28,18 @@ CAMPAIGN = Group(
             takes="switch",
             help="choose tactics at random, not by their time",
         ),
-        Flag(names=("--parallel",), convert=int, shown="N", help="builds under way at a time"),
-        Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long one build may take"),
+        Flag(names=("--parallel",), usual="1", convert=int, shown="N", help="builds under way at a time"),
+        Flag(
+            names=("--build-timeout",), usual="1800", convert=float, shown="SECONDS", help="how long one build may take"
+        ),
         Flag(names=("--max-builds",), convert=int, shown="N", help="builds and mixtures at most (default: 200)"),
-        Flag(names=("--max-minutes",), convert=float, shown="M", help="begin no build after so many minutes"),
+        Flag(
+            names=("--max-minutes",),
+            usual="no limit",
+            convert=float,
+            shown="M",
+            help="begin no build after so many minutes",
+        ),
         Flag(names=("--no-bisect",), takes="switch", help="wait for chance to decide; mix no good and bad build"),
         Flag(names=("--resume",), shown="RUN", help="a campaign to resume"),
         *groups.REMEMBERED.flags,

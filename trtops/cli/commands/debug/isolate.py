@@ -24,7 +24,7 @@ GROUPS = (
         "isolating",
         (
             Flag(names=("--marks",), takes="switch", help="the fewest tensors to mark as outputs, in place of a window"),
-            Flag(names=("--max-builds",), convert=int, shown="N", help="builds at most"),
+            Flag(names=("--max-builds",), usual="200", convert=int, shown="N", help="builds at most"),
         ),
     ),
     groups.JSON, groups.TRACKING, configs.BACKEND,

@@ -31,7 +31,7 @@ GROUPS = (
                 shown="N",
                 help="which suspect of the diff, the first is 0 (default: what the diff says)",
             ),
-            Flag(names=("--repeats",), convert=int, shown="N", help="how often each swap is made"),
+            Flag(names=("--repeats",), usual="3", convert=int, shown="N", help="how often each swap is made"),
             Flag(names=("--force",), takes="switch", help="prove a suspect that the diff hardly suspects, too"),
             Flag(names=("--no-deny",), takes="switch", help="leave the deny-list as it is"),
         ),

@@ -55,6 +55,7 @@ GROUPS = (
         (
             Flag(
                 names=("--save-external-data", "--external-data-path"),
+                usual="in the model file",
                 takes="optional",
                 value="",
                 choices=("",),

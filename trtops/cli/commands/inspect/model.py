@@ -23,18 +23,25 @@ SHOWING = Group(
     (
         Flag(
             names=("--convert-to", "--display-as"),
+            usual="none",
             to="display_as",
             choices=("trt",),
             help="parse the ONNX model into a TensorRT network, and show that",
         ),
         Flag(
             names=("--show",),
+            usual="none",
             takes="many",
             choices=("layers", "attrs", "weights"),
             shown="WHAT",
             help="layers, attrs, weights",
         ),
-        Flag(names=("--mode",), choices=tuple(_MODES), help="as --show nothing, layers, layers attrs, or all three"),
+        Flag(
+            names=("--mode",),
+            usual="none",
+            choices=tuple(_MODES),
+            help="as --show nothing, layers, layers attrs, or all three",
+        ),
         Flag(names=("--show-weights",), takes="switch", to="show_weights", help="as --show layers weights"),
         Flag(
             names=("--list-unbounded-dds",),

@@ -24,8 +24,8 @@ GROUPS = (
             Flag(names=("runs",), takes="any", help="ids of runs, or what they begin with"),
             *(choosing.EXPERIMENT, choosing.KIND, choosing.VERDICT, choosing.TAGS),
             Flag(names=("--accepted",), takes="switch", help="all runs that the registry points to"),
-            Flag(names=("--sample",), convert=int, shown="N", help="so many of them, drawn at random"),
-            Flag(names=("--seed",), convert=int, help="seed of the draw"),
+            Flag(names=("--sample",), usual="all", convert=int, shown="N", help="so many of them, drawn at random"),
+            Flag(names=("--seed",), usual="0", convert=int, help="seed of the draw"),
         ),
     ),
     Group(
@@ -44,8 +44,20 @@ GROUPS = (
                 help="the grade that every run must reach (default: tactics)",
             ),
             Flag(names=("--materials",), shown="FOLDER", help="where to look, by digest, for what was not logged"),
-            Flag(names=("--repeats",), convert=int, shown="N", help="how often an engine is run to see its noise"),
-            Flag(names=("--build-timeout",), convert=float, shown="SECONDS", help="how long a build may take"),
+            Flag(
+                names=("--repeats",),
+                usual="3",
+                convert=int,
+                shown="N",
+                help="how often an engine is run to see its noise",
+            ),
+            Flag(
+                names=("--build-timeout",),
+                usual="1800",
+                convert=float,
+                shown="SECONDS",
+                help="how long a build may take",
+            ),
         ),
     ),
     Group(

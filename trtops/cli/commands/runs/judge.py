@@ -29,7 +29,7 @@ GROUPS = (
             Flag(names=("--policy",), shown="FILE", help="a policy of the gate (YAML) to judge by"),
             *(choosing.EXPERIMENT, choosing.TAGS),
             Flag(names=("--accepted",), takes="switch", help="accepted engines alone, and not all good runs"),
-            Flag(names=("-n", "--limit"), to="limit", convert=int, shown="N", help="so many at most"),
+            Flag(names=("-n", "--limit"), usual="all", to="limit", convert=int, shown="N", help="so many at most"),
         ),
     ),
     groups.STATISTICS,

@@ -16,7 +16,10 @@ GROUPS = (
         (
             *(choosing.EXPERIMENT, choosing.KIND, choosing.VERDICT, choosing.TAGS),
             Flag(
-                names=("--status",), choices=("running", "finished", "failed", "killed"), help="only with this status"
+                names=("--status",),
+                usual="any",
+                choices=("running", "finished", "failed", "killed"),
+                help="only with this status",
             ),
             Flag(names=("--parent",), shown="RUN", help="only below this run"),
             Flag(names=("-n", "--limit"), to="limit", convert=int, default=50, shown="N", help="so many at most"),

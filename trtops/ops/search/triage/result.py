@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from trtops import errors
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.reports.document import Chart, Point, Section, Table
 from trtops.tables import table
 from trtops.verdict import Verdict
 
@@ -123,6 +124,27 @@ class TriageResult(OpResult):
     def body(self) -> Iterator[str]:
         """The findings, as they are in a terminal."""
         yield from ("```", self.text(), "```")
+
+    def sections(self) -> Iterator[Section]:
+        """The findings, every tensor's error in order of execution as a chart, and the numbers."""
+        points = tuple(
+            Point(label=t.name, x=float(i), y=t.error, tone=t.verdict) for i, t in enumerate(self.tensors, start=1)
+        )
+        chart = Chart(
+            title="Error of each tensor",
+            form="points",
+            x="tensors in order of execution",
+            y="relative error",
+            points=points,
+        )
+        yield Section(text="\n\n".join(self._findings()), chart=chart if points else None)
+        columns = ("tensor", "node", "op", "verdict", "error", "growth", "max abs", "magnitude", "NaN/Inf", "layer")
+        rows = tuple(
+            (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.magnitude, float(t.nonfinite), t.layer)
+            for t in self.tensors
+        )
+        if rows:
+            yield Section(title="Tensors", table=Table(columns=columns, rows=rows))
 
     def text(self, limit: int = 40) -> str:
         """The findings for people: what they are, and a table of the tensors around them."""
