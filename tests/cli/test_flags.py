@@ -337,6 +337,7 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
         "--build-timeout",
         "--max-builds",
         "--max-minutes",
+        "--clean-builds",
         "--no-bisect",
         "--store",
     ):

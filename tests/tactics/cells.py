@@ -1,26 +1,35 @@
 """Campaigns made to behave as TensorRT does, played from the first build to the verdict: builds as they come, then mixtures.
 
-Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. Run as a
-script for the figures of every cell: ``python -m tests.tactics.cells [seeds]``.
+Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What is
+built next says :class:`trtops.ops.campaign.turning.Turning`, as in a real campaign; mixtures are made as
+:mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each, and a line of JSON for
+each campaign in a file: ``python -m tests.tactics.cells 100 results.jsonl 20,one,0 100,either,0.05``; all cells if none is named.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from trtops.ops.campaign.bisect import BisectResult, Culprit
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.mixture import Unit
+from trtops.ops.campaign.turning import Pair, Turning, joined
 from trtops.tactics.bisection import Bisection
+from trtops.tactics.table import CampaignTable, Choice
 
-Kind = Literal["one", "together", "either", "sometimes", "none", "drift", "machines"]
+Kind = Literal["one", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
-CLEAN = 3
+TACTICS = 6
 
 
 @dataclass
@@ -59,23 +68,34 @@ class World:
         if self.kind in ("none", "drift", "machines"):
             return
         drawn = np.array([self.draw() for _ in range(200)])
-        low = 0.3 if self.kind == "together" else 0.1
+        low = 0.3 if self.kind in ("together", "two of four") else 0.1
         free = np.flatnonzero((self._copied < 0) & (self._missing == 0))
         shares = {(int(n), code): (drawn[:, n] == code).mean() for n in free for code in range(6)}
         options = [key for key, share in shares.items() if low <= share <= 0.7]
         options = options or [max(shares, key=lambda key: -abs(shares[key] - 0.5))]
         order = [options[i] for i in self._rng.permutation(len(options))]
-        chosen = order[:1]
-        if self.kind in ("together", "either"):
-            chosen += [key for key in order if key[0] != order[0][0]][:1]
-        self.culprits = (tuple(chosen),) if self.kind == "together" else tuple((key,) for key in chosen)
+        wanted = {"together": 2, "either": 2, "two of four": 4}.get(self.kind, 1)
+        chosen: list[tuple[int, int]] = []
+        for key in order:
+            if len(chosen) < wanted and all(key[0] != layer for layer, _ in chosen):
+                chosen.append(key)
+        size = 2 if self.kind in ("together", "two of four") else 1
+        self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
 
-    def draw(self) -> np.ndarray:
-        """What a build chooses by itself; -1 where it has no such layer."""
+    def draw(self, without: Iterable[Clause] = ()) -> np.ndarray:
+        """What a build chooses by itself; -1 where it has no such layer.
+
+        Args:
+            without: What it is not to choose: the first choice of each is not offered.
+        """
         codes = np.array([self._rng.choice(len(f), p=f) for f in self._frequencies])
         follows = (self._copied >= 0) & (self._rng.random(self.layers) >= self._loose)
         codes[follows] = codes[self._copied[follows]]
         codes[self._rng.random(self.layers) < self._missing] = -1
+        for (layer, code), *_ in without:
+            others = self._frequencies[layer] * (np.arange(len(self._frequencies[layer])) != code)
+            if codes[layer] == code and others.sum() > 0:
+                codes[layer] = self._rng.choice(len(others), p=others / others.sum())
         return codes
 
     def is_bad(self, codes: np.ndarray) -> bool:
@@ -92,72 +112,108 @@ class World:
 
 @dataclass(frozen=True)
 class Played:
-    """How a campaign ended: the clauses it convicted, after how many builds, and how many there were in all."""
+    """How a campaign ended: the clauses it convicted, after how many builds, and how many there were in all.
 
-    convicted: frozenset[tuple[tuple[int, int], ...]]
+    ``when`` counts all builds and mixtures until the last conviction; 0 if there was none.
+    """
+
+    convicted: frozenset[Clause]
     when: int
     builds: int
 
 
 def play(world: World, limit: int = LIMIT) -> Played:
     """A campaign ``until decided``."""
-    good: list[np.ndarray] = []
-    bad: list[np.ndarray] = []
-    tried: set[int] = set()
-    convicted: dict[Clause, int] = {}  # and the bad build that it was found in
-    settled: set[Clause] = set()
-    when = clean = since = doubts = 0
-    while world.built < limit:
-        seen = [*((codes, False) for codes in good), *((codes, True) for codes in bad)]
-        against = [(c, j) for c, j in convicted.items() if c not in settled and any(explains([c], g) for g in good)]
-        waiting = [i for i, codes in enumerate(bad) if i not in tried and not explains(convicted, codes)]
-        if against:
-            clause, j = against[0]
-            start = min((g for g in good if explains([clause], g)), key=lambda g: int((g != bad[j]).sum()))
-            outcome, found = bisected(world, start, bad[j], seen, limit, 0.95)
-            del convicted[clause]
-            whole = tuple(sorted({*clause, *(key for c in found for key in c)}))
-            convicted[whole] = j
-            settled.add(whole)
-        elif good and waiting:
-            _, i, j = min((int((g != bad[j]).sum()), i, j) for j in waiting for i, g in enumerate(good))
-            tried.add(j)
-            outcome, found = bisected(world, good[i], bad[j], seen, limit, 0.99 if doubts else 0.95)
-            convicted |= dict.fromkeys(found, j)
-            doubts += outcome == "chance"
-            if doubts > 1 and not convicted:
-                break
-        if against or (good and waiting):
-            when = world.built if found else when
-            clean = since = 0
+    turning = Turning(DebugBuildConfig(max_iterations=limit))
+    rows: list[np.ndarray] = []
+    bad: list[bool] = []
+    when = 0
+    while world.built < limit and not turning.is_answered(table := table_of(rows, bad)):
+        pair = turning.pair(table)
+        if pair is not None:
+            result = bisected(world, table, pair, turning.confidence(), limit)
+            turning.take(result, len(table))
+            when = world.built if result.culprits else when
             continue
-        alike = all(sum(explains([clause], codes) for codes in bad) > CLEAN // 2 for clause in convicted)
-        if convicted and ((clean >= CLEAN and alike) or since >= 4 * CLEAN):
-            break
-        codes = world.draw()
-        is_bad = world.is_bad(codes)
-        (bad if is_bad else good).append(codes)
-        since += 1
-        clean += not is_bad and not explains(convicted, codes)
-    return Played(frozenset(convicted), when, world.built)
+        rows.append(world.draw(clauses_of(turning.done)))
+        bad.append(world.is_bad(rows[-1]))
+    return Played(frozenset(clauses_of(turning.done)), when, world.built)
 
 
-def explains(convicted: Iterable[Clause], codes: np.ndarray) -> bool:
-    return any(all(codes[layer] == code for layer, code in clause) for clause in convicted)
+def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
+    layers = len(rows[0]) if rows else 0
+    return CampaignTable.from_columns(
+        names=[str(number) for number in range(len(rows))],
+        verdicts=["bad" if b else "good" for b in bad],
+        layers=[f"layer-{layer}" for layer in range(layers)],
+        choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(TACTICS)],
+        codes=np.array(rows, np.int32).reshape(len(rows), layers),
+    )
 
 
-def bisected(
-    world: World, good: np.ndarray, bad: np.ndarray, seen: list[tuple[np.ndarray, bool]], limit: int, confidence: float
-) -> tuple[str, set[Clause]]:
+def clauses_of(done: Sequence[BisectResult]) -> list[Clause]:
+    """What bisections convicted."""
+    return [tuple(sorted(key_of(unit) for unit in guilty.units)) for guilty in joined(done)]
+
+
+def key_of(unit: Unit) -> tuple[int, int]:
+    layer, code = (int(text.rpartition("-")[2]) for text in (unit.name, unit.bad))
+    return layer, code
+
+
+def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, limit: int) -> BisectResult:
     """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
-    units = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
+    good, bad = (table.codes[table.names.index(name)].copy() for name in (pair.good, pair.bad))
+    for layer, code in map(key_of, pair.given):
+        good[layer] = code
+    begun = world.built
+    is_enough = bool(pair.given) and any(world.is_bad(good) for _ in range(2 if holds(pair, table) else 3))
+    places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
+    units = [
+        Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
+    ]
+    outcome, found = ("enough", []) if is_enough else searched(world, table, pair, good, bad, units, confidence, limit)
+    return BisectResult(
+        outcome=outcome,  # type: ignore[arg-type]
+        summary="",
+        culprits=tuple(found),
+        complete=True,
+        good_run=pair.good,
+        bad_run=pair.bad,
+        units=len(units),
+        consequences=(),
+        given=pair.given,
+        trials=(),
+        seconds=0.0,
+        overhead_seconds=float(world.built - begun),
+    )
+
+
+def holds(pair: Pair, table: CampaignTable) -> bool:
+    return all(bool(unit.taken_by(table)[table.names.index(pair.good)]) for unit in pair.given)
+
+
+def searched(
+    world: World,
+    table: CampaignTable,
+    pair: Pair,
+    good: np.ndarray,
+    bad: np.ndarray,
+    units: Sequence[Unit],
+    confidence: float,
+    limit: int,
+) -> tuple[str, list[Culprit]]:
+    having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.taken_by(table) for unit in pair.given)])
+    taken_by = np.array([unit.taken_by(table) for unit in units], np.bool_).reshape(len(units), len(table))
     free = np.ones(len(units), np.bool_)
-    found: set[Clause] = set()
     healed: set[bytes] = set()
+    found: list[Culprit] = []
 
     def built(taken: np.ndarray) -> bool:
         codes = good.copy()
-        codes[units[taken]] = bad[units[taken]]
+        for unit, taken_ in zip(units, taken):
+            if taken_:
+                codes[key_of(unit)[0]] = key_of(unit)[1]
         is_bad = world.is_bad(codes)
         if not is_bad:
             healed.add(taken.tobytes())
@@ -165,21 +221,33 @@ def bisected(
 
     while free.any() and len(found) < 4:
         places = np.flatnonzero(free)
-        known = [(codes[units[places]] == bad[units[places]], was) for codes, was in seen]
-        bisection = Bisection(np.ones(len(places)), world.seed, known)
+        seen = [(taken_by[places, row], bool(table.verdicts[row])) for row in np.flatnonzero(having).tolist()]
+        bisection = Bisection(np.ones(len(places)), world.seed, seen, pair.chance)
         while (decided := bisection.decided(confidence)) is None and world.built < limit:
             wanted, opposite = bisection.next(confidence)
             taken = np.zeros(len(units), np.bool_)
             taken[places[wanted]] = True
             bisection.add(wanted, built(taken), opposite)
         if decided != "convicted":
-            return "convicted" if found else str(decided), found
-        best = bisection.best
-        found |= {tuple(sorted((int(units[places[u]]), int(bad[units[places[u]]])) for u in c)) for c in best.clauses}
-        free[places[list(best.units)]] = False
+            outcome = "convicted" if found else "not repeatable" if decided == "chance" else "cannot be told"
+            return outcome, found
+        found.append(culprit_of(bisection, [units[place] for place in places]))
+        free[places[list(bisection.best.units)]] = False
         if free.tobytes() in healed or not free.any() or not (built(free) and built(free)):
             break
-    return "convicted", found
+    return ("convicted" if found else "cannot be told"), found
+
+
+def culprit_of(bisection: Bisection, units: Sequence[Unit]) -> Culprit:
+    best = bisection.best
+    clauses = tuple(tuple(best.units.index(unit) for unit in clause) for clause in best.clauses)
+    return Culprit(
+        units=tuple(units[unit] for unit in best.units),
+        clauses=clauses,
+        probability=best.probability,
+        log10_e_value=bisection.log_e_value / np.log(10),
+        builds=bisection.trials,
+    )
 
 
 @dataclass(frozen=True)
@@ -203,7 +271,7 @@ CELLS = [
     for kind in ("one", "either", "together")
     for noise in (0.0, 0.05)
 ]
-CELLS += [Cell(20, "sometimes"), Cell(100, "sometimes")]
+CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("sometimes", "two of four")]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
 
@@ -211,20 +279,41 @@ def truth(world: World) -> frozenset[Clause]:
     return frozenset(tuple(sorted(clause)) for clause in world.culprits)
 
 
-def figures(cell: Cell, seeds: range) -> str:
-    played = list(cell.play(seeds))
+def accuses(world: World, convicted: Iterable[Clause]) -> bool:
+    """Whether something is convicted that takes no part in making builds bad."""
+    return not {key for c in convicted for key in c} <= {key for c in truth(world) for key in c}
+
+
+def figures(cell: Cell, seeds: range, log: Path | None = None) -> str:
+    played = []
+    for world, p in cell.play(seeds):
+        played.append((world, p))
+        if log is not None:
+            line = {"cell": str(cell), "seed": world.seed, "right": p.convicted == truth(world), "when": p.when}
+            line |= {"builds": p.builds, "convicted": sorted(p.convicted), "truth": sorted(truth(world))}
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, default=int) + "\n")
     right = sum(p.convicted == truth(w) for w, p in played)
-    accused = sum(
-        not {key for c in p.convicted for key in c} <= {key for c in truth(w) for key in c} for w, p in played
-    )
+    accused = sum(accuses(w, p.convicted) for w, p in played)
     when = [p.when for _, p in played if p.when]
-    builds = Counter({"convicted": np.median(when) if when else 0, "in all": np.median([p.builds for _, p in played])})
     return (
-        f"{cell.layers:4} layers  {cell.kind:9}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, something "
-        f"innocent accused in {accused}; median builds until convicted {builds['convicted']:.0f}, in all {builds['in all']:.0f}"
+        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong: exactly right {right} of {len(played)}, something "
+        f"innocent accused in {accused}; median builds until convicted {np.median(when) if when else 0:g}, "
+        f"in all {np.median([p.builds for _, p in played]):g}"
     )
+
+
+def cell_of(text: str) -> Cell:
+    layers, kind, noise = text.split(",")
+    return Cell(int(layers), kind, float(noise))  # type: ignore[arg-type]
+
+
+def main(arguments: Sequence[str]) -> None:
+    seeds = range(int(arguments[0]) if arguments else 100)
+    log = Path(arguments[1]) if len(arguments) > 1 else None
+    for cell in map(cell_of, arguments[2:]) if len(arguments) > 2 else CELLS:
+        print(figures(cell, seeds, log), flush=True)
 
 
 if __name__ == "__main__":
-    for cell in CELLS:
-        print(figures(cell, range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)), flush=True)
+    main(sys.argv[1:])

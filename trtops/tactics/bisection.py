@@ -51,8 +51,13 @@ few wrong verdicts, and a culprit that fails only sometimes."""
 _SEEN_RATES = RATES[1]
 _ONE, _TOGETHER, _EITHER, _SEVERAL = 0.7, 0.09, 0.09, 0.12
 """Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
-_CHANCE = 0.2
+CHANCE = 0.2
 """Prior probability that no unit decides: what was replayed does not decide the verdict."""
+_BELIEF = 0.9
+"""How much of the prior follows builds that nobody mixed. They may lead astray, as where a culprit good in them failed by
+chance, but then each misleading hypothesis costs a few trials only."""
+_DOUBT_OF_CHANCE = 5
+"""How many times as sure one has to be that no unit decides as that one does: the good build may have the culprit too."""
 _CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
 _KEPT_RATES = np.array([0.95, 0.8, 0.05])
 """How often a verdict is that of the build before, where chance drifts, or two machines take turns."""
@@ -138,14 +143,22 @@ class Bisection:
         seed: Of the coin.
         seen: Builds that were there before, which nobody mixed: units that they had from the bad build, and whether they were
             bad. They say whom to suspect first, and nothing against chance.
+        chance: Prior probability that no unit decides.
     """
 
-    def __init__(self, prior: Sequence[float] | Floats, seed: int = 0, seen: Sequence[tuple[Bools, bool]] = ()) -> None:
+    def __init__(
+        self,
+        prior: Sequence[float] | Floats,
+        seed: int = 0,
+        seen: Sequence[tuple[Bools, bool]] = (),
+        chance: float = CHANCE,
+    ) -> None:
         weights = np.asarray(prior, np.float64)
         weights = weights / weights.sum()
         # A guess that is wrong costs one trial at most: half of the prior is shared equally.
         self._weights = 0.5 * weights + 0.5 / len(weights)
         self._coin = np.random.default_rng(seed)
+        self._prior_of_chance = chance
         self.units = len(weights)
         self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
         self._first, self._second = np.triu_indices(len(self._paired), 1)
@@ -174,7 +187,7 @@ class Bisection:
         return logs
 
     def _suspecting(self, prior: Floats, seen: Sequence[tuple[Bools, bool]]) -> Floats:
-        """A prior that half believes in what builds say that differ in more than the units."""
+        """A prior that mostly believes what builds say that differ in more than the units."""
         if not seen:
             return prior
         p_with, p_without, _ = _SEEN_RATES
@@ -183,8 +196,8 @@ class Bisection:
             expected = self.expected_bad(taken)
             logs += np.log(np.where(expected, p_with, p_without) if bad else 1 - np.where(expected, p_with, p_without))
         logs -= np.logaddexp.reduce(logs)
-        half: Floats = np.logaddexp(logs, prior) - math.log(2)
-        return half
+        mixed: Floats = np.logaddexp(logs + math.log(_BELIEF), prior + math.log(1 - _BELIEF))
+        return mixed
 
     def expected_bad(self, taken: Bools) -> Bools:
         """Whether each hypothesis expects a trial to be bad that takes these units from the bad build."""
@@ -223,8 +236,8 @@ class Bisection:
         """Posterior of every hypothesis, and of chance."""
         logs = np.array([math.log(rate[2]) for rate in RATES])
         peak = max(float((self._prior + (logs[:, None] + self._log_p)).max()), float(self._chance.max()))
-        mass = (1 - _CHANCE) * np.exp(self._prior + logs[:, None] + self._log_p - peak).sum(axis=0)
-        chance = _CHANCE * float(np.exp(self._chance - peak).mean())
+        mass = (1 - self._prior_of_chance) * np.exp(self._prior + logs[:, None] + self._log_p - peak).sum(axis=0)
+        chance = self._prior_of_chance * float(np.exp(self._chance - peak).mean())
         total = float(mass.sum()) + chance
         return mass / total, chance / total
 
@@ -283,9 +296,9 @@ class Bisection:
 
         Args:
             confidence: At most ``1 - confidence`` of bisections convict where verdicts depend on no unit; and a hypothesis
-                needs that posterior probability, as does chance.
+                needs that posterior probability. Chance needs more, see :data:`_DOUBT_OF_CHANCE`.
         """
-        if self.p_chance >= confidence:
+        if self.p_chance >= 1 - (1 - confidence) / _DOUBT_OF_CHANCE:
             return "chance"
         if self.log_e_value >= -math.log(1 - confidence) and self.best.probability >= confidence:
             return "convicted"

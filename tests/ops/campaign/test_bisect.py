@@ -16,7 +16,9 @@ from trtops import errors
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.mixture import Mixture
+from trtops.ops.campaign.turning import joined
 from trtops.tactics.sizes import welch
+from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -91,7 +93,6 @@ def test_everything_is_kept(bisected, tracker):
 
 def test_a_conviction_can_be_denied_unless_good_builds_have_it_too(bisected, campaign, tracker):
     from trtops.ops.engines.deny import deny
-    from trtops.tracking.campaigns import load_table
 
     table = load_table(tracker, campaign)
     (culprit,) = bisected.culprits
@@ -200,6 +201,39 @@ def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_wa
     assert debug_build(resume=result.run_id, tracker=store) == result
     (bisection,) = result.bisections
     assert bisect(bisection.run_id, tracker=store) == bisection  # ended: nothing to do
+
+
+def test_what_was_convicted_is_kept_out_of_the_builds_that_follow_which_are_good(model):
+    tracker = MemoryTracker()
+
+    result = debug_build(model[0], config(model[1], seed=200, clean_builds=6), tracker=tracker)
+
+    seen = load_table(tracker, result.run_id)
+    guilty, first = joined(result.bisections), result.bisections[0]
+    after = 1 + max(seen.names.index(name) for name in (first.good_run, first.bad_run))
+    held = np.logical_or.reduce([one.held_by(seen) for one in guilty])
+    assert len(guilty) == 1 and held[:after].any()
+    assert len(seen) > after and not held[after:].any()
+    assert seen.named("bad") == tuple(name for name, has in zip(seen.names, held) if has)
+    assert result.good >= 6
+
+
+def test_what_was_convicted_is_tried_in_another_good_build_too(campaign, bisected, tracker):
+    seen = load_table(tracker, campaign)
+    (culprit,) = bisected.culprits
+    having = np.logical_and.reduce([unit.taken_by(seen) for unit in culprit.units])
+    other = next(
+        name for name in seen.named("good") if not having[seen.names.index(name)] and name != bisected.good_run
+    )
+
+    result = bisect(other, bisected.bad_run, tracker=tracker, given=culprit.units)
+
+    names = {unit.name for unit in culprit.units}
+    assert result.trials and names & set(result.trials[0].taken)
+    assert result.outcome == "enough" or all(is_guilty(result) and c.units for c in result.culprits)
+    assert result.outcome == "enough" or {u.name for c in result.culprits for u in c.units}.isdisjoint(names)
+    if result.outcome == "enough":
+        assert result.trials[-1].verdict == "bad" and not result.culprits and "needs nothing beside" in result.summary
 
 
 def way_of(result: DebugBuildResult) -> object:

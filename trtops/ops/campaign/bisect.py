@@ -8,6 +8,7 @@ something else is guilty as well, and the search goes on without the first.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
@@ -27,7 +28,7 @@ from trtops.ops.campaign.prove import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
-from trtops.tactics.bisection import Bisection, Bools, Clauses
+from trtops.tactics.bisection import CHANCE, Bisection, Bools, Clauses
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.sizes import Effect, welch
@@ -39,7 +40,7 @@ from trtops.verdict import VERDICTS
 
 _KIND: Kind = "bisect"
 
-Outcome: TypeAlias = Literal["convicted", "not repeatable", "cannot be told"]
+Outcome: TypeAlias = Literal["convicted", "enough", "not repeatable", "cannot be told"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +130,9 @@ class BisectResult(OpResult):
     """How a bisection ended.
 
     Attributes:
-        outcome: ``convicted``; ``not repeatable`` where the verdicts do not follow what is mixed: replayed choices do not
-            decide them; ``cannot be told`` where the budget was too small, or nothing differs that can be chosen.
+        outcome: ``convicted``; ``enough`` where what was given makes the good build bad too, and needs nothing beside;
+            ``not repeatable`` where the verdicts do not follow what is mixed: replayed choices do not decide them; ``cannot
+            be told`` where the budget was too small, or nothing differs that can be chosen.
         summary: The same in sentences.
         culprits: Every set that was convicted.
         complete: Whether the bad build is good without them: nothing else makes it bad.
@@ -138,6 +140,7 @@ class BisectResult(OpResult):
         bad_run: The bad build.
         units: How many layers and settings could be chosen.
         consequences: Layers that differ and cannot be chosen; what they got follows from the others.
+        given: What was convicted before, and every mixture has.
         trials: The builds.
         seconds: Wall time.
         overhead_seconds: What of it was spent on choosing and weighing, not on building.
@@ -151,14 +154,15 @@ class BisectResult(OpResult):
     bad_run: str
     units: int
     consequences: tuple[str, ...]
+    given: tuple[Unit, ...] = ()
     trials: tuple[Trial, ...]
     seconds: float
     overhead_seconds: float
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if a culprit was convicted, else ``bad``."""
-        return "good" if self.outcome == "convicted" else "bad"
+        """``good`` if a culprit was convicted, or convicted again, else ``bad``."""
+        return "good" if self.outcome in ("convicted", "enough") else "bad"
 
     @property
     def headline(self) -> str:
@@ -203,12 +207,16 @@ class BisectPlan(Record):
         seen: The campaign's builds: a digit for each unit of the mixture, 1 where a build has what the bad one has, and
             whether it was bad.
         config: How long, and how sure.
+        given: What every mixture has, since it is convicted already: the question is what it needs beside.
+        chance: Prior probability that the bad build was misjudged, or replayed choices do not decide.
     """
 
     good_run: str
     bad_run: str
     seen: tuple[tuple[str, bool], ...]
     config: BisectConfig
+    given: tuple[Unit, ...] = ()
+    chance: float = CHANCE
 
 
 def bisect(
@@ -220,6 +228,8 @@ def bisect(
     tags: Mapping[str, str] | None = None,
     judge: EngineJudge | None = None,
     progress: OnProgress | None = None,
+    given: Sequence[Unit] = (),
+    chance: float = CHANCE,
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good one.
 
@@ -235,6 +245,9 @@ def bisect(
         tags: Further tags of all runs.
         judge: What judged the campaign's engines, if it was a Python callable.
         progress: Told how many builds are done, of how many at most.
+        given: What was convicted in the bad build before, and every mixture is to have. If the good build with it is bad,
+            the outcome is ``enough``; else something that the good build lacks is needed beside, and is searched for.
+        chance: Probability beforehand that the bad build was misjudged, or that replayed choices do not decide.
 
     Raises:
         ConfigError: If there is no good or no bad build, or the two are not of one campaign.
@@ -243,7 +256,9 @@ def bisect(
     """
     info = tracker.info(tracker.whole_id(run))
     if bad is not None or info.kind != _KIND:
-        begun = _start_bisection(tracker, run, bad, BisectConfig() if config is None else config, tags)
+        begun = _start_bisection(
+            tracker, run, bad, BisectConfig() if config is None else config, tags, given=tuple(given), chance=chance
+        )
     elif info.status == "finished":
         return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))
     else:
@@ -284,14 +299,23 @@ def _title_of(plan: BisectPlan) -> str:
 
 
 def _start_bisection(
-    tracker: Tracker, run: str, bad: str | None, config: BisectConfig, tags: Mapping[str, str] | None
+    tracker: Tracker,
+    run: str,
+    bad: str | None,
+    config: BisectConfig,
+    tags: Mapping[str, str] | None,
+    *,
+    given: tuple[Unit, ...],
+    chance: float,
 ) -> _Begun:
-    campaign, mixture, seen = _open_pair(tracker, run, bad, config)
+    campaign, mixture, seen = _open_pair(tracker, run, bad, config, given)
     plan = BisectPlan(
         good_run=mixture.good.info.id,
         bad_run=mixture.bad.info.id,
         seen=seen,
         config=config,
+        given=given,
+        chance=chance,
     )
     parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
     parent.log_json(plan, schema.Artifact.BISECTION_PLAN)
@@ -330,9 +354,12 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
 
 
 def _open_pair(
-    tracker: Tracker, run: str, bad: str | None, config: BisectConfig
+    tracker: Tracker, run: str, bad: str | None, config: BisectConfig, given: Sequence[Unit]
 ) -> tuple[Campaign, Mixture, tuple[tuple[str, bool], ...]]:
-    """The campaign, the two builds, and what its builds have of the bad one; the last ones of a long campaign."""
+    """The campaign, the two builds, and what its builds have of the bad one; the last ones of a long campaign.
+
+    Of what is given, only builds say what it needs beside that have it.
+    """
     campaign = campaign_of(tracker, run, bad, allow_scripts=config.allow_scripts)
     builds = campaigns.load_table(tracker, campaign.run_id)
     if bad is None:
@@ -352,7 +379,8 @@ def _open_pair(
                 f"Run {build.info.id} has the verdict {build.info.verdict}; expected a {wanted} build."
             )
     mixture = Mixture(*stored)
-    judged = np.flatnonzero(builds.verdicts != VERDICTS.index("error"))[-_SEEN:]
+    having = np.logical_and.reduce([builds.verdicts != VERDICTS.index("error"), *(u.taken_by(builds) for u in given)])
+    judged = np.flatnonzero(having)[-_SEEN:]
     taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(-1, len(judged))
     texts = ("".join("01"[int(t)] for t in column) for column in taken.T)
     is_bad = (builds.verdicts[judged] == VERDICTS.index("bad")).tolist()
@@ -395,7 +423,9 @@ class _Search:
         culprits: list[Culprit] = []
         outcome: Outcome = "cannot be told"
         complete = False
-        free = np.ones(len(units), np.bool_)  # what is still suspected; the others stay as in the good build
+        free = ~self.held  # what is still suspected; the others stay as in the good build
+        if self.plan.given and (enough := self._is_enough()) is not False:
+            outcome, free = "enough" if enough else "cannot be told", np.zeros(len(units), np.bool_)
         while free.any() and len(culprits) < self.config.max_culprits and not complete:
             found = self._culprit(free)
             if not isinstance(found, Culprit):
@@ -404,28 +434,52 @@ class _Search:
             culprits.append(found)
             outcome = "convicted"
             free &= ~np.array([unit in found.units for unit in units])
-            complete = not free.any() or self._is_good(free)
+            complete = not free.any() or self._is_good(free | self.held)
         complete = complete and outcome == "convicted"
         return BisectResult(
             outcome=outcome,
-            summary=_summary_text(outcome, culprits, complete, self.mixture, self.trials),
+            summary=_summary_text(outcome, culprits, complete, self.mixture, self.trials, self.plan.given),
             culprits=tuple(culprits),
             complete=complete,
             good_run=self.mixture.good.info.id,
             bad_run=self.mixture.bad.info.id,
             units=len(units),
             consequences=self.mixture.consequences,
+            given=self.plan.given,
             trials=tuple(self.trials),
             seconds=time.perf_counter() - self.began,
             overhead_seconds=time.perf_counter() - self.began - self.building,
         )
+
+    @functools.cached_property
+    def held(self) -> Bools:
+        """Units that every mixture has from the bad build, of shape ``(units,)``."""
+        given = {(unit.kind, unit.name) for unit in self.plan.given}
+        held: Bools = np.array([(unit.kind, unit.name) in given for unit in self.mixture.units], np.bool_)
+        return held
+
+    def _is_enough(self) -> bool | None:
+        """Whether the good build is bad with what is given; None if it cannot be built, or there is no budget to tell.
+
+        A good verdict may be wrong, and culprits may fail only sometimes: it takes :data:`_GOOD_ONES` of them, the good
+        build's own among them if that has what is given.
+        """
+        for _ in range(_GOOD_ONES - (not self.held.any())):
+            if self._spent():
+                return None
+            trial, taken = self._build(self.held)
+            if taken is None or not np.array_equal(taken, self.held):
+                return None
+            if trial.verdict == "bad":
+                return True
+        return False
 
     def _culprit(self, free: Bools) -> Culprit | Outcome:
         """One set of culprits among the units that are still suspected."""
         places = np.flatnonzero(free)
         units = [self.mixture.units[place] for place in places]
         seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
-        bisection = Bisection(np.ones(len(units)), self.config.seed, seen)
+        bisection = Bisection(np.ones(len(units)), self.config.seed, seen, self.plan.chance)
         first, failed = len(self.trials), 0
         while (decided := bisection.decided(self.config.confidence)) is None:
             if self._spent() or failed >= _FAILURES:
@@ -437,8 +491,8 @@ class _Search:
                 bisection.shun(wanted)
                 continue
             got = taken[places]
-            if (taken & ~free).any():
-                failed += 1  # a unit that is to stay as in the good build did not
+            if not np.array_equal(taken[~free], self.held[~free]):
+                failed += 1  # a unit that is to stay as it is did not
                 bisection.shun(wanted)
                 continue
             followed = np.array_equal(got, wanted)
@@ -461,7 +515,7 @@ class _Search:
 
     def _whole(self, places: np.ndarray[Any, Any], wanted: Bools) -> Bools:
         """A mask over all units from one over those that are still suspected."""
-        mask = np.zeros(len(self.mixture.units), np.bool_)
+        mask: Bools = self.held.copy()
         mask[places[wanted]] = True
         return mask
 
@@ -545,7 +599,7 @@ class _Search:
         Of two layers that fail only together neither is guilty by itself, and the deny-list takes each layer by itself. So it
         is with a culprit that good builds have as well: it needs something beside that both builds of the pair have.
         """
-        for culprit in result.culprits[:1]:
+        for culprit in () if self.plan.given else result.culprits[:1]:
             places = [self.mixture.units.index(unit) for unit in culprit.units]
             if any(not bad and all(text[place] == "1" for place in places) for text, bad in self.plan.seen):
                 continue
@@ -567,18 +621,31 @@ def _trial_tag(taken: Bools) -> str:
 
 _SEEN = 200
 """Builds of a campaign that say beforehand who is suspicious."""
+_GOOD_ONES = 3
+"""Good verdicts after which something that was convicted is not guilty by itself."""
 _FAILURES = 12
 """Mixtures that could not be built, or not as wanted, after which the search gives up."""
 
 
 def _summary_text(
-    outcome: Outcome, culprits: Sequence[Culprit], complete: bool, mixture: Mixture, trials: Sequence[Trial]
+    outcome: Outcome,
+    culprits: Sequence[Culprit],
+    complete: bool,
+    mixture: Mixture,
+    trials: Sequence[Trial],
+    given: Sequence[Unit],
 ) -> str:
     builds = f"{len(trials)} builds"
     if not mixture.units:
         return "The two builds differ in nothing that can be chosen" + (
             f"; {len(mixture.consequences)} layers differ that cannot." if mixture.consequences else "."
         )
+    convicted = " together with ".join(unit.describe() for unit in given)
+    if outcome == "enough":
+        return f"With {convicted} the good build is bad too, so it needs nothing beside that the good build lacks."
+    if outcome == "convicted" and given:
+        names = "; and ".join(culprit.describe() for culprit in culprits)
+        return f"{convicted} is not enough. It needs beside, found in {builds}: {names}."
     if outcome == "convicted":
         names = "; and ".join(culprit.describe() for culprit in culprits)
         rest = "Without it the bad build is good." if complete else "Something else makes the bad build bad as well."

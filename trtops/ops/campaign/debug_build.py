@@ -28,7 +28,7 @@ from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.opened import remembered_config
-from trtops.ops.campaign.turning import Turning, bisections, joined, results, summaries
+from trtops.ops.campaign.turning import Pair, Turning, bisections, joined, results, summaries
 from trtops.ops.judging.feeds import check_source
 from trtops.ops.judging.judgement import collect
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
@@ -191,7 +191,7 @@ def debug_build(
             one = submit or _in_this_thread(tracker, judge)
             state.report(progress, None)
             while True:
-                for result in _results_as_they_come(campaign, state, one):
+                for result in _results_as_they_come(state, one):
                     state.add(result)
                     state.report(progress, result)
                 if not state.turns:
@@ -213,15 +213,15 @@ def _in_this_thread(tracker: Tracker, judge: EngineJudge | None) -> Submit:
     return make
 
 
-def _results_as_they_come(campaign: Campaign, state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
+def _results_as_they_come(state: _CampaignState, submit: Submit) -> Iterator[IterationResult]:
     """Results in the order in which iterations finish, as many at a time as the config allows, until there are enough."""
     pending: set[Future[IterationResult]] = set()
     while True:
-        while len(pending) < campaign.config.parallel and not state.enough:
+        while len(pending) < state.parallel and not state.enough:
             number = next(state.missing, None)
             if number is None:
                 break
-            pending.add(submit(campaign, number))
+            pending.add(submit(state.campaign, number))
         if not pending:
             return
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -237,9 +237,16 @@ class _CampaignState:
     """
 
     def __init__(
-        self, campaign: Campaign, run: Run, table: CampaignTable, found: campaigns.Iterations, turning: Turning
+        self,
+        campaign: Campaign,
+        run: Run,
+        table: CampaignTable,
+        found: campaigns.Iterations,
+        turning: Turning,
+        tracker: Tracker,
     ) -> None:
         self._campaign = campaign
+        self._tracker = tracker
         self._turning = turning
         self._began = time.perf_counter()
         self._run = run
@@ -257,7 +264,18 @@ class _CampaignState:
         info = tracker.info(campaign.run_id)
         found = campaigns.iterations(tracker, info)
         table = campaigns.table_of(tracker, info, found.whole.values())
-        return cls(campaign, run, table, found, Turning.read(tracker, info, campaign.config, found.whole.values()))
+        turning = Turning.read(tracker, info, campaign.config, found.whole.values())
+        return cls(campaign, run, table, found, turning, tracker)
+
+    @property
+    def parallel(self) -> int:
+        """How many iterations are under way at a time."""
+        return self._campaign.config.parallel
+
+    @property
+    def campaign(self) -> Campaign:
+        """The campaign, with what its next builds are not to choose."""
+        return replace(self._campaign, denied=self._turning.denied(self._tracker, self._table))
 
     @property
     def enough(self) -> bool:
@@ -302,13 +320,14 @@ class _CampaignState:
         """Mix a good and a bad build, with what is left of the budget; or resume what was interrupted."""
         config, turning = self._campaign.config, self._turning
         before = turning.trials
-        found = (turning.unfinished.id, None) if turning.unfinished is not None else turning.pair(self._table)
-        assert found is not None
-        run, bad = found
+        pair = turning.pair(self._table)
+        if turning.unfinished is not None:
+            pair = Pair(turning.unfinished.id, "")  # it knows the rest itself
+        assert pair is not None
         campaigns.log_table(self._run, self._table)
         result = bisect(
-            run,
-            bad,
+            pair.good,
+            pair.bad or None,
             BisectConfig(
                 allow_scripts=True,  # this campaign runs them already: they were given now, or allowed when it was resumed
                 confidence=turning.confidence(),
@@ -321,6 +340,8 @@ class _CampaignState:
             tags=tags,
             judge=judge,
             progress=lambda done, most: self.report(progress, None, before + done),
+            given=pair.given,
+            chance=pair.chance,
         )
         turning.take(result, len(self._table))
 
@@ -380,7 +401,7 @@ def _campaign_result(
         errors=counts["error"],
         interrupted=tuple(info.id for info in interrupted),
         bisections=bisected,
-        guilty=tuple(guilty.describe() for guilty in joined(bisected, table)),
+        guilty=tuple(guilty.describe() for guilty in joined(bisected)),
         found=found,
     )
 

@@ -21,7 +21,7 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
 from trtops.ops.campaign.benches import bench
-from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.campaign.config import Campaign
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.judging.command import CommandCheck
@@ -36,6 +36,7 @@ from trtops.record import Record, digest, sha256
 from trtops.reports.document import Document
 from trtops.reports.present import present
 from trtops.spec import BuildConfig
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
@@ -120,7 +121,7 @@ def make(
     run.reserve(builds.expected_bytes(model))
     with bench(campaign.config.place) as backend:
         try:
-            build = _build_engine(backend, model, campaign.config, order, run, tracker)
+            build = _build_engine(backend, model, campaign, order, run, tracker)
             verdict, reasons = _reach_verdict(campaign, model, backend, build, run, tracker, judge_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
@@ -174,11 +175,13 @@ def _load_model(path: str) -> Model:
 
 
 def _build_engine(
-    backend: IsolatedBackend, model: Model, config: DebugBuildConfig, order: Order, run: Run, tracker: Tracker
+    backend: IsolatedBackend, model: Model, campaign: Campaign, order: Order, run: Run, tracker: Tracker
 ) -> Build:
+    config = campaign.config
     environment = backend.environment()
     run.set_tags({schema.Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
-    denied = deny_list(tracker, environment) if config.mind_deny_list and order.replay is None else Caches().denied
+    listed = deny_list(tracker, environment).entries if config.mind_deny_list else ()
+    denied = DenyList(entries=(*listed, *campaign.denied.entries) if order.replay is None else ())
     int8 = order.build.precision == "int8"
     ranges = read_cache_file(config.calibration_cache, "calibration_cache") if int8 else None
     caches = Caches(calibration=ranges, denied=denied)

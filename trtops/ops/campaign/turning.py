@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from trtops.ops.campaign.bisect import BisectResult
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.prove import most_alike
-from trtops.tactics.bisection import Bools
+from trtops.tactics.bisection import CHANCE, Bools
+from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
+from trtops.tracking.campaigns import load_record
+from trtops.verdict import VERDICTS
 
-_DOUBTS = 2  # bad builds that mixtures do not repeat, after which nothing is looked for any more
-_PATIENCE = 4  # builds per clean one that is waited for, since a culprit that is chosen often leaves few builds without
+_DOUBTS = 3  # pairs whose mixtures follow nothing, after which nothing is looked for any more
+_PATIENCE = (
+    2  # builds per good one that is waited for: what was convicted may not be kept out, and leave few good builds
+)
+_ELSEWHERE = 5  # good builds that something convicted is put into, to see whether it needs anything beside
+_AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
+_MUCH = 0.4  # share of what it may need that a build has to lack for that
+_SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
+_MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A good and a bad build to mix.
+
+    Attributes:
+        good: Run of the good build.
+        bad: Run of the bad one.
+        given: What was convicted in the bad build, and all mixtures have.
+        chance: Probability beforehand that replayed choices do not decide.
+    """
+
+    good: str
+    bad: str
+    given: tuple[Unit, ...] = ()
+    chance: float = CHANCE
 
 
 @dataclass
@@ -60,55 +89,63 @@ class Turning:
         """How many mixtures were built."""
         return sum(len(result.trials) for result in self.done)
 
-    def pair(self, table: CampaignTable) -> tuple[str, str] | None:
+    def pair(self, table: CampaignTable) -> Pair | None:
         """The good and the bad build to mix next, the most alike ones.
 
-        First a good build that has what was convicted: something else, which it lacks and the bad build has, is needed beside.
-        Then a bad build that nothing convicted explains.
+        First a good build that has what was convicted, which then needs something beside. Then a bad build that nothing
+        convicted explains. At last, with good builds enough, one that shows whether what was convicted is bad there too.
         """
-        good, bad = list(table.named("good")), list(table.named("bad"))
-        for guilty in joined(self.done, table):
+        found = joined(self.done)
+        for guilty in found:
             having = guilty.held_by(table)
-            against = [name for name in good if having[table.names.index(name)]]
+            asked = guilty.asked
+            against = [n for n in table.named("good") if having[table.names.index(n)] and n not in asked]
             if against and not guilty.settled:
-                return most_alike(table, against, [guilty.bad_run])
-        tried = {result.bad_run for result in self.done}
+                return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
+        tried = {result.bad_run for result in self.done if not result.given}
+        # Mixtures with a good build that failed only by chance not to be bad follow nothing.
+        unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
         explained = self.explained(table)
-        bad = [name for name in bad if name not in tried and not explained[table.names.index(name)]]
-        return most_alike(table, good, bad) if good and bad else None
+        good = [name for name in table.named("good") if name not in unsafe]
+        bad = [n for n in table.named("bad") if n not in tried and not explained[table.names.index(n)]]
+        if good and bad:
+            return Pair(*most_alike(table, good, bad), chance=_MISJUDGED if found else CHANCE)
+        waited = self._has_waited(table)
+        return next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
         """Whether nothing is left to ask.
 
-        Either choices do not decide, for two bad builds, since one may have been misjudged. Or enough builds without what was
-        convicted are good, and some more with it are bad, so that it needs nothing beside.
+        Either mixtures of several pairs follow nothing: choices do not decide. Or enough builds are good without what was
+        convicted, and what was convicted is bad in others of them as well, so that it needs nothing beside.
         """
-        found, wanted = joined(self.done, table), self.config.clean_builds
-        if not found:
+        if not joined(self.done):
             return self._not_repeatable >= _DOUBTS
-        if self.pair(table) is not None:
-            return False
-        since = np.arange(len(table)) >= self.after
-        if int(since.sum()) >= _PATIENCE * wanted:
-            return True
-        good, bad = (np.isin(np.array(table.names), list(table.named(verdict))) for verdict in ("good", "bad"))
-        clean = int((since & good & ~self.explained(table)).sum())
-        alike = all(int((bad & guilty.held_by(table)).sum()) > wanted // 2 for guilty in found)
-        return clean >= wanted and alike
+        return self._has_waited(table) and self.pair(table) is None
 
     def confidence(self) -> float:
         """What the next bisection needs to convict: more, where one before found that choices do not decide."""
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._not_repeatable else self.config.confidence
 
+    def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
+        """What the next builds are not to choose: what was convicted. Nothing, where a build has failed since."""
+        if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
+            return DenyList()
+        return DenyList(entries=tuple(_denied(tracker, guilty) for guilty in joined(self.done)))
+
+    def _has_waited(self, table: CampaignTable) -> bool:
+        wanted = self.config.clean_builds
+        return len(table.named("good")) >= wanted or len(table) - self.after >= _PATIENCE * wanted
+
     @property
     def _not_repeatable(self) -> int:
-        return sum(result.outcome == "not repeatable" for result in self.done)
+        return sum(result.outcome == "not repeatable" and not result.given for result in self.done)
 
     def explained(self, table: CampaignTable) -> Bools:
         """Which builds have what was convicted, of shape ``(builds,)``."""
         explained = np.zeros(len(table), np.bool_)
-        for guilty in joined(self.done, table):
+        for guilty in joined(self.done):
             explained |= guilty.held_by(table)
         return explained
 
@@ -119,13 +156,24 @@ class Guilty:
 
     Attributes:
         units: With what the bad build has.
-        bad_run: The bad build.
-        settled: Whether a good build that has it was mixed with the bad one already.
+        good_run: The good build of the mixtures that convicted it.
+        bad_run: The bad one.
+        settled: Whether what it needs beside was found.
+        enough: Good builds that are bad with it.
+        lacking: Good builds that were not, and whose mixtures did not say why.
     """
 
     units: tuple[Unit, ...]
+    good_run: str
     bad_run: str
     settled: bool = False
+    enough: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """All good builds that it was put into."""
+        return self.enough + self.lacking
 
     def held_by(self, table: CampaignTable) -> Bools:
         """Which builds of a table have all of it."""
@@ -137,26 +185,78 @@ class Guilty:
         return " together with ".join(unit.describe() for unit in self.units)
 
 
-def joined(done: Sequence[BisectResult], table: CampaignTable) -> list[Guilty]:
+def joined(done: Sequence[BisectResult]) -> list[Guilty]:
     """What bisections convicted, one after the other.
 
-    Two builds that both have one of two that fail only together differ in the other one, and that alone is convicted. Where a
-    good build has it too, that one is mixed with the bad build, and what is found belongs to it.
+    Two builds that both have one of two that fail only together differ in the other one, and that alone is convicted, until a
+    good build has it too and is mixed with the bad one: what is found then belongs to it. And what is guilty alone, needs
+    nothing that was convicted with it before.
     """
     found: list[Guilty] = []
     for result in done:
-        good = table.names.index(result.good_run) if result.good_run in table.names else None
-        clauses = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
-        extended = [
-            g for g in found if good is not None and g.bad_run == result.bad_run and bool(g.held_by(table)[good])
-        ]
-        for guilty in extended:
-            found.remove(guilty)
-            new = [unit for clause in clauses for unit in clause if unit not in guilty.units]
-            found.append(Guilty((*guilty.units, *dict.fromkeys(new)), guilty.bad_run, settled=True))
-        if not extended:
-            found += [Guilty(clause, result.bad_run) for clause in clauses]
-    return found
+        new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
+        before = [g for g in found if result.given and set(g.units) == set(result.given)]
+        for guilty in before:
+            place = found.index(guilty)
+            if new:
+                beside = dict.fromkeys(unit for clause in new for unit in clause if unit not in guilty.units)
+                found[place] = replace(guilty, units=(*guilty.units, *beside), settled=True)
+            elif result.outcome == "enough":
+                found[place] = replace(guilty, enough=(*guilty.enough, result.good_run))
+            else:
+                found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
+        if not result.given:
+            found += [Guilty(clause, result.good_run, result.bad_run) for clause in new]
+    sets = [frozenset(guilty.units) for guilty in found]
+    return [
+        guilty
+        for place, guilty in enumerate(found)
+        if not any(of < sets[place] for of in sets) and sets[place] not in sets[:place]
+    ]
+
+
+def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | None:
+    """The good build that says most about what a culprit needs beside: it lacks most of what the bad build has.
+
+    None where the culprit was bad already in builds without each other choice of the bad build, or in enough of them; and,
+    until enough good builds are there, where none of them says much.
+    """
+    of_settings = all(unit.kind == "setting" for unit in guilty.units)
+    # Layers that follow from settings cannot be chosen, and so cannot be needed.
+    codes = table.setting_codes if of_settings else np.hstack((table.codes, table.setting_codes))
+    place = {name: row for row, name in enumerate(table.names)}
+    bad = codes[place[guilty.bad_run]]
+    lacks: npt.NDArray[np.bool_] = codes != bad
+    # A bad build that has the culprit and lacks a choice says as much, and so does the pair that convicted it.
+    seen = lacks[[place[name] for name in guilty.enough]].sum(axis=0) + _SURE * lacks[place[guilty.good_run]]
+    having = guilty.held_by(table)
+    good = [n for n in table.named("good") if n not in guilty.asked and not having[place[n]]]
+    if (
+        guilty.settled
+        or not good
+        or Counter(having[place[n]] for n in guilty.asked)[False] >= (_ELSEWHERE if waited else _AT_ONCE)
+    ):
+        return None
+    needed = lacks.any(axis=0) & (seen < _SURE)
+    told = (lacks[[place[name] for name in good]] & needed).sum(axis=1)
+    best = int(np.argmax(told))
+    says = told[best] > 0 and (waited or told[best] >= _MUCH * needed.sum())
+    return Pair(good[best], guilty.bad_run, given=guilty.units) if says else None
+
+
+def _denied(tracker: Tracker, guilty: Guilty) -> DeniedTactic:
+    """What keeps a culprit out of builds: one of its layers' choices, or all of its settings."""
+    record = load_record(tracker.load(guilty.bad_run))
+    assert record is not None  # or there would have been nothing to mix
+    layer = next((unit.name for unit in guilty.units if unit.kind == "layer"), None)
+    names = {unit.name for unit in guilty.units} if layer is None else set()
+    return DeniedTactic(
+        backend_version=record.backend_version,
+        device_sha256=record.device_sha256,
+        choices=tuple(choice for choice in record.choices if choice.layer == layer),
+        settings=tuple(pair for pair in record.settings if pair[0] in names),
+        evidence=guilty.bad_run,
+    )
 
 
 def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:

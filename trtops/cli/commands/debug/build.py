@@ -32,13 +32,20 @@ CAMPAIGN = Group(
         Flag(
             names=("--build-timeout",), usual="1800", convert=float, shown="SECONDS", help="how long one build may take"
         ),
-        Flag(names=("--max-builds",), convert=int, shown="N", help="builds and mixtures at most (default: 200)"),
+        Flag(names=("--max-builds",), usual="200", convert=int, shown="N", help="builds and mixtures at most"),
         Flag(
             names=("--max-minutes",),
             usual="no limit",
             convert=float,
             shown="M",
             help="begin no build after so many minutes",
+        ),
+        Flag(
+            names=("--clean-builds",),
+            usual="20",
+            convert=int,
+            shown="N",
+            help="good builds before nothing is searched for beside what was convicted",
         ),
         Flag(names=("--no-bisect",), takes="switch", help="wait for chance to decide; mix no good and bad build"),
         Flag(names=("--resume",), shown="RUN", help="a campaign to resume"),
@@ -130,6 +137,7 @@ def _campaign_plan(args: Asked) -> Plan:
         "timeout_seconds": args.build_timeout,
         "max_iterations": args.max_builds,
         "max_minutes": args.max_minutes,
+        "clean_builds": args.clean_builds,
         "bisect": False if args.no_bisect else None,
     }
     config = ops.DebugBuildConfig(

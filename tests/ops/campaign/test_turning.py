@@ -1,0 +1,156 @@
+"""What a campaign builds next: mixtures of which two builds, builds without what was convicted, or nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome
+from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.mixture import Unit
+from trtops.ops.campaign.turning import Pair, Turning, joined
+from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.table import CampaignTable, Choice
+from trtops.tracking import schema
+from trtops.tracking.memory import MemoryTracker
+
+
+def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
+    """Builds "0", "1", ...; a digit per layer; g, b or e per build."""
+    words = {"g": "good", "b": "bad", "e": "error"}
+    return CampaignTable.from_columns(
+        names=[str(number) for number in range(len(rows))],
+        verdicts=[words[letter] for letter in verdicts],  # type: ignore[misc]
+        layers=[f"layer-{layer}" for layer in range(len(rows[0]))],
+        choices=[Choice(tactic=f"tactic-{code}", op="Conv") for code in range(5)],
+        codes=np.array([list(map(int, row)) for row in rows], np.int32),
+    )
+
+
+def unit(layer: int, bad: int = 1) -> Unit:
+    return Unit(kind="layer", name=f"layer-{layer}", good="tactic-0", bad=f"tactic-{bad}")
+
+
+def bisection(
+    good: str, bad: str, *convicted: tuple[Unit, ...], outcome: Outcome = "convicted", given: tuple[Unit, ...] = ()
+) -> BisectResult:
+    culprits = tuple(
+        Culprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, log10_e_value=1.5, builds=8)
+        for units in convicted
+    )
+    return BisectResult(
+        outcome=outcome,
+        summary="",
+        culprits=culprits,
+        complete=True,
+        good_run=good,
+        bad_run=bad,
+        units=3,
+        consequences=(),
+        given=given,
+        trials=(),
+        seconds=0.0,
+        overhead_seconds=0.0,
+    )
+
+
+def turning(*done: BisectResult, clean: int = 3, after: int = 0) -> Turning:
+    return Turning(DebugBuildConfig(clean_builds=clean), list(done), after=after)
+
+
+def test_the_good_and_the_bad_build_that_are_most_alike_are_mixed_as_soon_as_there_are_both():
+    assert turning().pair(table(["000", "011"], "gg")) is None
+    assert turning().pair(table(["111", "000", "011"], "ggb")) == Pair("0", "2")
+
+
+def test_a_bad_build_without_what_was_convicted_is_mixed_too_and_may_well_be_misjudged():
+    found = turning(bisection("0", "1", (unit(0),)))
+
+    pair = found.pair(table(["000", "100", "110", "010"], "gbbb"))
+
+    assert pair is not None and (pair.good, pair.bad) == ("0", "3")
+    assert pair.chance > Pair("", "").chance
+
+
+def test_what_was_convicted_is_put_into_the_good_build_that_lacks_most_of_what_it_may_need():
+    found = turning(bisection("0", "1", (unit(0),)))
+
+    # Builds 0 and 1 share the last three layers, one of which the first may need.
+    pair = found.pair(table(["00111", "11111", "01101", "01000"], "gbgg"))
+
+    assert pair == Pair("3", "1", given=(unit(0),))
+
+
+def test_a_good_build_with_what_was_convicted_says_that_something_is_needed_beside():
+    found = turning(bisection("0", "1", (unit(0),)))
+    seen = table(["0111", "1111", "1101"], "gbg")
+    assert found.pair(seen) == Pair("2", "1", given=(unit(0),))
+
+    found.take(bisection("2", "1", (unit(2),), given=(unit(0),)), 3)
+
+    (guilty,) = joined(found.done)
+    assert set(guilty.units) == {unit(0), unit(2)} and guilty.settled
+    assert found.pair(seen) is None
+    assert guilty.held_by(seen).tolist() == [False, True, False]
+
+
+def test_what_is_guilty_alone_needs_nothing_that_was_convicted_with_it_before():
+    found = joined([bisection("0", "1", (unit(0), unit(1))), bisection("0", "2", (unit(0),))])
+
+    assert [guilty.units for guilty in found] == [(unit(0),)]
+
+
+def test_a_campaign_ends_with_enough_good_builds_in_several_of_which_the_culprit_was_bad_too():
+    found = turning(bisection("0", "1", (unit(0),)))
+    rows, verdicts = ["0011", "1111"], "gb"
+    asked = 0
+    while not found.is_answered(seen := table(rows, verdicts)):
+        pair = found.pair(seen)
+        if pair is None:
+            rows.append("0100" if len(rows) % 2 else "0001")
+            verdicts += "g"
+            continue
+        assert pair.given == (unit(0),) and pair.good != "0"
+        found.take(bisection(pair.good, pair.bad, outcome="enough", given=pair.given), len(rows))
+        asked += 1
+
+    assert verdicts.count("g") >= 3 and 2 <= asked <= 5
+
+
+def test_where_mixtures_of_three_pairs_follow_nothing_choices_do_not_decide():
+    found = turning()
+    rows = ["000", "100", "010", "001", "110", "101"]
+    seen = table(rows, "gbgbgb")
+    goods = []
+    for _ in range(3):
+        assert not found.is_answered(seen)
+        pair = found.pair(seen)
+        assert pair is not None
+        goods.append(pair.good)
+        found.take(bisection(pair.good, pair.bad, outcome="not repeatable"), len(rows))
+
+    assert found.is_answered(seen)
+    assert len(set(goods)) == 3  # another good build each time: one may have a culprit that fails only sometimes
+    assert found.confidence() > 0.95
+
+
+def test_what_was_convicted_is_kept_out_of_further_builds_unless_they_fail_for_it():
+    tracker = MemoryTracker()
+    run = tracker.start("e", "bad", kind="iteration")
+    choices = tuple(TacticChoice(layer=f"layer-{n}", op="Conv", tactic="tactic-1") for n in range(2))
+    run.log_json(
+        TacticRecord(mechanism="algorithm_selector", backend_version="8.6", device_sha256="d", choices=choices),
+        schema.Artifact.TACTICS,
+    )
+    run.finish("bad")
+    found = turning(bisection("0", run.id, (unit(0), unit(1))), after=2)
+
+    (entry,) = found.denied(tracker, table(["00", "11", "00"], "gbg")).entries
+
+    assert [choice.layer for choice in entry.choices] == [
+        "layer-0"
+    ]  # either of the two keeps both from coming together
+    assert (entry.backend_version, entry.device_sha256) == ("8.6", "d")
+    assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
+    assert turning().denied(tracker, table(["00"], "g")).entries == ()
