@@ -9,6 +9,7 @@ import pytest
 
 from tests import models
 from trtops.cli import groups, registry
+from trtops.cli.choosing import tag
 from trtops.cli.flags import Flag, UsageError, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import load, main, parser_of
@@ -273,6 +274,7 @@ SAMPLES: dict[Any, list[str]] = {
     budget: ["1G"],
     top_k: ["top-3"],
     attribute: ["axis=2"],
+    tag: ["release=007"],
     tensor: ["t:[1,2]:float32"],
     until: ["7"],
     constraint: ["prefer"],

@@ -84,13 +84,13 @@ def test_runs_are_listed_by_what_they_are(run):
 
 
 @pytest.mark.parametrize("tag", ["release=007", "image=registry/trt:8.6"])
-def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_written(run, home, tag):
+def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_written(run, tmp_path, tag):
     name, value = tag.split("=")
-    with tracked(open_tracker(), "tagged", tag, kind="build", tags={name: value}) as made:
+    with tracked(open_tracker(tmp_path), "tagged", tag, kind="build", tags={name: value}) as made:
         made.set_tags({Tag.VERDICT: "good"})
 
-    listed = json.loads(run(f"runs list --tag {tag} --json")[1])
-    audited = json.loads(run(f"runs audit --experiment tagged --tag {tag} --no-rebuild --json")[1])
+    listed = json.loads(run(f"runs list --store {tmp_path} --tag {tag} --json")[1])
+    audited = json.loads(run(f"runs audit --store {tmp_path} --tag {tag} --no-rebuild --json")[1])
 
     assert [row["id"] for row in listed] == [row["id"] for row in audited["runs"]] == [made.id]
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs judge --tag {name} --atol 1")[0] == 2
