@@ -1084,8 +1084,8 @@ class TestTensorRTBackend(EngineBackendContract):
         return _contract_build(model.proto().SerializeToString())
 
     def test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(self, backend):
-        # A plain CNN: of a transformer's cache 8.6 reads a part only, see the tests of timing caches. Unwatched: of a
-        # build with a selector it caches a part only.
+        # A plain CNN: of a transformer's cache 8.6 reads a part only, see the tests of timing caches. Unwatched: the cache
+        # alone decides.
         model = Model.from_proto(wide_net().proto, "wide_net")
         build = backend.build(model, UNWATCHED)
         super().test_a_build_with_the_timing_cache_of_another_makes_the_same_choices(backend, model, UNWATCHED, build)

@@ -113,6 +113,15 @@ def test_an_fp16_engine_that_computes_in_fp32_is_not_in_its_precision(tmp_path: 
     assert result.judgement.attribution.worst.precision > result.judgement.attribution.worst.engine
 
 
+def test_what_overflows_in_fp16_is_the_precision_s_fault_though_onnx_runtime_computes_it(tmp_path: Path) -> None:
+    result = converted(zoo.overflowing(), "fp16", tmp_path, MemoryTracker())
+
+    found = result.judgement.attribution
+    assert result.verdict == "bad" and found is not None
+    assert found.statement == "precision is the problem"
+    assert "in FP16 `h` overflows." in found.sentence()
+
+
 def wrong_weight(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its first weight a tenth too large: what a wrong kernel would give."""
     changed = onnx.ModelProto.FromString(proto.SerializeToString())

@@ -89,7 +89,7 @@ class Attribution(Record):
         precision: The precision that was asked for.
         unit: Its rounding unit.
         outputs: The errors of every output of numbers.
-        engine: Whether the engine meets the tolerances.
+        engine: Whether the engine is good.
         emulated: Whether the emulated model does, without an overflow.
         computed: Whether the engine computes in the precision at all; see :class:`trtops.ops.judging.realised.Computed`.
         overflows: Tensors that overflow in the emulated model.
