@@ -603,3 +603,31 @@ def test_a_tensorrt_network_is_drawn_as_well(folder, rtx):
 def test_what_an_engine_s_tensors_held_is_for_engines(folder, capsys):
     assert run("inspect model conv_net.onnx --combine-tensor-info saved.json") == 2
     assert "TensorRT engine" in capsys.readouterr().err
+
+
+def test_replay_files_of_polygraphy_are_told_and_compared_in_its_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    info = {"dtype": "DataType.FLOAT", "strides": [2, 1], "vectorized_dim": -1, "components_per_element": 1}
+    for path, tactic in (("good/a.json", 1), ("good/b.json", 2), ("bad/c.json", 3)):
+        algorithm = {
+            "implementation": 9,
+            "tactic": tactic,
+            "inputs": [info | {"polygraphy_class": "TensorInfo"}],
+            "outputs": [],
+        }
+        file = tmp_path / "replays" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replay = {"replay": {"conv": algorithm | {"polygraphy_class": "Algorithm"}}} | {
+            "polygraphy_class": "TacticReplayData"
+        }
+        file.write_text(json.dumps(replay))
+    text = "(Implementation: 9, Tactic: 3) | Inputs: (TensorInfo(DataType.FLOAT, (2, 1), -1, 1),) | Outputs: ()"
+
+    assert main(["inspect", "tactics", "replays/bad/c.json"]) == 0
+    assert f"Layer: conv\n    Algorithm: {text}\n" in capsys.readouterr().out
+    assert main(["inspect", "diff-tactics", "--dir", "replays"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "Loaded 2 good tactic replays.\nLoaded 1 bad tactic replays.\nFound potentially bad tactics:\n"
+    )
+    assert f"Layer: conv\n    Algorithms: ['{text}']\n" in said

@@ -227,8 +227,7 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runne
     device = outputs["y"]
     result = [on_host, device.numpy(), tuple(device.shape), np.dtype(device.dtype).name, device.nbytes, device.itemsize]
     result += [isinstance(device, cuda.DeviceView), device.ptr != 0, view.numpy(), array.view(shape=(4,)).numpy()]
-    array.resize((1, 1, 1, 2))
-    result += [tuple(array.shape), array.nbytes]
+    result += [array.resize((1, 1, 1, 2)) is array, tuple(array.shape), array.nbytes, tuple(cuda.DeviceArray().shape)]
     array.free()
     raw = cuda.DeviceArray.raw((16,))
     cuda.wrapper().memcpy(raw.ptr, X.ctypes.data, X.nbytes, cuda.MemcpyKind.HostToDevice)

@@ -61,3 +61,7 @@ def test_unknown_kinds_and_missing_models_are_refused() -> None:
         template("trt-networks")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="give one"):
         template("onnx-gs")
+
+
+def test_a_config_without_a_model_names_no_input_and_takes_any() -> None:
+    assert "profiles = " not in template("trt-config") and "CreateConfig())" in template("trt-config")

@@ -151,3 +151,19 @@ def test_a_record_of_one_mechanism_is_not_replayed_by_the_other(replay, monkeypa
         editable.entries_of(selector.to_record(replay, **WHERE))
     with pytest.raises(errors.FormatError, match="editable_timing_cache"):
         selector.from_record(editable.to_record({}, layers=(), backend_version="10.8.0", device_sha256="d" * 64))
+
+
+def test_replays_are_told_in_polygraphys_words_and_types_compare_with_tensorrts_own():
+    info = TensorInfo("DataType.FLOAT", (2, 1), -1, 1)
+    replay = TacticReplayData().add("conv0", Algorithm(3, -7, (info,), ()))
+
+    class Member:  # of trt.DataType, which prints as this
+        def __str__(self):
+            return "DataType.FLOAT"
+
+    assert str(replay) == (
+        "Layer: conv0\n    Algorithm: (Implementation: 3, Tactic: -7) | "
+        "Inputs: (TensorInfo(DataType.FLOAT, (2, 1), -1, 1),) | Outputs: ()"
+    )
+    assert info.dtype.name == "FLOAT" and info.dtype != "DataType.HALF" and info.dtype == Member()
+    assert TacticReplayData.from_json(replay.to_json()) == replay

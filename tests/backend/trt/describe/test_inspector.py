@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trtops import errors
-from trtops.backend.trt.describe.inspector import _parse_single, parse_layers
+from trtops.backend.trt.describe.inspector import EngineDescription, _parse_single, parse_layers
+from trtops.metadata import DataType, TensorSpec
+from trtops.spec import ShapeRange
 
 # 8.6 with detailed verbosity; a raw control character stands in the metadata.
 EIGHT = """{"Layers": [{
@@ -74,3 +76,28 @@ def test_a_damaged_answer_is_refused_and_a_damaged_layer_keeps_its_name():
 
     assert _parse_single(EIGHT[12:300], 0).name == "conv0 + relu0"
     assert _parse_single("", 7).name == "layer 7"
+
+
+def test_an_engine_is_told_in_polygraphys_lines_for_each_profile():
+    layers = parse_layers(EIGHT)
+    described = EngineDescription(
+        name="net",
+        inputs=(TensorSpec("x", DataType.FLOAT32, (-1, 64)),),
+        outputs=(TensorSpec("scores", DataType.FLOAT32, (-1, 10)),),
+        profiles=((ShapeRange(name="x", min=(1, 64), opt=(2, 64), max=(4, 64)),),) * 2,
+        device_memory_bytes=7,
+        weights_bytes=0,
+        refittable=True,
+        layers=layers * 2,
+        repeated=2,
+    )
+
+    lines = [line.strip() for line in described.text(("layers", "attrs")).splitlines() if line.strip()]
+
+    assert lines[:2] == ["==== TensorRT Engine ====", "Name: net | Refittable Explicit Batch Engine"]
+    assert "Tensor: x               (Input), Index: 0 | Shapes: min=(1, 64), opt=(2, 64), max=(4, 64)" in lines
+    assert "Tensor: scores         (Output), Index: 1 | Shape: (-1, 10)" in lines
+    assert lines.count("Layer 0    | conv0 + relu0 [Op: CaskConvolution]") == 2
+    assert "{x [dtype=float16, shape=(8, 64, 28, 28), Format: Row major linear FP16 format]}" in lines
+    assert "Tactic = 0x1c20c3fa4f0b2a14" in lines and "---- 2 Layer(s) Per Profile ----" in lines
+    assert described.text().splitlines()[-1] == "    ---- 2 Layer(s) Per Profile ----"

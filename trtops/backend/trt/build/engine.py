@@ -129,15 +129,10 @@ class EngineBytesFromNetwork:
             TimingCacheError: If the timing cache to load is of another device or release.
         """
         from trtops.backend.trt.build.config import CreateConfig
-        from trtops.backend.trt.build.network_changes import with_config
+        from trtops.backend.trt.build.network_changes import network_parts, with_config
 
         config_loader = CreateConfig() if self.config is None else self.config
-        parts = make_iterable(value_of(with_config(self.network, config_loader)))
-        if len(parts) < 2 or parts[0] is None or parts[1] is None:
-            raise errors.ConfigError(
-                f"An engine is built from a builder and a network, and perhaps a parser; got {parts}."
-            )
-        builder, network = parts[0], parts[1]
+        builder, network, *_ = network_parts(value_of(with_config(self.network, config_loader)))
         config = config_loader(builder, network) if callable(config_loader) else config_loader
         started = time.perf_counter()
         plan = build_plan(builder, network, config, selector=getattr(config_loader, "algorithm_selector", None))

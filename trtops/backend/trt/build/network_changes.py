@@ -27,6 +27,18 @@ MARK_ALL = "mark-all"
 """As ``outputs``: every tensor that can be an output becomes one. ``["mark", "all"]`` means the same."""
 
 
+def network_parts(made: Any) -> NetworkParts:
+    """A builder, a network and perhaps a parser, as what makes networks returns them.
+
+    Raises:
+        ConfigError: If it returned something else.
+    """
+    parts: NetworkParts = make_iterable(made)
+    if len(parts) < 2 or parts[0] is None or parts[1] is None:
+        raise errors.ConfigError(f"A network comes as a builder, the network, and perhaps a parser; got {parts}.")
+    return parts
+
+
 @dataclass(frozen=True)
 class _Postprocess:
     """A loader that changes what another one made. A network given in place of a loader is changed in place."""
@@ -35,7 +47,7 @@ class _Postprocess:
 
     def __call__(self) -> NetworkParts:
         """Make the network and change it; returns everything that the inner loader made."""
-        parts = make_iterable(value_of(self.network))
+        parts = network_parts(value_of(self.network))
         self.change(parts[1])
         return parts
 

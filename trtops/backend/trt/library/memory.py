@@ -194,13 +194,13 @@ class DeviceArray(DeviceView):
         allocated_nbytes: Bytes held, which may be more than the elements take.
     """
 
-    def __init__(self, shape: Sequence[int] = (), dtype: object = "float32") -> None:
-        super().__init__(0, shape, dtype)
+    def __init__(self, shape: Sequence[int] | None = None, dtype: object = None) -> None:
+        super().__init__(0, () if shape is None else shape, "float32" if dtype is None else dtype)
         self.allocated_nbytes = 0
-        self.resize(shape)
+        self.resize(self.shape)
 
     @classmethod
-    def raw(cls, shape: Sequence[int] = ()) -> DeviceArray:
+    def raw(cls, shape: Sequence[int] | None = None) -> DeviceArray:
         """Memory as bytes."""
         return cls(shape, np.uint8)
 
@@ -214,15 +214,19 @@ class DeviceArray(DeviceView):
         if getattr(self, "allocated_nbytes", 0):
             self.free()
 
-    def resize(self, shape: Sequence[int]) -> None:
-        """Take another shape; reallocates, and so loses the content, only if more memory is needed than is held."""
+    def resize(self, shape: Sequence[int]) -> Self:
+        """Take another shape; reallocates, and so loses the content, only if more memory is needed than is held.
+
+        Returns:
+            The array itself.
+        """
         self.shape = tuple(shape)
-        if self.nbytes <= self.allocated_nbytes:
-            return
-        nbytes = self.nbytes
-        self.free()
-        self.ptr = int(call("cudaMalloc", nbytes))
-        self.allocated_nbytes = nbytes
+        if self.nbytes > self.allocated_nbytes:
+            nbytes = self.nbytes
+            self.free()
+            self.ptr = int(call("cudaMalloc", nbytes))
+            self.allocated_nbytes = nbytes
+        return self
 
     def copy_from(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> Self:
         """Take shape and content of a host array of the same dtype; asynchronously if a stream is given."""
@@ -232,8 +236,15 @@ class DeviceArray(DeviceView):
         return self
 
     def view(self, shape: Sequence[int] | None = None, dtype: object = None) -> DeviceView:
-        """The memory under another shape or dtype; valid until this array is resized or freed."""
-        return DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
+        """The memory under another shape or dtype; valid until this array is resized or freed.
+
+        Raises:
+            InputShapeError: If that takes more bytes than the array has.
+        """
+        seen = DeviceView(self.ptr, self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
+        if seen.nbytes > self.nbytes:
+            raise errors.InputShapeError(f"A view of {seen.nbytes} bytes does not fit into {self!r}.")
+        return seen
 
     def free(self) -> None:
         """Free the memory; does nothing the second time."""
