@@ -13,6 +13,7 @@ from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
+from trtops.terminal import progress
 
 if TYPE_CHECKING:
     from trtops.ops.search.isolation.marking import IsolationConfig
@@ -79,13 +80,11 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Search, and print."""
     search = ops.find_marks if plan.marks else ops.isolate
-    result = search(
-        plan.model,
-        plan.build,
-        plan.config,
-        tracker=configs.kept(plan.experiment, plan.store),
-        experiment=plan.experiment,
-    )
+    tracker = configs.kept(plan.experiment, plan.store)
+    with progress("Isolating", "builds") as bar:
+        result = search(
+            plan.model, plan.build, plan.config, tracker=tracker, experiment=plan.experiment, progress=bar.update
+        )
     if plan.json:
         say_json(result.to_dict())
     else:
