@@ -19,6 +19,8 @@ from tests.waiting import until
 from trtops.cli import registry
 from trtops.cli.logs import say_page
 from trtops.cli.main import main
+from trtops.tracking.base import tracked
+from trtops.tracking.store import open_tracker
 
 TRTOPS = [sys.executable, "-m", "trtops.cli"]
 
@@ -412,9 +414,6 @@ def test_completion_knows_runs_and_experiments_and_makes_no_store(tmp_path, monk
     assert main(["completion", "runs"]) == 0 and not capsys.readouterr().out.strip()
     assert not (tmp_path / "mlruns").exists()
 
-    from trtops.tracking.base import tracked
-    from trtops.tracking.store import open_tracker
-
     with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
         run.finish("good")
     assert main(["completion", "runs"]) == 0
@@ -425,6 +424,34 @@ def test_completion_knows_runs_and_experiments_and_makes_no_store(tmp_path, monk
     script = capsys.readouterr().out
     assert """__trtops_begins "inspect run"' -a '(trtops completion runs)'""" in script
     assert "-l experiment -x -a '(trtops completion experiments)'" in script
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with tracked(open_tracker("mlruns"), "digits", "a build", kind="build") as run:
+        run.finish("good")
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "trtops.fish").write_text(capsys.readouterr().out)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    lines = (
+        "trtops tri",
+        "trtops ",
+        "trtops triage --min",
+        "trtops debug ",
+        "trtops runs bundle ",
+        "trtops triage --experiment ",
+    )
+    asked = "; echo =; ".join(f"complete -C '{line}'" for line in lines)
+    command = ["fish", "--no-config", "-c", f"source trtops.fish; {asked}"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    offers = [{offer.partition("\t")[0] for offer in part.splitlines()} - {""} for part in done.stdout.split("=\n")]
+    begun, first, option, below, runs, experiments = offers
+    assert begun == {"triage"} and "triage" in first and "bundle" not in first and option == {"--minutes"}
+    assert {"build", "isolate"} <= below and run.id in runs and "digits" in experiments
 
 
 def test_the_doctor_says_what_to_do_where_something_is_wrong_and_makes_nothing(tmp_path, monkeypatch, capsys):

@@ -73,6 +73,8 @@ def test_a_guide_without_time_says_what_it_would_ask_next_and_goes_on_when_resum
     stored = tracker.load(second.run_id)
     assert {"guide/page.md", "guide/bundle.zip", "guide/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
+    report = stored.read_bytes(Artifact.REPORT).decode()
+    assert "What each question cost" in report and "<svg" in report and "Which nodes must stay in FP32?" in report
     page = second.page()
     assert "ruled out: the builder" not in page and "1. Is the data real? **usable**" in page
     with pytest.raises(errors.LogError):

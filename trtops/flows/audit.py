@@ -51,10 +51,10 @@ def audit(
         backend: Who builds again; runs of another back end are left out.
         experiment: All finished runs of an experiment.
         accepted: All runs that the registry points to.
-        sample: So many of them, drawn at random.
+        sample: So many of them, drawn at random; all unless given.
         seed: Seed of the draw; the number of the week unless given, so that every week draws others.
         rebuild: Build each run again; without, runs are only held against themselves.
-        at_least: The grade that every run must reach.
+        at_least: The grade that every run must reach; tactics unless given.
 
     Returns:
         What was found.

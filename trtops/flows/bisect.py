@@ -48,8 +48,8 @@ def bisect(
         campaign: The campaign's run, or that of a good build.
         bad: The run of a bad build, beside a good one; the most alike pair of the campaign unless given.
         config: Everything that can be chosen.
-        max_builds: Builds at most.
-        max_minutes: No build is begun after so many minutes.
+        max_builds: Builds at most; 60 unless given.
+        max_minutes: No build is begun after so many minutes; no limit unless given.
 
     Returns:
         The culprits, with their probability and their effect on the error, and the builds that show it.

@@ -60,10 +60,10 @@ def calibrate(
         model: The ONNX file.
         data: Where calibration data comes from: saved inputs, a folder of arrays, or a script.
         config: Everything that can be chosen; what is given beside it takes its place.
-        algorithm: How ranges are chosen.
-        backend: What builds the engines, with that back end's default options.
+        algorithm: How ranges are chosen; entropy unless given.
+        backend: What builds the engines, with that back end's default options; onnxruntime unless given.
         batch: Samples per feed; feeds as they come unless given.
-        samples: How many samples to use at most.
+        samples: How many samples to use at most; 512 unless given.
         check_data: Data that was held out, to judge the engines with.
         labels: The right class of each held-out sample, as ``.npy``.
         keep: Layers that INT8 leaves in higher precision: names, patterns or op types.

@@ -47,8 +47,8 @@ def convert(
     Args:
         model: The ONNX file.
         config: Everything that can be chosen; what is given beside it takes its place.
-        precision: Lowest precision the engine may compute in.
-        backend: What builds the engine, with that back end's default options.
+        precision: Lowest precision the engine may compute in; fp32 unless given.
+        backend: What builds the engine, with that back end's default options; onnxruntime unless given.
         data: Where input data comes from; random unless given.
         timing_cache: A timing cache to build with: a file, "run:<id>", "accepted" or "shared".
         experiment: MLflow experiment; the model's name unless given.

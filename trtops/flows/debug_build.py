@@ -57,14 +57,16 @@ def debug_build(
         model: The ONNX file; not needed to resume a campaign.
         config: Everything that can be chosen; what is given beside it takes its place.
         resume: Run of a campaign to resume. What is finished is not built again.
-        until: A number of builds, the first ``good`` or ``bad`` one, or ``decided``: until the diff has an answer.
-        max_iterations: Builds at the latest.
-        precision: Lowest precision the engines may compute in.
-        backend: What builds the engines, with that back end's default options.
+        until: A number of builds, the first ``good`` or ``bad`` one, or ``decided``, until the diff has
+            an answer; decided unless given.
+        max_iterations: Builds at the latest; 200 unless given.
+        precision: Lowest precision the engines may compute in; fp32 unless given.
+        backend: What builds the engines, with that back end's default options; onnxruntime unless given.
         data: Where input data comes from; random unless given.
         random_tactics: Choose tactics at random and not by their time.
-        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
-        parallel: Iterations under way at a time; on GPUs, one on each.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for; none is
+            asked for unless given.
+        parallel: Iterations under way at a time; on GPUs, one on each; 1 unless given.
         dask: Address of a Dask scheduler whose workers make the iterations.
         experiment: MLflow experiment; the model's name unless given.
         allow_scripts: Run scripts and commands that the campaign to resume names, which whoever may write to the store can

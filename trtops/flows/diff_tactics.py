@@ -45,7 +45,7 @@ def diff_tactics(
         folder: A folder with ``good/`` and ``bad/`` in it.
         good: A tactic record of a good build, or a folder of them.
         bad: Likewise, of bad builds.
-        by: What is compared.
+        by: What is compared; tactic unless given.
         also: What is compared beside.
 
     Returns:

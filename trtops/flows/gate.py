@@ -65,7 +65,7 @@ def gate(
         releases: Releases of the back end: constraints files (.txt) or environments, with or without ``name=`` before.
         precisions: Precisions to build in.
         devices: GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; ``cpu`` is the processor.
-        backend: What builds the engines, with that back end's default options.
+        backend: What builds the engines, with that back end's default options; onnxruntime unless given.
         data: Where input data comes from; random unless given.
         parallel: Candidates under way at a time. They are timed one after the other whatever this says.
         experiment: MLflow experiment; the model's name unless given, or ``gate`` for several candidates.

@@ -47,11 +47,11 @@ def guide(
     Args:
         model: The ONNX file; of a guide to resume its own unless given.
         config: Everything that can be chosen; what is given beside it takes its place.
-        backend: What builds the engine.
-        precision: The precision asked for.
+        backend: What builds the engine; onnxruntime unless given.
+        precision: The precision asked for; fp32 unless given.
         data: Where inputs come from; random unless given.
         golden_model: A model that is right; tensors are matched by their names.
-        minutes: No question is begun after so many minutes.
+        minutes: No question is begun after so many minutes; no limit unless given.
         resume: A guide's run that was stopped or killed.
         experiment: MLflow experiment; the model's name unless given.
 

@@ -48,9 +48,9 @@ def noise(
     Args:
         campaign: The campaign's run.
         config: Everything that can be chosen.
-        builds: How many of its engines are run.
-        runs: How often each is.
-        statistic: Which error is split.
+        builds: How many of its engines are run; 8 unless given.
+        runs: How often each is; 8 unless given.
+        statistic: Which error is split; max_abs unless given.
 
     Returns:
         The error, split, and the run that holds it.

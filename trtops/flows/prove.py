@@ -48,7 +48,7 @@ def prove(
         campaign: The campaign's run.
         config: Everything that can be chosen.
         suspect: Position in the diff's suspects; the diff's explanation unless given.
-        repeats: How often each swap is made.
+        repeats: How often each swap is made; 3 unless given.
 
     Returns:
         ``confirmed``, ``refuted`` or ``not isolable``, and the builds that show it.

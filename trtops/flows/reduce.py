@@ -70,11 +70,11 @@ def reduce(
         fail_codes: Exit codes of the command that are the failure meant; any but 0 unless given.
         ignore_fail_codes: Exit codes that are not.
         fail_regex: Regular expressions of which one must be found in what the command prints, for the failure meant.
-        timeout_seconds: How long one run of the command may take.
+        timeout_seconds: How long one run of the command may take; no limit unless given.
         backend: The back end under test.
         precision: Its precision.
         tolerances: When its outputs are good enough; by default what is expected of the precision.
-        width: How many candidates to check at a time.
+        width: How many candidates to check at a time; 1 unless given.
         output: Where to save the reduced model. Answers are kept beside it until the end: give that file as the config's
             journal, and a flow that was killed resumes.
         experiment: MLflow experiment; the model's name unless given.

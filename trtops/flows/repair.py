@@ -46,11 +46,11 @@ def repair(
     Args:
         model: The ONNX file.
         config: Everything that can be chosen; what is given beside it takes its place.
-        backend: What builds engines.
-        precision: The precision asked for.
+        backend: What builds engines; onnxruntime unless given.
+        precision: The precision asked for; fp32 unless given.
         data: Where inputs come from; random unless given.
-        max_builds: Builds at most.
-        minutes: No engine is built after so many minutes.
+        max_builds: Builds at most; 80 unless given.
+        minutes: No engine is built after so many minutes; no limit unless given.
         output: File for the chosen config, as convert takes it.
         experiment: MLflow experiment; the model's name unless given.
 

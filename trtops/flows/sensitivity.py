@@ -55,7 +55,7 @@ def sensitivity(
         calibration_cache: A calibration cache of either format, or ``run:<id>`` of a calibration.
         data: Where inputs come from; random unless given.
         config: Everything that can be chosen; what is given beside it takes its place.
-        budget: Relative error that INT8 may make.
+        budget: Relative error that INT8 may make; 0.01 unless given.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:

@@ -109,6 +109,9 @@ def test_the_run_keeps_the_numbers_from_which_the_verdict_follows(again, tracker
     assert stored.info.tags[Tag.GATE] == "accept" and stored.info.verdict == "good"
     assert stored.info.metrics["gate", "size_ratio"] == pytest.approx(1)
     assert again.headline in stored.read_bytes(Artifact.GATE_PAGE).decode()
+    report = stored.read_bytes(Artifact.REPORT).decode()
+    assert "Latency of the candidate over that of the accepted engine" in report and "round 1: " in report
+    assert "Distance of each output from the accepted one" in report and "<svg" in report
     strict = replace(kept_result.policy, limits=Limits(latency=LatencyLimit(ratio=0.05)))
     assert decide(judge_measured(kept_result.measured, strict)) == "refuse"
 

@@ -17,6 +17,7 @@ from trtops.ops.repairing.op import repair
 from trtops.ops.repairing.space import Outcome, Point, fastest
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact
 
 QUICK = {"latency_runs": 3, "warm_up": 0, "plots": "never"}
 
@@ -40,6 +41,8 @@ def test_an_engine_that_passes_is_found_built_by_convert_and_known_to_the_store(
     assert (again.builds, again.reused) == (0, 2)
     assert not first.trials[0].outcome.good and first.picture().startswith(b"\x89PNG")
     assert {info.kind for info in tracker.find(parent=first.run_id)} == {"build"}
+    report = tracker.load(first.run_id).read_bytes(Artifact.REPORT).decode()
+    assert "Accuracy against latency" in report and "chosen: deny GeluApproximation" in report and "<svg" in report
     monkeypatch.chdir(tmp_path)
     assert main(["convert", str(path), "--config", "fixed.json", "-o", "fixed.ort"]) == 0
     assert Path("fixed.ort").stat().st_size > 0

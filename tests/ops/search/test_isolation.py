@@ -50,8 +50,11 @@ def test_what_is_wrong_without_any_fusion_is_not_mended_by_marks() -> None:
 
 
 def test_the_window_is_what_is_fused_wrongly() -> None:
-    result = isolate(chain(), wrongly_fused("n4", "n5", "n6"), CONFIG)
-    assert (result.how, result.minimal) == ("own", True)
+    counted: list[int] = []
+    result = isolate(
+        chain(), wrongly_fused("n4", "n5", "n6"), CONFIG, progress=lambda done, total: counted.append(done)
+    )
+    assert (result.how, result.minimal) == ("own", True) and counted[-1] == max(counted) > 2
     assert [node.name for node in result.nodes] == ["n4", "n5", "n6"]
 
 

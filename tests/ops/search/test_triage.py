@@ -20,6 +20,7 @@ from trtops.ops.search.triage.result import TriageResult
 from trtops.ops.search.triage.sides import Emulated, MakeRunner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
+from trtops.tracking.schema import Artifact
 
 TIGHT = Tolerances(atol=1e-3, rtol=1e-3)
 
@@ -196,6 +197,10 @@ def test_everything_is_logged_and_drawn() -> None:
     assert TriageResult.from_json(result.to_json()).first == result.first
     info = tracker.info(result.run_id)
     assert (info.experiment, info.verdict) == ("chain", "bad") and info.metrics["triage", "differing"] > 0
+    report = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
+    assert "Error of each tensor" in report and "<svg" in report
+    drawn = report[report.index("<svg") :]
+    assert all(f"{tensor.name}" in drawn for tensor in result.tensors)
 
 
 def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:

@@ -121,10 +121,12 @@ _FISH = """function __trtops_words
     string join ' ' -- $words[2..-1]
 end
 function __trtops_is
-    test (__trtops_words) = "$argv[1]"
+    set -l words (__trtops_words)
+    test "$words" = "$argv[1]"
 end
 function __trtops_begins
-    string match -q -- "$argv[1]*" (__trtops_words)
+    set -l words (__trtops_words)
+    string match -q -- "$argv[1]*" "$words"
 end"""
 
 

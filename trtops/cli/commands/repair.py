@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say, say_json, say_page
+from trtops.cli.logs import say, say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.repairing.config import RepairConfig
@@ -109,7 +109,7 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1
 
 

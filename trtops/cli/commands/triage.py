@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group, UsageError
-from trtops.cli.logs import say, say_json, say_page
+from trtops.cli.logs import say, say_json, say_result
 
 if TYPE_CHECKING:
     from trtops.ops.guiding.config import GuideConfig
@@ -115,7 +115,7 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return {"good": 0, "bad": 1, "error": 3}[result.verdict]
 
 

@@ -261,6 +261,8 @@ def _walk(
             if progress is not None:
                 progress(Asking(len(steps) + 1, question.asks, question.why, steps[-1] if steps else None))
             steps.append(_asked(subject, run, name, question))
+            if progress is None:
+                log.info("%s %s", question.asks, steps[-1].answer)
             _keep(subject, run, steps)
             name = _next_question(steps)
         return _finished(subject, run, steps)
@@ -289,7 +291,6 @@ def _asked(subject: Subject, run: Run, name: str, question: Question) -> Step:
         )
         child.log_metrics({("guide", "builds"): float(step.builds), ("guide", "seconds"): seconds})
         child.finish("bad" if step.kind is not None else "good")
-    log.info("%s %s", step.asks, step.answer)
     return step
 
 

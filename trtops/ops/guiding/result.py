@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -104,6 +105,13 @@ class GuideResult(OpResult):
     def seconds(self) -> float:
         """Wall time, that of earlier processes included."""
         return sum(step.seconds for step in self.steps)
+
+    @property
+    def next_step(self) -> str:
+        """One that was stopped goes on."""
+        if self.run_id and self.next_question:
+            return f"trtops triage --resume {self.run_id} --experiment {shlex.quote(self.experiment)}"
+        return super().next_step
 
     @property
     def headline(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -129,6 +130,13 @@ class RepairResult(OpResult):
     output: str | None = None
 
     @property
+    def next_step(self) -> str:
+        """The engine that was chosen is built by its config."""
+        if self.run_id and self.subject and self.output is not None:
+            return f"trtops convert {shlex.quote(self.subject)} --config {shlex.quote(self.output)}"
+        return super().next_step
+
+    @property
     def headline(self) -> str:
         """What was changed."""
         return "no engine passes" if self.chosen is None else self.chosen.describe()
@@ -148,7 +156,7 @@ class RepairResult(OpResult):
             if asked.latency_ms < math.inf and not asked.good:
                 yield f"As asked for it took {asked.latency_ms:.3f} ms, and did not pass: {asked.why}"
             if self.output is not None:
-                yield f"Build it by `trtops convert MODEL --config {self.output}`."
+                yield f"Build it by `trtops convert {self.subject or 'MODEL'} --config {self.output}`."
         yield ""
         yield (
             f"{len(self.trials)} of {self.size} engines were tried with {self.builds} builds; {self.reused} were there already. "

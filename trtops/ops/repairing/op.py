@@ -91,6 +91,7 @@ def repair(
             chosen = fastest(final)
         result = RepairResult(
             title=f"repair {path.name}",
+            subject=str(path),
             verdict="bad" if chosen is None else "good",
             chosen=chosen,
             config=None if chosen is None else trying.converted(chosen),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from trtops import ops
 from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
+from trtops.terminal import progress
 
 if TYPE_CHECKING:
     from trtops.ops.search.isolation.marking import IsolationConfig
@@ -79,15 +80,13 @@ def plan(args: Asked) -> Plan:
 def execute(plan: Plan) -> int:
     """Search, and print."""
     search = ops.find_marks if plan.marks else ops.isolate
-    result = search(
-        plan.model,
-        plan.build,
-        plan.config,
-        tracker=memory.kept(plan.experiment, plan.store),
-        experiment=plan.experiment,
-    )
+    tracker = memory.kept(plan.experiment, plan.store)
+    with progress("Isolating", "builds") as bar:
+        result = search(
+            plan.model, plan.build, plan.config, tracker=tracker, experiment=plan.experiment, progress=bar.update
+        )
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0 if result.verdict == "good" else 1

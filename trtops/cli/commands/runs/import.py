@@ -11,7 +11,7 @@ from trtops import ops
 from trtops.backend.onnx.model import Model
 from trtops.cli import groups, memory
 from trtops.cli.flags import Asked, Flag, Group
-from trtops.cli.logs import say_json, say_page
+from trtops.cli.logs import say_json, say_result
 
 GROUPS = (
     Group(
@@ -69,5 +69,5 @@ def execute(plan: Plan) -> int:
     if plan.json:
         say_json(result.to_dict())
     else:
-        say_page(result.page())
+        say_result(result, plan.store)
     return 0

@@ -17,7 +17,7 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.judging.feeds import DataConfig
 from trtops.ops.judging.judgement import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.search import algorithms
 from trtops.ops.search.triage.sides import Built, MakeRunner, Sides, reference
 from trtops.spec import BuildConfig
@@ -98,8 +98,9 @@ class Apart:
         builds: Builds made so far.
     """
 
-    def __init__(self, sides: Sides, max_builds: int) -> None:
+    def __init__(self, sides: Sides, max_builds: int, progress: OnProgress | None = None) -> None:
         self.sides = sides
+        self._progress = progress
         self.builds = 0
         self._max_builds = max_builds
         self._known: dict[frozenset[str], bool] = {}
@@ -115,6 +116,8 @@ class Apart:
             if self.builds >= self._max_builds:
                 raise OutOfBuildsError
             self.builds += 1
+            if self._progress is not None:
+                self._progress(self.builds, None)
             ordered = [name for name in self.sides.tensors if name in asked]
             report, _ = self.sides.compare(ordered)
             verdicts = {output.name: output.verdict for output in report.outputs}
@@ -150,6 +153,7 @@ def find_marks(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
     file: str | Path | None = None,
+    progress: OnProgress | None = None,
 ) -> MarkingResult:
     """Find the fewest tensors that take an error away when they are marked as outputs.
 
@@ -163,6 +167,7 @@ def find_marks(
         tags: Further tags of the run.
         parent: Id of a parent run.
         file: The file that a model in memory was made from; the run is named after it.
+        progress: Called before each build, with how many there are then.
 
     Raises:
         ModelError: If the model cannot be used.
@@ -175,7 +180,7 @@ def find_marks(
     name = f"{subject.name} marks"
     with op_run(tracker, experiment, name, kind="isolation", model=subject.file, tags=tags, parent=parent) as run:
         started = time.perf_counter()
-        apart = Apart(opened_sides(model, actual, config, feeds), config.max_builds)
+        apart = Apart(opened_sides(model, actual, config, feeds), config.max_builds, progress)
         found = replace(fewest_marks(apart), seconds=time.perf_counter() - started)
         result = replace(found, title=f"marks {subject}").kept_in(run, experiment)
         run.log_params({"model": subject.name, **config.to_dict()})

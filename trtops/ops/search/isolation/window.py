@@ -21,7 +21,7 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.observe import observe
 from trtops.ops.judging.submodel import CheckOutcome, ComparisonCheck
 from trtops.ops.model.opening import Source, Subject
-from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.search import algorithms
 from trtops.ops.search.isolation.marking import Apart, IsolationConfig, OutOfBuildsError, fewest_marks, opened_sides
 from trtops.ops.search.triage.sides import MakeRunner
@@ -106,6 +106,7 @@ def isolate(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
     file: str | Path | None = None,
+    progress: OnProgress | None = None,
 ) -> IsolateResult:
     """Find the smallest window of nodes that flips the verdict; arguments are those of :func:`find_marks`.
 
@@ -121,16 +122,15 @@ def isolate(
     with op_run(tracker, experiment, name, kind="isolation", model=subject.file, tags=tags, parent=parent) as run:
         started = time.perf_counter()
         sides = opened_sides(model, actual, config, feeds)
-        apart = Apart(sides, config.max_builds)
+        apart = Apart(sides, config.max_builds, progress)
         result = IsolateResult(verdict="good", total=len(sides.cutter.order), builds=1, seconds=0.0)
         if not apart.is_right(()):
             result = replace(result, verdict="bad", builds=apart.builds)
             with ExitStack() as stack:
                 observed = observe(sides.cutter, sides.feeds)
                 stack.callback(observed.close)
-                own = _OwnWindows(
-                    sides.cutter, observed, ComparisonCheck(runner=sides.actual, tolerances=sides.tolerances), config
-                )
+                check = ComparisonCheck(runner=sides.actual, tolerances=sides.tolerances)
+                own = _OwnWindows(sides.cutter, observed, check, config, progress)
                 result = _window_on_its_own(own, result)
             if result.how == "none":
                 result = _window_apart(apart, sides.cutter, result)
@@ -145,13 +145,21 @@ def isolate(
 class _OwnWindows:
     """Windows built on their own, each once."""
 
-    def __init__(self, cutter: Cutter, values: Values, check: ComparisonCheck, config: IsolationConfig) -> None:
+    def __init__(
+        self,
+        cutter: Cutter,
+        values: Values,
+        check: ComparisonCheck,
+        config: IsolationConfig,
+        progress: OnProgress | None,
+    ) -> None:
         self.cutter = cutter
         self.count = len(cutter.parts)
         self.builds = 0
         self._values = values
         self._check = check
         self._max_builds = config.max_builds
+        self._progress = progress
         self._known: dict[algorithms.Interval, bool] = {}
 
     def fails(self, low: int, high: int) -> bool:
@@ -162,6 +170,8 @@ class _OwnWindows:
             if self.builds >= self._max_builds:
                 raise OutOfBuildsError
             self.builds += 1
+            if self._progress is not None:
+                self._progress(self.builds, None)
             part = self.cutter.cut(self.nodes(low, high), self._values)
             self._known[low, high] = CheckOutcome.of(self._check(part)).verdict == "fail"
         return self._known[low, high]
