@@ -36,7 +36,7 @@ CAMPAIGN = Group(
             names=("--clean-builds",),
             convert=int,
             shown="N",
-            help="good builds before nothing is searched for beside what was convicted (default: 20)",
+            help="good builds before nothing is searched for beside what was convicted (default: 24)",
         ),
         Flag(names=("--no-bisect",), takes="switch", help="wait for chance to decide; mix no good and bad build"),
         Flag(names=("--resume",), shown="RUN", help="a campaign to resume"),
