@@ -96,7 +96,7 @@ class DebugBuildConfig(Record):
         bisect: With ``until="decided"``, mix a good and a bad build by replay as soon as there is one of each, instead of
             waiting for chance (:func:`trtops.ops.campaign.bisect.bisect`).
         clean_builds: How many good builds there have to be before nothing is searched for beside what was convicted, which
-            builds no longer get. Among 20 a culprit that one in ten builds has shows with 88 %, one that one in five has with 99 %.
+            builds no longer get. Among 24 a culprit that one in ten builds has shows with 92 %, one that one in five has with more than 99 %.
         by: What the diff compares.
         confidence: The probability of guilt from which on a tactic is convicted.
         timeout_seconds: How long a build, or a first inference with it, may take before it counts as hung; None waits.
@@ -118,7 +118,7 @@ class DebugBuildConfig(Record):
     max_iterations: int = 200
     max_minutes: float | None = None
     bisect: bool = True
-    clean_builds: int = 20
+    clean_builds: int = 24
     by: By = "tactic"
     confidence: float = 0.95
     timeout_seconds: float | None = 1800.0
@@ -189,7 +189,7 @@ class DebugBuildConfig(Record):
     def same_builds(self, other: DebugBuildConfig) -> bool:
         """Whether iterations of both may stand in one campaign: whatever decides a build or its verdict is the same."""
         free = {"until": 1, "max_iterations": 1, "parallel": 1, "devices": (), "confidence": 0.95, "by": "tactic"}
-        free |= {"max_minutes": None, "bisect": True, "clean_builds": 20, "timeout_seconds": None}
+        free |= {"max_minutes": None, "bisect": True, "clean_builds": 24, "timeout_seconds": None}
         return replace(self, **free) == replace(other, **free)  # type: ignore[arg-type]
 
 

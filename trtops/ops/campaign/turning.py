@@ -96,18 +96,17 @@ class Turning:
         convicted explains. At last, with good builds enough, one that shows whether what was convicted is bad there too.
         """
         found = joined(self.done)
-        for guilty in found:
-            having = guilty.held_by(table)
-            asked = guilty.asked
-            against = [n for n in table.named("good") if having[table.names.index(n)] and n not in asked]
-            if against and not guilty.settled:
+        for guilty in (guilty for guilty in found if not guilty.settled):
+            having = dict(zip(table.names, guilty.held_by(table).tolist()))
+            against = [name for name in table.named("good") if having[name] and name not in guilty.asked]
+            if against:
                 return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
         tried = {result.bad_run for result in self.done if not result.given}
         # Mixtures with a good build that failed only by chance not to be bad follow nothing.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
-        explained = self.explained(table)
+        explained = dict(zip(table.names, self.explained(table).tolist()))
         good = [name for name in table.named("good") if name not in unsafe]
-        bad = [n for n in table.named("bad") if n not in tried and not explained[table.names.index(n)]]
+        bad = [name for name in table.named("bad") if name not in tried and not explained[name]]
         if good and bad:
             return Pair(*most_alike(table, good, bad), chance=_MISJUDGED if found else CHANCE)
         waited = self._has_waited(table)

@@ -42,7 +42,7 @@ CAMPAIGN = Group(
         ),
         Flag(
             names=("--clean-builds",),
-            usual="20",
+            usual="24",
             convert=int,
             shown="N",
             help="good builds before nothing is searched for beside what was convicted",
