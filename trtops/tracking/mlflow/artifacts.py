@@ -254,7 +254,7 @@ class _RemoteFiles:
         )
 
     def _list(self, folder: str) -> list[Any]:
-        found = list(self._connection.call(self._repository().list_artifacts, folder or None))
+        found = list(self._connection.call(lambda: self._repository().list_artifacts(folder or None)))
         for item in found:  # what a server says becomes a path on this machine
             if not _is_path_below(folder, item.path):
                 raise errors.StoreError(
