@@ -85,10 +85,9 @@ def test_the_guide_names_the_overflow_and_a_bundle_of_the_engine_repeats_it(
     started = time.perf_counter()
     made = bundle(bad[0].id, BundleConfig(output=str(tmp_path / "engine.zip")), tracker=tracker)
     reported = as_a_stranger(tmp_path / "engine.zip", tmp_path / "there")
-    anew = as_a_stranger(tmp_path / "engine.zip", tmp_path / "again", "--build")
-    told("bundle", f"{made.page()}\nas a stranger: {reported}\nbuilt anew: {anew}", started)
+    told("bundle", f"{made.page()}\nas a stranger: {reported}", started)
     assert "engine/engine.engine" in made.files and "verdict: bad" in made.said
-    assert "verdict: bad" in reported and "TensorRT" in reported and "verdict: bad" in anew
+    assert "verdict: bad" in reported and "TensorRT" in reported
 
 
 def test_repair_finds_an_engine_that_passes_and_its_bundle_is_good_when_built_anew(
@@ -97,7 +96,7 @@ def test_repair_finds_an_engine_that_passes_and_its_bundle_is_good_when_built_an
     path, check = overflowing
     started, tracker = time.perf_counter(), MemoryTracker()
     config = RepairConfig(
-        build=FP16, check=replace(check, latency_runs=20, warm_up=3), change=("keep",), max_builds=16, minutes=0.75
+        build=FP16, check=replace(check, latency_runs=20, warm_up=3), change=("keep",), max_builds=9, minutes=0.4
     )
     result = repair(path, config, tracker=tracker)
     told("repair", result.page(), started)
@@ -111,7 +110,7 @@ def test_repair_finds_an_engine_that_passes_and_its_bundle_is_good_when_built_an
     made = bundle(run.run_id, BundleConfig(output=str(tmp_path / "repaired.zip")), tracker=tracker)
     anew = as_a_stranger(tmp_path / "repaired.zip", tmp_path / "again", "--build")
     told("repaired_bundle", f"{made.page()}\nbuilt anew: {anew}", started)
-    assert "verdict: good" in anew
+    assert "verdict: good" in anew and "timing cache will not be used" not in anew
 
 
 def test_isolation_finds_the_window_of_an_overflow() -> None:

@@ -148,9 +148,13 @@ class Watched:
     def keep(self, name: str) -> None:
         """Keep what is seen now as a picture for the documentation, where that is asked for."""
         if folder := os.environ.get("TRTOPS_SCREENSHOTS"):
+            for panel in self.page.locator(ASSISTANT).all():
+                panel.click(timeout=PATIENCE)
             self.page.screenshot(path=str(Path(folder, f"{name}.png")))
 
 
+ASSISTANT = "[data-component-id='mlflow.assistant.chat_panel.close']"
+"""What closes the panel that MLflow opens beside its pages."""
 OWN_GAPS = ("/users/current", "/favicon")
 """Addresses that the servers' own pages ask for in vain, whatever is shown."""
 

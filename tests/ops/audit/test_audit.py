@@ -16,7 +16,9 @@ from trtops import errors, signing
 from trtops.cli.main import main
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit, choose_runs
+from trtops.ops.auditing.result import AuditResult, RunAudit
 from trtops.ops.campaign.promote import resolve
+from trtops.ops.result import finish_with, op_run
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -170,3 +172,14 @@ def test_the_command_s_exit_code_says_whether_every_run_passes(
     assert main([*line, logged.runs["fp16"], "--key", str(logged.key)]) == 0
     assert main([*line, logged.runs["fp16"], "--key", str(tmp_path / "none.pub")]) == 3
     assert main(line) == 2
+
+
+def test_the_report_draws_how_many_builds_have_each_grade() -> None:
+    grades = ("bytes equal", "bytes equal", "outputs equal")
+    runs = tuple(RunAudit(id=f"{n}" * 32, name=f"build {n}", kind="build", grade=g) for n, g in enumerate(grades))
+    tracker = MemoryTracker()
+    with op_run(tracker, "e", "audit", kind="audit") as run:
+        finish_with(run, AuditResult(runs=runs), tracker)
+    drawn = tracker.load(run.id).read_bytes(Artifact.REPORT).decode()
+    svg = drawn[drawn.index("<svg") : drawn.index("</svg>")]
+    assert "bytes equal" in svg and "outputs equal" in svg and "tactics equal" not in svg

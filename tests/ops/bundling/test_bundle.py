@@ -170,6 +170,22 @@ def test_a_run_that_failed_before_it_was_to_build_is_refused_with_what_it_said(t
         bundle(run.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 
 
+@pytest.mark.parametrize("damaged", ["spec.json", "environment.json", "materials.json"])
+def test_what_lies_in_a_failed_run_need_not_be_whole(damaged: str, tmp_path: Path) -> None:
+    onnx.save(unknown_op("Nope"), tmp_path / "nope.onnx")
+    tracker = MemoryTracker()
+    with pytest.raises(errors.BackendError):
+        convert(tmp_path / "nope.onnx", ConvertConfig(check=CHECK), tracker=tracker)
+    [failed] = tracker.find()
+    run = tracker.reopen(failed.id)
+    run.log_bytes(b'{"cut', damaged)
+    run.fail("again")
+
+    with pytest.raises(errors.TrtopsError, match="JSON"):
+        bundle(failed.id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
+    assert not (tmp_path / "b.zip").exists()
+
+
 @pytest.mark.parametrize("library", ["onnxrt", "trt"])
 def test_a_process_that_dies_has_a_verdict(library: str, tmp_path: Path) -> None:
     script = (ROOT / "trtops" / "backend" / library / "reproduce.py").read_text()

@@ -50,7 +50,7 @@ def failed_case(
     """
     spec_bytes = tracker.peek(info.id, schema.Artifact.SPEC)
     environment_bytes = tracker.peek(info.id, schema.Artifact.ENVIRONMENT)
-    materials = read_materials(tracker.peek(info.id, schema.Artifact.MATERIALS))
+    materials = _materials(info, tracker)
     if spec_bytes is None or environment_bytes is None or materials is None:
         why = info.tags.get(schema.Tag.ERROR, "it says no more")
         raise errors.ReproductionError(
@@ -76,6 +76,14 @@ def failed_case(
     ranges = tracker.peek(info.id, calibration.path) if calibration is not None and calibration.path else None
     extra = {"spec.json": spec_bytes, **({"caches/calibration.cache": ranges} if ranges is not None else {})}
     return failing_case(case, spec.config, ranges), environment, extra, missing
+
+
+def _materials(info: RunInfo, tracker: Tracker) -> Materials | None:
+    """What the build was given; of a run without a manifest nothing says whether that is whole."""
+    try:
+        return read_materials(tracker.peek(info.id, schema.Artifact.MATERIALS))
+    except (ValueError, RecursionError) as exc:
+        raise errors.FormatError(f"Run {info.id}: {schema.Artifact.MATERIALS} is not JSON ({exc}).") from None
 
 
 def _model(info: RunInfo, tracker: Tracker, folder: Folder, digest: str) -> Model:

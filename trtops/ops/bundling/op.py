@@ -11,6 +11,8 @@ from typing import Any
 
 from trtops import errors
 from trtops.allowed import ask_for
+from trtops.backend.base import Build
+from trtops.backend.trt.choices.timing_cache import TimingCache
 from trtops.ops.auditing.gathering import Folder, Gathered, gather
 from trtops.ops.bundling.case import Case, case_of
 from trtops.ops.bundling.config import BundleConfig, BundleResult
@@ -176,7 +178,7 @@ def _extra_files(gathered: Gathered, *, stripped: bool) -> dict[str, bytes]:
         "spec.json": build.spec.to_json().encode("utf-8"),
         "tactics.json": build.tactics.to_json().encode("utf-8"),
         "layers.json": json.dumps([layer.to_dict() for layer in build.layers], indent=1).encode("utf-8"),
-        "caches/timing.cache": build.timing_cache,
+        "caches/timing.cache": _timing_bytes(build),
         "build.log": build.log.encode("utf-8"),
     }
     if not stripped:
@@ -184,3 +186,10 @@ def _extra_files(gathered: Gathered, *, stripped: bool) -> dict[str, bytes]:
         files["caches/calibration.cache"] = build.calibration_cache
         files[f"engine/engine{suffix}"] = build.engine.plan or None
     return {name: data for name, data in files.items() if data is not None}
+
+
+def _timing_bytes(build: Build) -> bytes | None:
+    """The timing cache as the back end's own library reads it: of TensorRT without the line that trtops puts before it."""
+    if build.timing_cache is None or build.spec.config.backend != "tensorrt":
+        return build.timing_cache
+    return TimingCache.from_bytes(build.timing_cache).data

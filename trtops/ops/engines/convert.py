@@ -289,7 +289,8 @@ def _build_and_judge(
     try:
         build, reused_from, crashed = _build_or_reuse(job, config, backend, tracker, run, feeds)
     except errors.BackendError:
-        _log_model(run, model, config)  # whoever has to mend the builder needs it
+        with contextlib.suppress(errors.TrtopsError, OSError):  # what the builder said is what counts
+            _log_model(run, model, config)  # whoever has to mend the builder needs it
         raise
     if built is not None:
         built(build)
