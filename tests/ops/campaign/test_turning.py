@@ -111,6 +111,14 @@ def test_what_was_good_in_more_builds_than_bad_is_not_guilty():
     assert joined([convicted, *bad, *good[:2]]) and joined([convicted, *good, *bad]) == []
 
 
+def test_where_most_bad_builds_follow_nothing_a_conviction_among_them_is_withdrawn():
+    convicted = bisection("0", "1", (unit(0),))
+    chance = [bisection("0", str(number), outcome="not repeatable") for number in range(2, 8)]
+
+    assert joined([convicted, *chance[:5]])
+    assert joined([convicted, *chance]) == []
+
+
 def test_a_campaign_ends_with_enough_good_builds_in_several_of_which_the_culprit_was_bad_too():
     found = turning(bisection("0", "1", (unit(0),)))
     rows, verdicts = ["0011", "1111"], "gb"
