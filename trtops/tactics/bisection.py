@@ -56,6 +56,8 @@ CHANCE = 0.2
 _BELIEF = 0.9
 """How much of the prior follows builds that nobody mixed. They may lead astray, as where a culprit good in them failed by
 chance, but then each misleading hypothesis costs a few trials only."""
+_DOUBTED = 0.95
+"""Probability of chance after which a conviction needs so many times the evidence (:data:`_DOUBT_OF_CHANCE`)."""
 _DOUBT_OF_CHANCE = 5
 """How many times as sure one has to be that no unit decides as that one does: the good build may have the culprit too."""
 _CHANCE_RATES = np.array([0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
@@ -169,6 +171,7 @@ class Bisection:
         self._log_mean = np.zeros((len(RATES), count))
         self._chance = np.zeros(len(_CHANCE_RATES) + len(_KEPT_RATES))
         self._last: bool | None = None
+        self._was_doubted = False
         self._shunned: set[bytes] = set()
         self.trials = 0
 
@@ -230,6 +233,7 @@ class Bisection:
         self._chance += np.log(rates if bad else 1 - rates)
         self._last = bad
         self.trials += 1
+        self._was_doubted |= self.p_chance >= _DOUBTED
 
     @property
     def _mass(self) -> tuple[Floats, float]:
@@ -300,9 +304,13 @@ class Bisection:
         """
         if self.p_chance >= 1 - (1 - confidence) / _DOUBT_OF_CHANCE:
             return "chance"
-        if self.log_e_value >= -math.log(1 - confidence) and self.best.probability >= confidence:
+        if self.log_e_value >= self._needed(confidence) and self.best.probability >= confidence:
             return "convicted"
         return None
+
+    def _needed(self, confidence: float) -> float:
+        """The evidence against chance that a conviction needs: more, once chance has seemed certain."""
+        return -math.log((1 - confidence) / (_DOUBT_OF_CHANCE if self._was_doubted else 1))
 
     def next(self, confidence: float = 0.95) -> tuple[Bools, Bools]:
         """The next trial, and its opposite, which the coin decided against: units taken from the bad build.
@@ -310,7 +318,7 @@ class Bisection:
         Args:
             confidence: As :meth:`decided` is asked: evidence against chance counts for as long as it is lacking.
         """
-        lacking = self.log_e_value < -math.log(1 - confidence)
+        lacking = self.log_e_value < self._needed(confidence)
         aim = _Aim(*self._mass, self._chance_rate, 1.0 if lacking else _EVIDENCE_AT_HAND)
         one, other = self._best_of_all(aim) if self.units <= _MAX_SEVERAL else self._best_of_splits(aim)
         return (one, other) if self._coin.random() < 0.5 else (other, one)

@@ -447,7 +447,7 @@ class _Search:
         self.pair = _PAIR + 2 * groups.log_weight + pairs
         share = groups.log_share[self.paired]
         logs = (_ONE + groups.log_share + alone, _PAIR + share[:, None] + share + pairs)
-        peak = float(logs[0].max())
+        peak = max(float(of.max()) for of in logs)
         self.log_e_value = (
             peak + math.log(sum(float(np.exp(of - peak).sum()) for of in logs)) - self.likelihood.supremum
         )

@@ -101,6 +101,24 @@ def test_what_is_guilty_alone_needs_nothing_that_was_convicted_with_it_before():
     assert [guilty.units for guilty in found] == [(unit(0),)]
 
 
+def test_what_was_good_in_more_builds_than_bad_is_not_guilty():
+    convicted = bisection("0", "1", (unit(0),))
+    good = [bisection(name, "1", outcome="not repeatable", given=(unit(0),)) for name in "234"]
+    bad = [bisection(name, "1", outcome="enough", given=(unit(0),)) for name in "56"]
+
+    assert joined([convicted, good[0]])
+    assert joined([convicted, *good[:2]]) == []
+    assert joined([convicted, *bad, *good[:2]]) and joined([convicted, *good, *bad]) == []
+
+
+def test_where_most_bad_builds_follow_nothing_a_conviction_among_them_is_withdrawn():
+    convicted = bisection("0", "1", (unit(0),))
+    chance = [bisection("0", str(number), outcome="not repeatable") for number in range(2, 8)]
+
+    assert joined([convicted, *chance[:5]])
+    assert joined([convicted, *chance]) == []
+
+
 def test_a_campaign_ends_with_enough_good_builds_in_several_of_which_the_culprit_was_bad_too():
     found = turning(bisection("0", "1", (unit(0),)))
     rows, verdicts = ["0011", "1111"], "gb"

@@ -29,6 +29,8 @@ _ELSEWHERE = 5  # good builds that something convicted is put into, to see wheth
 _AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
 _MUCH = 0.4  # share of what it may need that a build has to lack for that
 _SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
+_REFUTING = 2  # good builds with what was convicted, each seen to be good repeatedly, that refute it
+_WITHDRAWING = 6  # pairs whose mixtures follow nothing, after which convictions by others are withdrawn
 _MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
 
 
@@ -170,6 +172,11 @@ class Guilty:
     lacking: tuple[str, ...] = ()
 
     @property
+    def refuted(self) -> bool:
+        """Whether it was good in several other builds, more than it was bad in, and nothing was found that it needs."""
+        return not self.settled and len(self.lacking) >= _REFUTING and len(self.lacking) > len(self.enough)
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """All good builds that it was put into."""
         return self.enough + self.lacking
@@ -189,7 +196,8 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
 
     Two builds that both have one of two that fail only together differ in the other one, and that alone is convicted, until a
     good build has it too and is mixed with the bad one: what is found then belongs to it. And what is guilty alone, needs
-    nothing that was convicted with it before.
+    nothing that was convicted with it before. What was refuted since is left out, and all
+    of it where so many bad builds follow nothing that a few convictions are to be expected by chance.
     """
     found: list[Guilty] = []
     for result in done:
@@ -206,6 +214,9 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
                 found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
         if not result.given:
             found += [Guilty(clause, result.good_run, result.bad_run) for clause in new]
+    if sum(result.outcome == "not repeatable" and not result.given for result in done) >= _WITHDRAWING:
+        return []
+    found = [guilty for guilty in found if not guilty.refuted]
     sets = [frozenset(guilty.units) for guilty in found]
     return [
         guilty
