@@ -106,9 +106,10 @@ def statistics_text(array: Any) -> str:
         variance = float(numbers.var())
         median, *percentiles = map(float, np.quantile(numbers, (0.5, 0.9, 0.95, 0.99)))
         places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (numbers.argmin(), numbers.argmax())]
+        # Of 0 and -0 numpy gives either as the least, as they lie in memory; the sum is 0 for both.
         text = (
             f"mean={numbers.mean():.5g}, std-dev={variance**0.5:.5g}, var={variance:.5g}, median={median:.5g}, "
-            f"min={numbers.min():.5g} at {places[0]}, max={numbers.max():.5g} at {places[1]}, "
+            f"min={numbers.min() + 0.0:.5g} at {places[0]}, max={numbers.max():.5g} at {places[1]}, "
             f"avg-magnitude={np.abs(numbers).mean():.5g}"
         )
     if array.dtype.kind == "b":

@@ -43,7 +43,7 @@ def test_a_page_has_both_in_numbers_and_the_slowest_boundary_first(files: tuple[
     assert dict(result.b.precisions) == {"int8": 2, "fp16": 2}
     assert result.a.aligned == result.b.aligned == 1
     lines = result.page().splitlines()
-    boundaries = lines[lines.index("## Boundaries, the slowest first") + 4 :]
+    boundaries = lines[lines.index("## Boundaries, where the engines differ most first") + 4 :]
     assert boundaries[0].startswith("| `conv1 + relu1 → conv2` | - | - | 1: fp16 Channel major")
     assert "0.093 ms for 0.064 ms, 3 layers inserted for 2" in lines[0]
     assert any(line.startswith("| `conv1 + relu1` | 1 → 2 | fp16 |") for line in lines)
@@ -78,7 +78,7 @@ def test_engines_of_runs_are_compared_by_what_their_builds_told(tmp_path: Path) 
     assert result.a.layers and result.b.layers and result.a.ms is None
     info = tracker.info(result.run_id)
     assert info.kind == "engine_diff" and info.verdict is None
-    assert "Boundaries, the slowest first" in info.tags[schema.Tag.NOTE]
+    assert "Boundaries, where the engines differ most first" in info.tags[schema.Tag.NOTE]
 
 
 def test_the_command_prints_the_page_or_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,9 +129,13 @@ class Boundary(Record):
     b: Inserted
 
     @property
-    def weight(self) -> tuple[float, int]:
-        """What boundaries are sorted by: the longer time of the two, then what is moved."""
-        return max(self.a.ms or 0.0, self.b.ms or 0.0), max(self.a.bytes, self.b.bytes)
+    def weight(self) -> tuple[float, int, float, int]:
+        """What boundaries are sorted by: how much time and bytes differ, then the longer time, then what is moved.
+
+        What both engines do alike, such as reading their inputs, stands behind what one of them does in vain.
+        """
+        times, moved = (self.a.ms or 0.0, self.b.ms or 0.0), (self.a.bytes, self.b.bytes)
+        return abs(times[0] - times[1]), abs(moved[0] - moved[1]), max(times), max(moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +144,7 @@ class Alignment(Record):
 
     Attributes:
         rows: Their layers; those whose time differs most first where both were profiled, else in order of execution.
-        boundaries: What was inserted; the slowest first.
+        boundaries: What was inserted; where the engines differ most first.
     """
 
     rows: tuple[Row, ...]

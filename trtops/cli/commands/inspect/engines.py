@@ -1,4 +1,4 @@
-"""Put two TensorRT engines side by side: layers by their ONNX nodes, and reformats between them, the slowest first.
+"""Put two TensorRT engines side by side: layers by their ONNX nodes, and reformats between them, where the engines differ most first.
 
 Takes engine files, the engine inspector's JSON (trtexec's --exportLayerInfo), and runs of the store.
 """

@@ -1,4 +1,4 @@
-"""Two engines side by side: layers aligned by their ONNX nodes, and what was put between them, the slowest first."""
+"""Two engines side by side: layers aligned by their ONNX nodes, and what was put between them, where they differ most first."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class InspectEnginesResult(OpResult):
 
     def _boundaries(self) -> Iterable[str]:
         found = self.alignment.boundaries
-        yield from ("", "## Boundaries, the slowest first", "")
+        yield from ("", "## Boundaries, where the engines differ most first", "")
         if not found:
             yield "Neither engine has a layer that carries no ONNX node."
             return
