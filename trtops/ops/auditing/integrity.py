@@ -15,10 +15,12 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.calibration.cache import read_cache
 from trtops.ops.auditing.result import Claim, Contradiction
 from trtops.ops.judging.judgement import Judgement, error_metrics
 from trtops.record import sha256, sha256_file
 from trtops.spec import BuildSpec, Environment, Layer
+from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import builds, campaigns, schema
@@ -291,8 +293,6 @@ def _check_materials(run: StoredRun, spec: BuildSpec, environment: Environment, 
 
 
 def _content_digest(run: StoredRun, name: str, path: str, environment: Environment) -> str | None:
-    from trtops.tactics.denied import DenyList
-
     data = run.read_bytes(path)
     readers: dict[str, Callable[[bytes], str]] = {
         "timing_cache": sha256,
@@ -304,8 +304,6 @@ def _content_digest(run: StoredRun, name: str, path: str, environment: Environme
 
 def _check_calibration(run: StoredRun, spec: BuildSpec, materials: Materials | None, facts: Facts) -> None:
     """The calibration cache: the one given, or one made from the data that the spec names."""
-    from trtops.calibration.cache import read_cache
-
     path = schema.Artifact.CALIBRATION_CACHE
     data = run.read_bytes(path)
     if (given := materials.of("calibration_cache") if materials else None) is not None:

@@ -6,6 +6,7 @@ this model have in the memory is taken from there and costs no build.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from trtops.ops.repairing.finals import retimed
 from trtops.ops.repairing.space import Outcome, Point, Search, Space, SpentError, fastest
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
+from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
@@ -260,10 +262,6 @@ class Trying:
         return files
 
     def _folder(self) -> str:
-        import tempfile
-
-        from trtops.processes import temporary_prefix
-
         self._held: Any = tempfile.TemporaryDirectory(prefix=temporary_prefix("repair"))
         return str(self._held.name)
 
