@@ -9,6 +9,7 @@ import pytest
 from tests import models
 from tests.guide.planted import FAULTS
 from trtops.cli.main import main
+from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.config import RepairConfig
@@ -56,6 +57,19 @@ def test_that_nothing_helps_is_a_result(tmp_path: Path) -> None:
     result = repair(path, RepairConfig(build=build, check=check, keep=("conv1",), change=("keep",)))
     assert (result.verdict, result.chosen, result.config) == ("bad", None, None)
     assert result.headline == "no engine passes"
+
+
+def test_an_engine_that_keeps_every_node_is_built_and_called_fp32(tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path)
+    check = CheckConfig(iterations=1, tolerances=Tolerances(atol=1e-6, rtol=1e-6), **QUICK)  # type: ignore[arg-type]
+
+    result = repair(
+        path, RepairConfig(build=BuildConfig(precision="fp16"), check=check, change=("keep",), max_builds=4)
+    )
+
+    assert result.chosen is not None and result.config is not None
+    assert (result.config.build.precision, result.config.build.keep) == ("fp32", ())
+    assert convert(path, result.config, tracker=MemoryTracker()).verdict == "good"
 
 
 def test_engines_that_pass_are_timed_in_turn_whatever_they_seemed_to_take(tmp_path: Path) -> None:

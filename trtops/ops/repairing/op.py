@@ -6,6 +6,7 @@ this model have in the memory is taken from there and costs no build.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -163,7 +164,7 @@ class Trying:
     def space(self) -> Space:
         """What may be changed."""
         measures = [
-            *(f"keep {name}" for name in self._keepable()),
+            *(f"keep {name}" for name in self._keepable),
             *(f"deny {name}" for name in self._deniable()),
             *(f"mark {name}" for name in (self.config.mark if "mark" in self.config.change else ())),
         ]
@@ -175,6 +176,7 @@ class Trying:
             settings.append(("level", tuple(map(str, self.config.levels))))
         return Space(measures=tuple(measures), settings=tuple(settings))
 
+    @functools.cached_property
     def _keepable(self) -> list[str]:
         if "keep" not in self.config.change or self.config.build.precision == "fp32":
             return []
@@ -227,6 +229,8 @@ class Trying:
             mark=(*build.mark, *taken["mark"]),
             options=_with_options(build, taken["deny"], settings.get("level")),
         )
+        if taken["keep"] and not self.config.keep and set(taken["keep"]) >= set(self._keepable):
+            return ConvertConfig(build=_in_fp32(build), check=self.config.check)
         return ConvertConfig(
             build=build,
             check=self.config.check,
@@ -293,6 +297,14 @@ def _with_options(build: BuildConfig, denied: list[str], level: str | None) -> A
         sources = options.tactic_sources or _SOURCES
         options = replace(options, tactic_sources=tuple(source for source in sources if source not in denied))
     return options
+
+
+def _in_fp32(build: BuildConfig) -> BuildConfig:
+    """A build that keeps every node: one in FP32, and called so, since an FP16 engine that computes nothing in FP16 is bad."""
+    options = build.options
+    if isinstance(options, TensorRTOptions):
+        options = replace(options, also=())
+    return replace(build, precision="fp32", keep=(), options=options)
 
 
 def _outcome_of(found: ConvertResult) -> Outcome:
