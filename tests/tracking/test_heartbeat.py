@@ -95,6 +95,19 @@ def test_a_living_process_that_was_taken_for_dead_goes_on_with_its_run(tracker: 
     assert not run.beat() and tracker.info(run.id).status == "finished"
 
 
+def test_a_run_that_this_process_closed_or_resumed_is_not_set_running_by_its_first_object(
+    tracker: MlflowTracker, quick: None
+) -> None:
+    first, other = started(tracker), started(tracker)
+    tracker.close(first.id, "gone")
+    tracker.reopen(first.id).finish()
+    until(lambda: tracker.info(other.id).tags[Tag.HEARTBEAT] != "1")  # by then the first one would have beaten too
+
+    assert tracker.info(first.id).status == "finished"
+    assert not first.beat() and tracker.info(first.id).status == "finished"
+    other.finish()
+
+
 def test_what_was_taken_over_is_written_by_one(tracker: MlflowTracker) -> None:
     run = tracker.start("m", "r", kind="build")
     tracker._client.set_tag(run.id, Tag.OWNER, ELSEWHERE.to_json(indent=None))

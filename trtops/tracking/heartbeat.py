@@ -19,6 +19,11 @@ SILENT_SECONDS = 300.0
 class Beating(Protocol):
     """A run that is being written."""
 
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
     def beat(self) -> bool:
         """Say that it is; False once there is nothing more to say. Raises nothing."""
         ...
@@ -27,6 +32,12 @@ class Beating(Protocol):
 def keep_beating(run: Beating) -> None:
     """Have a run beat until it says that it has ended, or nobody has it any more."""
     hearts.setdefault(os.getpid(), _Heart()).add(run)
+
+
+def stop_beating(run_id: str) -> None:
+    """Have this process say no more that it is at a run, since it has closed it or writes it through another object now."""
+    if (heart := hearts.get(os.getpid())) is not None:
+        heart.drop(run_id)
 
 
 class _Heart:
@@ -43,6 +54,11 @@ class _Heart:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._beat_on, name="trtops-heartbeat", daemon=True)
                 self._thread.start()
+
+    def drop(self, run_id: str) -> None:
+        with self._lock:
+            for run in [each for each in self._runs if each.id == run_id]:
+                self._runs.discard(run)
 
     def _beat_on(self) -> None:
         pause = threading.Event()

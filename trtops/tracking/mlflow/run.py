@@ -57,6 +57,8 @@ class MlflowRun(RunWriter):
         if own != owner.current():
             self._taken_by = own
             return False
+        if found.info.status in ("FINISHED", "FAILED"):  # ended through another object of this process
+            return False
         if found.info.status != "RUNNING":  # somebody took this process for dead
             client.update_run(self.id, status="RUNNING")
             if schema.Tag.ERROR in found.data.tags:

@@ -13,7 +13,7 @@ from trtops import errors
 from trtops.masking import masked, masked_values
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Manifest, MetricName, RunInfo, RunStatus, StoredRun
-from trtops.tracking.heartbeat import keep_beating
+from trtops.tracking.heartbeat import keep_beating, stop_beating
 from trtops.tracking.ids import is_local, whole_id
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
@@ -179,6 +179,7 @@ class MlflowTracker:
         self._connection.require_writable()
         entity = self._entity(run_id)
         run_id = entity.info.run_id
+        stop_beating(run_id)
         if read_status(entity.info.status, entity.data.tags) == "running":
             files = self._files(entity)
             whole = files.manifest() is not None
@@ -196,6 +197,7 @@ class MlflowTracker:
         entity = self._entity(run_id)
         files, info = self._files(entity), self._info(entity)
         check_reopening(info, whole=files.manifest() is not None)
+        stop_beating(info.id)
         self._connection.log_batch(info.id, tags=stored_tags(owner.tags_of_owner()))
         run = self._rewrite(entity)
         run.take_over(files.entries(), info.metrics)
