@@ -68,7 +68,8 @@ def calibrate(
         labels: The right class of each held-out sample, as ``.npy``.
         keep: Layers that INT8 leaves in higher precision: names, patterns or op types.
         output: File to write the cache to: our JSON if it ends in ``.json``, else TensorRT's text.
-        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for; 0
+            unless given.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:

@@ -53,7 +53,8 @@ def convert(
         timing_cache: A timing cache to build with: a file, "run:<id>", "accepted" or "shared".
         experiment: MLflow experiment; the model's name unless given.
         rebuild: Build even if the memory has this very engine.
-        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for; 0
+            unless given.
         attribute_error: Say how much of the error is the precision's own, how much is noise and how much the builder's.
 
     Returns:

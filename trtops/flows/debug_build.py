@@ -64,8 +64,8 @@ def debug_build(
         backend: What builds the engines, with that back end's default options; onnxruntime unless given.
         data: Where input data comes from; random unless given.
         random_tactics: Choose tactics at random and not by their time.
-        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for; none is
-            asked for unless given.
+        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for; 0
+            unless given.
         parallel: Iterations under way at a time; on GPUs, one on each; 1 unless given.
         dask: Address of a Dask scheduler whose workers make the iterations.
         experiment: MLflow experiment; the model's name unless given.
