@@ -33,7 +33,6 @@ latency until it is sure.
 """
 
 CODES = {
-    "flows.compare": {1},  # FP16 or INT8 against FP32's tolerances: outputs differ, as the verdict says
     "flows.bisect": {3},  # no build is bad, so there is nothing to mix
     "flows.prove": {3},  # no build is bad, so there is nothing to prove
 }
