@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ settings.load_profile("trtops")
 
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "PREFECT_API_URL", "TRTOPS_HOME"):
     os.environ.pop(name, None)
+
+# Whoever starts the tests in the background of a script starts them deaf to Ctrl-C, as they would start a server. Tests that
+# interrupt something would then wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 ROOT = Path(__file__).resolve().parents[1]
