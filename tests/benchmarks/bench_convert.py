@@ -28,9 +28,9 @@ _ROOT = tempfile.TemporaryDirectory(prefix="trtops-bench-")
 os.environ["TRTOPS_HOME"] = _ROOT.name
 
 import trtops.ops.engines.convert as convert_ops
-from flows.convert import convert
-from flows.digits import make_digits
 from trtops.backend.engines import engine_backend
+from trtops.flows.convert import convert
+from trtops.flows.digits import make_digits
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.judging.judgement import CheckConfig
 
@@ -92,7 +92,7 @@ def main() -> int:
         op, build, judging = Stopwatch(), Stopwatch(), Stopwatch()
         backend = type(engine_backend("onnxruntime"))
         with (
-            mock.patch("flows.convert.convert_op", op.around(convert_ops.convert)),
+            mock.patch("trtops.flows.convert.convert_op", op.around(convert_ops.convert)),
             mock.patch.object(convert_ops, "_judge_build", judging.around(convert_ops._judge_build)),
             mock.patch.object(backend, "build", build.around(backend.build)),
         ):
