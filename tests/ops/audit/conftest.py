@@ -102,7 +102,7 @@ class Logged:
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
-    """The store as it was logged."""
+    """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
     folder = tmp_path_factory.mktemp("audited")
     private, public = folder / "key.pem", folder / "key.pub"
     signing.new_key(private, public)

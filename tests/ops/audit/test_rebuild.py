@@ -93,11 +93,11 @@ def test_a_changed_environment_is_graded_and_the_difference_named(
 
 
 def test_what_explains_that_a_build_is_another_is_put_back_and_named(
-    pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logged: Logged, pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replayed record is refused by another release: nothing is as it was but the settings, which can be prescribed."""
-    tracker = pristine.tracker
-    record = tracker.load(pristine.runs["fp32"]).local_path(Artifact.TACTICS)
+    tracker = logged.tracker
+    record = tracker.load(logged.runs["fp32"]).local_path(Artifact.TACTICS)
     model = next((pristine.root.parent).glob("moved-conv_net.onnx"))
     config = ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK, replay=str(record))
     run = convert(model, config, tracker=tracker).run_id
@@ -199,9 +199,9 @@ def test_an_engine_that_is_gone_or_changed_is_made_again_though_its_run_does_not
     assert {each.what for each in found.contradictions} == {"engine/engine.ort"}
 
 
-def test_the_report_is_kept_as_json_markdown_and_one_html_file(pristine: Logged) -> None:
-    tracker = pristine.tracker
-    result = audit(AuditConfig(runs=(pristine.runs["fp32"],), ways=("replay",)), tracker=tracker)
+def test_the_report_is_kept_as_json_markdown_and_one_html_file(logged: Logged) -> None:
+    tracker = logged.tracker
+    result = audit(AuditConfig(runs=(logged.runs["fp32"],), ways=("replay",)), tracker=tracker)
 
     run = tracker.load(result.run_id)
     assert run.info.kind == "audit" and run.info.verdict == "good" and run.info.experiment == "audit"
@@ -209,11 +209,11 @@ def test_the_report_is_kept_as_json_markdown_and_one_html_file(pristine: Logged)
     assert kept.runs == result.runs
     assert result.headline in run.read_bytes(Artifact.AUDIT_PAGE).decode()
     page = run.read_bytes(Artifact.REPORT).decode()
-    assert result.headline in page and pristine.runs["fp32"] in page and "http:" not in page
+    assert result.headline in page and logged.runs["fp32"] in page and "http:" not in page
 
 
-def test_names_of_runs_are_text_in_the_html_file(pristine: Logged) -> None:
-    tracker = pristine.tracker
+def test_names_of_runs_are_text_in_the_html_file(logged: Logged) -> None:
+    tracker = logged.tracker
     run = tracker.start("odd", "<script>alert(1)</script>", kind="compare")
     run.finish("good")
 
@@ -259,16 +259,16 @@ def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp
     assert [each.what for each in found.contradictions] == ["the gate's decision"]
 
 
-def test_a_back_end_or_device_that_is_not_here_is_a_grade_with_its_reason(pristine: Logged) -> None:
-    tracker = pristine.tracker
-    stored = tracker.load(pristine.runs["fp32"])
+def test_a_back_end_or_device_that_is_not_here_is_a_grade_with_its_reason(logged: Logged) -> None:
+    tracker = logged.tracker
+    stored = tracker.load(logged.runs["fp32"])
     build = builds.load_build(stored)
     spec = replace(build.spec, config=BuildConfig(options=TensorRTOptions()))
     environment = replace(build.engine.environment, backend="tensorrt", backend_version="8.6.0")
     planted = replace(build, spec=spec, engine=replace(build.engine, backend="tensorrt", environment=environment))
     elsewhere = kept(tracker, stored.local_path("model/conv_net.onnx"), planted, suffix=".plan", model=True)
 
-    unknown, fine = audit(AuditConfig(runs=(elsewhere, pristine.runs["fp16"]), ways=("replay",)), tracker=tracker).runs
+    unknown, fine = audit(AuditConfig(runs=(elsewhere, logged.runs["fp16"]), ways=("replay",)), tracker=tracker).runs
 
     assert unknown.grade == "cannot be rebuilt" and "tensorrt" in unknown.explanation
     assert not unknown.passes("tolerance") and fine.passes("tactics")

@@ -43,7 +43,7 @@ def build(trt: Any, logger: Any, folder: Path, case: dict[str, Any]) -> bytes:
     change_layers(trt, network, case)
     ranges_file = folder / "caches" / "calibration.cache"
     if "INT8" in case["flags"] and ranges_file.exists():
-        config.int8_calibrator = calibrator(trt, ranges_file)
+        calibrate(trt, config, ranges_file)
     cache = folder / "caches" / "timing.cache"
     if cache.exists():
         config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), False)
@@ -65,14 +65,14 @@ def change_layers(trt: Any, network: Any, case: dict[str, Any]) -> None:
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     for layer in layers:
         if any(fnmatchcase(layer.name, pattern) for pattern in case["keep"]):
-            layer.precision = trt.float32
+            layer.precision = trt.DataType.FLOAT
     made = {layer.get_output(i).name: layer.get_output(i) for layer in layers for i in range(layer.num_outputs)}
     for name in case["mark"]:
         network.mark_output(made[name])
 
 
-def calibrator(trt: Any, file: Path) -> Any:
-    """A calibrator that has ranges already, and no data."""
+def calibrate(trt: Any, config: Any, file: Path) -> None:
+    """Give the builder the ranges that were calibrated, and no data."""
 
     class Ranges(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]  # a class of bindings that have no types
         def get_batch_size(self) -> int:
@@ -87,7 +87,7 @@ def calibrator(trt: Any, file: Path) -> Any:
         def write_calibration_cache(self, data: bytes) -> None:
             pass
 
-    return Ranges()
+    config.int8_calibrator = Ranges()
 
 
 def infer(trt: Any, cuda: Any, np: Any, engine: Any, feed: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,11 @@ KINDS = {
     "io_info": ("IAlgorithmIOInfo",),
     "algorithm": ("IAlgorithm",),
 }
+# Functions of a bundle's script, which cannot import ours: it does what a build had, on the release that had it.
+OF_THE_BUILD = {
+    ("reproduce.py", "change_layers"): Feature.LAYER_PRECISION,
+    ("reproduce.py", "calibrate"): Feature.CALIBRATOR,
+}
 PYTHONS_OWN = {"__class__", "__members__", "__init__", "__version__"}
 
 
@@ -198,6 +203,8 @@ def claimed_releases(file: Path, stack: list[ast.AST]) -> list[str]:
     for scope in stack:
         if isinstance(scope, ast.FunctionDef):
             needed |= required_features(scope)
+            if (of_the_build := OF_THE_BUILD.get((file.name, scope.name))) is not None:
+                needed.add(of_the_build)
     return [release for release in releases if all(line_of(release).supports(feature) for feature in needed)]
 
 
