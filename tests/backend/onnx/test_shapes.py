@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import pytest
 from onnx import helper, numpy_helper
 
 from tests import models
 from trtops.backend.onnx import shapes
+from trtops.backend.onnx.following import may_propagate
 
 
 def test_what_reads_a_sparse_weight_has_a_shape() -> None:
@@ -20,3 +23,44 @@ def test_what_reads_a_sparse_weight_has_a_shape() -> None:
     [made] = [value for value in proto.graph.value_info if value.name == "a"]
     assert [dim.dim_param or dim.dim_value for dim in made.type.tensor_type.shape.dim] == ["n", 6]
     assert len(proto.graph.sparse_initializer) == 1 and not proto.graph.initializer
+
+
+def blocks(count: int) -> onnx.ModelProto:
+    """Blocks as exporters write them: a bias, and a Reshape whose target is worked out from the shape of what it reshapes."""
+    lines = []
+    for i in range(count):
+        size_of = [
+            f"k{i}_{axis} = Constant<value_int={axis}>() g{i}_{axis} = Gather<axis=0>(s{i}, k{i}_{axis}) "
+            f"u{i}_{axis} = Unsqueeze(g{i}_{axis}, zero)"
+            for axis in (0, 1)
+        ]
+        lines.append(
+            f"a{i} = MatMul(x{i}, w) b{i} = Add(a{i}, c) s{i} = Shape(b{i}) {' '.join(size_of)} "
+            f"t{i} = Concat<axis=0>(u{i}_0, u{i}_1, width) x{i + 1} = Reshape(b{i}, t{i})"
+        )
+    constants = "zero = Constant<value_ints=[0]>() width = Constant<value_ints=[32]>()"
+    proto = models.model(f"(float[1,16,32] x0) => (float[1,16,32] x{count}) {{ {constants} {' '.join(lines)} }}")
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in {"w": (32, 32), "c": 32}.items()
+    )
+    return proto
+
+
+def test_shapes_that_a_deep_model_computes_are_known_after_one_pass() -> None:
+    """Sizes do not add up from block to block: a Gather gives what it is asked for, a Shape one number per dimension."""
+    proto = blocks(40)
+
+    shapes.infer_shapes(proto)
+
+    known = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.value_info}
+    assert [dim.dim_value for dim in known["x39"]] == [1, 16, 32]
+
+
+@pytest.mark.parametrize(
+    "first", ["t0 = Shape(x)", "t0 = Abs(x)", "t0 = Gather(x, x)", "t0 = Constant<value_ints=[1]>()"]
+)
+def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) -> None:
+    joined = " ".join(f"t{i + 1} = Concat<axis=0>(t{i}, t{i})" for i in range(20))
+    proto = models.model(f"(int64[4] x) => (int64[n] y) {{ {first} {joined} y = Identity(t20) }}")
+
+    assert not may_propagate(proto)
