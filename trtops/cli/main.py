@@ -24,7 +24,6 @@ import trtops
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.logs import LOGGING, logging_as, tell
-from trtops.ending import ended_by_signals
 from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 
@@ -44,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
-        with ended_by_signals(alone=arguments is None):
-            return _refuse_surroundings(words) or _run_words(words)
+        return _refuse_surroundings(words) or _run_words(words, alone=arguments is None)
     except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
@@ -74,7 +72,8 @@ def _refuse_surroundings(words: list[str]) -> int:
     return 0
 
 
-def _run_words(words: list[str]) -> int:
+def _run_words(words: list[str], *, alone: bool) -> int:
+    """Run a command line, or help on it; ``alone`` if this process was started for it."""
     path, rest = find_command(words)
     if path not in registry.COMMANDS:
         return _help_on_words(path, rest)
@@ -83,7 +82,10 @@ def _run_words(words: list[str]) -> int:
     if ("-h" in rest or "--help" in rest) and not _after_check(rest):
         parser.print_help()
         return 0
-    return _run_command(path, module, parser, rest, words)
+    from trtops.ending import ended_by_signals  # with all that starts processes, which help does without
+
+    with ended_by_signals(alone=alone):
+        return _run_command(path, module, parser, rest, words)
 
 
 def find_command(words: list[str]) -> tuple[registry.Path, list[str]]:
