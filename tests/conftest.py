@@ -20,10 +20,11 @@ settings.load_profile("trtops")
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "PREFECT_API_URL", "TRTOPS_HOME"):
     os.environ.pop(name, None)
 
-# Whoever starts the tests in the background of a script starts them deaf to Ctrl-C, as they would start a server. Tests that
-# interrupt something would then wait for ever.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Whoever starts the tests in the background of a script starts them deaf to Ctrl-C, as they would start a server, and nohup
+# makes them deaf to SIGHUP. What tests start would be so too, and tests that interrupt it would wait for ever.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 ROOT = Path(__file__).resolve().parents[1]
