@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from trtops import errors
@@ -197,16 +198,25 @@ def find_build(tracker: Tracker, key: str) -> tuple[str, Build] | None:
     return None
 
 
+def crash_tags(settings: Sequence[str], model_sha256: str, environment: Environment) -> dict[str, str]:
+    """Tags of a build in which the builder took its process down; :func:`crashed_settings` finds them."""
+    return {
+        schema.Tag.CRASHED: json.dumps(settings),
+        schema.Tag.CRASHED_IN: crash_key(model_sha256, environment),
+    }
+
+
+def crash_key(model_sha256: str, environment: Environment) -> str:
+    """Digest of what a crash depends on: the model, the builder's release and the device."""
+    return digest([model_sha256, environment.backend_version, environment.device_sha256])
+
+
 def crashed_settings(tracker: Tracker, model_sha256: str, environment: Environment) -> tuple[str, ...]:
     """Settings under which the builder took its process down in earlier builds of a model in this environment.
 
     None while the store is away: to find out again is better than not to build.
     """
-    tags = {
-        schema.Tag.MODEL_SHA256: model_sha256,
-        schema.Tag.BACKEND_VERSION: environment.backend_version,
-        schema.Tag.DEVICE_SHA256: environment.device_sha256,
-    }
+    tags = {schema.Tag.CRASHED_IN: crash_key(model_sha256, environment)}
     try:
         found = [info.tags.get(schema.Tag.CRASHED) for info in tracker.find(tags=tags)]
     except errors.TrackingUnavailableError:

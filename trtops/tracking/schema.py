@@ -86,6 +86,8 @@ class Tag:
     MODEL_PATH = "trtops.model.path"
     CRASHED = "trtops.crashed"
     """Settings under which the builder took its process down, as a JSON list of the names that it gave them."""
+    CRASHED_IN = "trtops.crashed_in"
+    """What these settings hold for (:func:`trtops.tracking.builds.crash_key`): of all builds of a model, few have crashed."""
     SKIPPED = "trtops.skipped"
     """Settings that the builder had no time to try, as a JSON list of their names."""
     SPEC_SHA256 = "trtops.spec.sha256"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from trtops.ops.engines import convert as converting
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
-from trtops.tracking import schema
+from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker
 
 DEADLY = "TRTOPS_TEST_DEADLY"
@@ -91,14 +90,24 @@ def test_a_setting_that_takes_the_process_down_is_left_out_named_and_remembered(
 def remembering(block: Path, *settings: str) -> MemoryTracker:
     """A memory with a run whose builder died of some settings."""
     tracker, environment = MemoryTracker(), engine_backend("onnxruntime").environment()
-    tags = {
-        schema.Tag.MODEL_SHA256: Model.load(block).info.sha256,
-        schema.Tag.BACKEND_VERSION: environment.backend_version,
-        schema.Tag.DEVICE_SHA256: environment.device_sha256,
-        schema.Tag.CRASHED: json.dumps(settings),
-    }
+    tags = builds.crash_tags(settings, Model.load(block).info.sha256, environment)
     tracker.start("earlier", "died", kind="build", tags=tags)
     return tracker
+
+
+def test_what_crashed_is_found_without_reading_every_build_of_the_model(
+    block: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, environment = remembering(block, "default"), engine_backend("onnxruntime").environment()
+    sha256 = Model.load(block).info.sha256
+    for number in range(5):
+        tracker.start("earlier", f"build {number}", kind="build", tags={schema.Tag.MODEL_SHA256: sha256})
+    read: list[int] = []
+    find = tracker.find
+    monkeypatch.setattr(tracker, "find", lambda *a, **k: read.append(len(found := find(*a, **k))) or found)
+
+    assert builds.crashed_settings(tracker, sha256, environment) == ("default",)
+    assert read == [1]
 
 
 def test_the_default_may_be_what_takes_the_process_down(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]

@@ -74,7 +74,7 @@ def test_an_engine_that_keeps_every_node_is_built_and_called_fp32(tmp_path: Path
 
 def test_engines_that_pass_are_timed_in_turn_whatever_they_seemed_to_take(tmp_path: Path) -> None:
     tracker, found = MemoryTracker(), {}
-    for name, width, said in (("small", 8, 1.2), ("large", 512, 1.0), ("bad", 8, 0.1)):
+    for name, width, said in (("small", 8, 1.2), ("large", 512, 1.0), ("late", 8, 9.0), ("bad", 8, 0.1)):
         weight = models.random(512, width, scale=0.05)
         text = f"(float[64,512] x) => (float[64,{width}] y) {{ y = MatMul(x, w) }}"
         path = models.Case(models.model(text, {"w": weight}), {}, name=name).write(tmp_path)
@@ -83,5 +83,7 @@ def test_engines_that_pass_are_timed_in_turn_whatever_they_seemed_to_take(tmp_pa
 
     timed = retimed(found, tracker, {"x": models.random(64, 512)}, rounds=5)
 
-    assert [point.measures for point in timed] == [("large",), ("small",)]
-    assert fastest(found) == Point(measures=("large",)) and fastest(timed) == Point(measures=("small",))
+    assert {point.measures for point in timed} == {("large",), ("small",), ("late",)}
+    large, small, late = (timed[Point(measures=(name,))].latency_ms for name in ("large", "small", "late"))
+    assert max(small, late) < large
+    assert fastest(found) == Point(measures=("large",)) and fastest(timed) != fastest(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -357,7 +356,8 @@ def _build_or_reuse(
     def remember(settings: tuple[str, ...]) -> None:
         nonlocal avoid
         avoid = settings
-        run.set_tags({schema.Tag.CRASHED: json.dumps(settings)})  # at once, should this process not come to its end
+        # at once, should this process not come to its end
+        run.set_tags(builds.crash_tags(settings, job.spec.model_sha256, job.environment))
 
     build = backend.build_surviving(
         job.model, job.spec.config, caches=replace(job.caches, avoid=avoid), calibration_data=job.calibration,

@@ -1,4 +1,4 @@
-"""The fastest engines that pass, timed in turn: each was timed when it was built, and clocks drift between builds."""
+"""The engines that pass, timed in turn: each was timed when it was built, and clocks drift between builds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from trtops.ops.repairing.space import Outcome, Point
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker
 
-_MOST = 6
-_NEAR = 1.4
-"""Engines up to so many times as slow as the fastest are timed again."""
+_MOST = 31
+_AT_ONCE = 6
+"""Engines loaded at a time."""
 _AT_A_TIME = 4
 """Inferences of one engine before it is another's turn; the first is not counted, since it finds caches cold."""
 
 
 def retimed(trials: dict[Point, Outcome], tracker: Tracker, feed: Feed, rounds: int) -> dict[Point, Outcome]:
-    """The engines that pass and are about as fast as the fastest, with latencies that can be compared.
+    """The engines that pass, with latencies that can be compared.
+
+    Each was timed when it was built, and a machine may be half as fast a minute later. So a few at a time have their turns
+    beside one that is in every group. What counts of that are the ratios; their level is that of the builds' own
+    measurements, since engines that take turns find caches cold.
 
     Args:
         trials: All engines that were tried.
@@ -32,25 +36,44 @@ def retimed(trials: dict[Point, Outcome], tracker: Tracker, feed: Feed, rounds: 
         rounds: How often each has its turn.
 
     Returns:
-        The engines that were timed again; the fastest alone as it is where there is no other to tell it from.
+        The engines that were timed again, the one with the fewest changes among them; one alone as it is.
     """
-    passing = _near_fastest(trials)
-    if len(passing) < 2:
-        return {point: trials[point] for point in passing}
+    passing = _passing(trials)
+    ratios: dict[Point, float] = {}
+    while passing and len(ratios) < 2:
+        anchor, rest = passing[0], passing[1:]
+        ratios = {anchor: 1.0}
+        for first in range(0, len(rest), _AT_ONCE - 1):
+            ratios |= _ratios_to(anchor, rest[first : first + _AT_ONCE - 1], trials, tracker, feed, rounds)
+        passing = rest  # had the anchor been loaded, others would have been, too
+    level = float(np.median([trials[point].latency_ms / ratio for point, ratio in ratios.items()])) if ratios else 0.0
+    return {point: replace(trials[point], latency_ms=level * ratio) for point, ratio in ratios.items()}
+
+
+def _passing(trials: dict[Point, Outcome]) -> list[Point]:
+    """The engines that pass, the one with the fewest changes first, then by what they took when they were built."""
+    passing = sorted((point for point in trials if trials[point].good), key=lambda point: trials[point].latency_ms)
+    simplest = min(passing, key=lambda point: len(point.measures), default=None)
+    return [point for point in passing if point == simplest] + [point for point in passing if point != simplest][
+        : _MOST - 1
+    ]
+
+
+def _ratios_to(
+    anchor: Point, points: list[Point], trials: dict[Point, Outcome], tracker: Tracker, feed: Feed, rounds: int
+) -> dict[Point, float]:
+    """Latencies as multiples of the anchor's, measured in turn; nothing where the anchor cannot be loaded."""
     with ExitStack() as stack:
         runners: dict[Point, BaseRunner] = {}
-        for point in passing:
+        for point in (anchor, *points):
             try:
                 runners[point] = stack.enter_context(_runner_of(trials[point], tracker))
             except errors.TrtopsError:
-                continue  # dropped from the memory meanwhile, or it does not fit beside the others
-        found = timed_in_turn(list(runners.values()), feed, rounds)
-    return {point: replace(trials[point], latency_ms=ms) for point, ms in zip(runners, found)}
-
-
-def _near_fastest(trials: dict[Point, Outcome]) -> list[Point]:
-    passing = sorted((point for point in trials if trials[point].good), key=lambda point: trials[point].latency_ms)
-    return [point for point in passing if trials[point].latency_ms <= _NEAR * trials[passing[0]].latency_ms][:_MOST]
+                if point == anchor:
+                    return {}
+                # It was dropped from the memory meanwhile, or does not fit beside the others.
+        found = dict(zip(runners, timed_in_turn(list(runners.values()), feed, rounds)))
+    return {point: found[point] / found[anchor] for point in runners if point != anchor}
 
 
 def _runner_of(outcome: Outcome, tracker: Tracker) -> BaseRunner:
