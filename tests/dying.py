@@ -1,4 +1,4 @@
-"""Processes that are killed at a moment that is a number of calls and not of seconds, so that every machine hits it."""
+"""Processes that are killed after a number of calls or of CPU seconds, and not at a time, so that every machine hits it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -62,3 +63,39 @@ def run_until_killed(calls: int, target: Callable[..., object], *args: Any) -> i
     child.join()
     assert child.exitcode in (0, -signal.SIGKILL)
     return int(child.exitcode)
+
+
+def seconds_of(target: Callable[..., object], *args: Any) -> float:
+    """CPU seconds that a function takes in a child, those of the child's own children left out."""
+    theirs, ours = fork.Pipe()
+
+    def measure() -> None:
+        begin = time.process_time()
+        target(*args)
+        theirs.send(time.process_time() - begin)
+
+    child = ForkedProcess(target=measure)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return float(ours.recv())
+
+
+def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -> None:
+    """Run a function in a child that is killed when it has spent so many CPU seconds, whatever it is doing then.
+
+    For what takes long: counting calls makes it take five times as long.
+    """
+
+    def die_in_time() -> None:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process on the spot, as SIGKILL does
+        signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))
+        try:
+            target(*args)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    child = ForkedProcess(target=die_in_time)
+    child.start()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGPROF)

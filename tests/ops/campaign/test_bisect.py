@@ -11,7 +11,7 @@ import pytest
 
 from tests.amounts import amount
 from tests.campaigns import config, two_blocks
-from tests.dying import calls_of, run_until_killed
+from tests.dying import run_until_spent, seconds_of
 from trtops import errors
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
@@ -184,12 +184,12 @@ def until_decided(tracker: MlflowTracker, model: tuple[Path, Path], resume: str 
 def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_way_again(model, tmp_path):
     undisturbed = debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
     store = MlflowTracker(tmp_path / "mlruns")
-    whole = calls_of(until_decided, store, model, None, "whole")
+    whole = seconds_of(until_decided, store, model, None, "whole")
     moments = random.Random(3)
     resume = None
 
     for _ in range(amount(4, in_every_run=3)):
-        run_until_killed(int(moments.uniform(0.2, 0.5) * whole), until_decided, store, model, resume, "killed")
+        run_until_spent(moments.uniform(0.2, 0.5) * whole, until_decided, store, model, resume, "killed")
         found = store.find("killed", tags={Tag.KIND: "debug_build"})
         resume = found[0].id if found else None
     result = debug_build(model[0], config(model[1], seed=200), tracker=store, experiment="killed", resume=resume)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.amounts import amount
 from tests.campaigns import FAST, GELUS, config, two_blocks
-from tests.dying import calls_of, run_until_killed
+from tests.dying import run_until_spent, seconds_of
 from tests.waiting import timers_go_off_when
 from trtops import errors
 from trtops.locks import held
@@ -521,12 +521,12 @@ def test_a_campaign_killed_at_random_moments_comes_to_the_same(model, data, trac
     kills = amount(20, in_every_run=5)
     campaign = config(data, until=2 * kills + 5, keep_model=False)
     undisturbed = debug_build(model, campaign, tracker=MemoryTracker(), experiment="killed")
-    short = calls_of(live, tracker, model, dataclasses.replace(campaign, until=1), None, "short")
+    short = seconds_of(live, tracker, model, dataclasses.replace(campaign, until=1), None, "short")
     moments = random.Random(6)
     resume = None
 
     for _ in range(kills):
-        run_until_killed(int(moments.uniform(0.0, 2.5 * short)), live, tracker, model, campaign, resume)
+        run_until_spent(moments.uniform(0.0, 2.5 * short), live, tracker, model, campaign, resume)
         parents = tracker.find("killed", tags={Tag.KIND: "debug_build"})
         assert len(parents) <= 1
         resume = parents[0].id if parents else None
