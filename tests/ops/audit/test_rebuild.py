@@ -255,8 +255,9 @@ def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp
     [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
     assert [each.what for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
     tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")
+    tracker._client.log_metric(worse.run_id, "gate/size_ratio", 0.5)
     [found] = audit(AuditConfig(runs=(worse.run_id,), rebuild=False), tracker=tracker).runs
-    assert [each.what for each in found.contradictions] == ["the gate's decision"]
+    assert {each.what for each in found.contradictions} == {"the gate's decision", "metric gate/size_ratio"}
 
 
 def test_a_back_end_or_device_that_is_not_here_is_a_grade_with_its_reason(logged: Logged) -> None:

@@ -17,6 +17,7 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import read_cache
 from trtops.ops.auditing.result import Claim, Contradiction
+from trtops.ops.gate.result import GateResult, gate_metrics
 from trtops.ops.judging.judgement import Judgement, error_metrics
 from trtops.record import sha256, sha256_file
 from trtops.spec import BuildSpec, Environment, Layer
@@ -345,10 +346,7 @@ def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
         expected[schema.Metric.ACCURACY, "top1"] = judgement.accuracy.actual
         expected[schema.Metric.ACCURACY, "golden_top1"] = judgement.accuracy.golden
         stored |= {name: value for name, value in run.info.metrics.items() if name[0] == schema.Metric.ACCURACY}
-    for name in sorted({*expected, *stored}):
-        if not _same_number(expected.get(name), stored.get(name)):
-            facts.add(f"metric {'/'.join(name)}", "the store", stored.get(name, _GONE))
-            facts.add(f"metric {'/'.join(name)}", path, expected.get(name, _GONE))
+    _hold_numbers(stored, expected, path, facts)
     if run.info.kind in BUILDS and run.info.kind != "gate":  # whose verdict depends on more than this
         _check_verdict(run.info, judgement, facts)
 
@@ -374,18 +372,27 @@ def _check_verdict(info: RunInfo, judgement: Judgement, facts: Facts) -> None:
 
 
 def _check_gate(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
-    """The gate's decision against the findings that it follows from."""
-    if run.info.kind != "gate" or schema.Artifact.GATE not in run.manifest:
+    """The gate's decision against the findings that it follows from, and the store's numbers against what was measured."""
+    path = schema.Artifact.GATE
+    if run.info.kind != "gate" or path not in run.manifest:
         return
-    outcomes = {each["outcome"] for each in json.loads(run.read_bytes(schema.Artifact.GATE))["findings"]}
-    derived = "refuse" if "refuse" in outcomes else "measure more" if "open" in outcomes else "accept"
+    result = GateResult.from_json(run.read_bytes(path))
     facts.add("the gate's decision", f"tag {schema.Tag.GATE}", run.info.tags.get(schema.Tag.GATE, _GONE))
-    facts.add("the gate's decision", schema.Artifact.GATE, derived)
+    facts.add("the gate's decision", path, result.decision)
     facts.add("verdict", f"tag {schema.Tag.VERDICT}", run.info.verdict)
-    facts.add("verdict", schema.Artifact.GATE, _VERDICT_OF[derived])
+    facts.add("verdict", path, result.verdict)
+    stored = {name: value for name, value in run.info.metrics.items() if name[0] == schema.Metric.GATE}
+    _hold_numbers(stored, gate_metrics(result), path, facts)
 
 
-_VERDICT_OF = {"accept": "good", "refuse": "bad", "measure more": "error"}
+def _hold_numbers(
+    stored: Mapping[MetricName, float], expected: Mapping[MetricName, float | None], path: str, facts: Facts
+) -> None:
+    """The store's metrics against those that follow from a file."""
+    for name in sorted({*expected, *stored}):
+        if not _same_number(expected.get(name), stored.get(name)):
+            facts.add(f"metric {'/'.join(name)}", "the store", stored.get(name, _GONE))
+            facts.add(f"metric {'/'.join(name)}", path, expected.get(name, _GONE))
 
 
 def _check_campaign(run: StoredRun, shelf: Shelf, facts: Facts) -> None:

@@ -179,15 +179,18 @@ def log_result(run: Run, result: GateResult) -> None:
         log_judgement(run, judgement)
         if measured.rounds is not None:
             run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
-        run.log_metrics(_metrics_of(measured, result.ratio))
+        run.log_metrics(gate_metrics(result))
     run.log_json(result, schema.Artifact.GATE)
     run.log_text(result.page(), schema.Artifact.GATE_PAGE)
     run.set_tags({schema.Tag.GATE: result.decision})
 
 
-def _metrics_of(measured: Measured, ratio: RatioEstimate | None) -> dict[MetricName, float]:
-    family = schema.Metric.GATE
+def gate_metrics(result: GateResult) -> dict[MetricName, float]:
+    """The numbers of a gate's run that are its own, as MLflow has them: ratios to the accepted engine, widths, memory."""
+    family, measured, ratio = schema.Metric.GATE, result.measured, result.ratio
     found: dict[MetricName, float] = {}
+    if measured is None:
+        return found
     if ratio is not None:
         found |= {
             (family, "latency_ratio"): ratio.ratio,
