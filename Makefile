@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` and `make test`. Both make the environment on their first run.
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 
 PY := $(VENV)/bin/python
 CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if sys.version_info < (3, 11) else 311)').txt

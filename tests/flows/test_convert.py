@@ -218,16 +218,11 @@ def test_the_compare_flow_reads_an_engine_back_and_judges_it(store: Path, model:
 
 
 def test_the_command_exits_with_the_verdict(store: Path, model: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flows.convert", *arguments], capture_output=True, text=True, check=False
-        )
+    """As a process of its own with its own server; what mistakes exit with is shown by ``test_mistakes.py``."""
+    command = [sys.executable, "-m", "flows.convert", str(model), "--precision", "fp32"]
+    good = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    good = run(str(model), "--precision", "fp32")
-    missing = run("nowhere.onnx")
-
-    assert good.returncode == 0 and "good" in good.stdout
-    assert missing.returncode == 3 and "nowhere.onnx" in missing.stderr
+    assert good.returncode == 0 and "good" in good.stdout, good.stderr
 
 
 def test_a_bad_engine_is_a_result_with_reasons_and_pictures(store: Path, model: Path) -> None:

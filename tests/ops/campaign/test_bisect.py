@@ -188,7 +188,7 @@ def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_wa
     moments = random.Random(3)
     resume = None
 
-    for _ in range(amount(4, in_every_run=3)):
+    for _ in range(amount(4, in_every_run=2)):
         run_until_spent(moments.uniform(0.2, 0.5) * whole, until_decided, store, model, resume, "killed")
         found = store.find("killed", tags={Tag.KIND: "debug_build"})
         resume = found[0].id if found else None
