@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +44,8 @@ def check_command(command: Sequence[str]) -> None:
     folders = _allowed_folders()
     if folders is None:
         return
+    import shutil  # with all that packs archives, which nothing else here needs: every command starts with this module
+
     program = shutil.which(command[0])
     if program is None or _is_in(Path(program), folders):
         return  # one that does not exist cannot be run; whoever tries will say so

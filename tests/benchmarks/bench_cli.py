@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 from onnx import parser
 
-ROUNDS = 9 if "--full" in sys.argv else 4
+ROUNDS = 9 if "--full" in sys.argv else 6
 OURS = [sys.executable, "-m", "trtops.cli"]
 THEIRS = [
     sys.executable,

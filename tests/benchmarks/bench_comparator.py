@@ -189,7 +189,7 @@ def main() -> int:
         (f"compare, {small:.0e} float32", "compare", small, 1, 3, 0.25),
         (f"compare, {large:.0e} float32", "compare", large, 1, 3, 0.25),
         ("compare, 500 outputs of 1e4", "compare", 10_000, 500, 5, 0.1),
-        (f"verdict alone, {large:.0e} (vs reading)", "verdict", large, 1, 9, 2.0),
+        (f"verdict alone, {large:.0e} (vs reading)", "verdict", large, 1, 40, 2.0),
         (f"save JSON, {small * 10 // 1_000_000} MB", "save_json", small * 5 // 2, 1, 3, 0.4),
         (f"save JSON, {large * 10 // 1_000_000} MB", "save_json", large * 5 // 2, 1, 1, 0.4),
         (f"load JSON, {small * 10 // 1_000_000} MB", "load_json", small * 5 // 2, 1, 3, 1.0),
