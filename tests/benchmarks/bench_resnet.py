@@ -55,9 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="trtops-bench-") as folder:
         path = write_resnet50(Path(folder, "resnet50.onnx"))
         start, session = cost(lambda: ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]))
-        inference = cost_of_inference(session)
-        print(f"a plain session starts in {start:.2f} s of CPU time, an inference takes {inference:.3f} s")
-        allowed = min(STARTS * start + INFERENCES * inference, MOST_SECONDS)
+        before = cost_of_inference(session)
         kept = True
         for precision in precisions:
             config = ConvertConfig(build=BuildConfig(precision=precision))
@@ -67,6 +65,9 @@ def main() -> int:
             skipped = f", not tried: {', '.join(result.skipped)}" if result.skipped else ""
             print(f"convert {precision}: {seconds:.2f} s of CPU time ({wall:.1f} s), {result.verdict}{skipped}")
             if precision == "fp32":  # below, the build runs in a child that lives on, whose time does not show here
+                inference = (before + cost_of_inference(session)) / 2  # a machine is not always equally fast
+                print(f"a plain session starts in {start:.2f} s of CPU time, an inference takes {inference:.3f} s")
+                allowed = min(STARTS * start + INFERENCES * inference, MOST_SECONDS)
                 kept = seconds <= allowed
                 print(f"{'goal kept' if kept else 'GOAL MISSED'}: at most {allowed:.2f} s in FP32")
     return 0 if kept else 1
