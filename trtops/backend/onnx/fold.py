@@ -19,6 +19,7 @@ from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
+from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
 from trtops.limits import memory_limit
 from trtops.logger import ON_STDOUT, Logger
@@ -64,8 +65,8 @@ def fold_constants(
     Raises:
         InferenceError: If a node cannot be evaluated, unless ``error_ok``.
     """
-    settings = _Settings(model, fold_shapes, size_threshold, error_ok)
-    nodes, bytes_before = sum(1 for _ in walk.nodes(model)), model.ByteSize()
+    nodes, bytes_before = sum(1 for _ in walk.nodes(model)), model_bytes(model)
+    settings = _Settings(model, bytes_before, fold_shapes, size_threshold, error_ok)
     after, done = nodes, 0
     while passes is None or done < passes:
         log.log(Logger.START, "Folding Constants | Pass %d", done + 1, extra=ON_STDOUT)
@@ -79,11 +80,12 @@ def fold_constants(
         log.log(Logger.FINISH, "    %s", folded, extra=ON_STDOUT)
         if not changed:
             break
-    if model.ByteSize() > max(2 * bytes_before, _SMALL_MODEL):
+    bytes_after = model_bytes(model)
+    if bytes_after > max(2 * bytes_before, _SMALL_MODEL):
         log.warning(
             "The model has %.1f MB now, and had %.1f MB: constants larger than what they are made of were folded. "
             "Limit that by --fold-size-threshold (size_threshold).",
-            model.ByteSize() / 1e6,
+            bytes_after / 1e6,
             bytes_before / 1e6,
         )
     return nodes - after
@@ -105,13 +107,15 @@ _SMALL_MODEL = 1 << 20
 class _Settings:
     """Settings of the whole run, and in ``stuck`` the first outputs of nodes that turned out not to be evaluable."""
 
-    def __init__(self, model: onnx.ModelProto, fold_shapes: bool, size_threshold: int | None, error_ok: bool) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, size: int, fold_shapes: bool, size_threshold: int | None, error_ok: bool
+    ) -> None:
         self.opset_imports = list(model.opset_import)
         self.versions = {name: min(version, _LARGEST_VERSION) for name, version in walk.opsets(model).items()}
         self.ir_version = max(model.ir_version, 4)  # from which on weights need not be inputs too
         self.fold_shapes = fold_shapes
         # A constant far larger than the whole model saves nobody anything.
-        usual = max(2 * model.ByteSize(), memory_limit() // 16)
+        usual = max(2 * size, memory_limit() // 16)
         self.size_threshold = usual if size_threshold is None else size_threshold
         self.error_ok = error_ok
         self.stuck: set[str] = set()
