@@ -59,6 +59,8 @@ def last_deployment() -> str:
 @pytest.fixture(scope="module")
 def deployed(servers: RunningTeam, served: subprocess.Popen[str]) -> RunningTeam:
     eventually(lambda: servers.has(last_deployment()) or served.poll() is not None)
+    # It is served once somebody has asked for its runs; before, its registering would be interrupted.
+    eventually(lambda: servers.deployment(last_deployment())["last_polled"] or served.poll() is not None)
     served.send_signal(signal.SIGINT)
     said = what_is_said(served)
     assert "Made the work pool trtops-gpu." in said  # its worker made the other one

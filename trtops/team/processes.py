@@ -124,6 +124,8 @@ def stop(
             _send_signal(pid, harder)
         if left:
             _wait_until(lambda: not _with_token(token), seconds)
+    # One that dies has no environment any more, by which it is found, and is there for a moment still.
+    _wait_until(lambda: not is_alive(process), _GONE_SECONDS)
 
 
 def last_lines(log: Path) -> str:
