@@ -15,6 +15,15 @@ from tests.forking import ForkedProcess
 fork = multiprocessing.get_context("fork")
 
 
+def _exit_code(target: Callable[[], object]) -> int:
+    """How a child ends that runs a function."""
+    child = ForkedProcess(target=target)
+    child.start()
+    child.join()
+    assert child.exitcode is not None
+    return child.exitcode
+
+
 def calls_of(target: Callable[..., object], *args: Any) -> int:
     """How many calls a function makes, its own and those below it, in the main thread of a child."""
     theirs, ours = fork.Pipe()
@@ -33,10 +42,7 @@ def calls_of(target: Callable[..., object], *args: Any) -> int:
             sys.setprofile(None)
         theirs.send(calls)
 
-    child = ForkedProcess(target=count)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert _exit_code(count) == 0
     return int(ours.recv())
 
 
@@ -58,11 +64,9 @@ def run_until_killed(calls: int, target: Callable[..., object], *args: Any) -> i
         finally:
             sys.setprofile(None)
 
-    child = ForkedProcess(target=die_in_time)
-    child.start()
-    child.join()
-    assert child.exitcode in (0, -signal.SIGKILL)
-    return int(child.exitcode)
+    code = _exit_code(die_in_time)
+    assert code in (0, -signal.SIGKILL)
+    return code
 
 
 def seconds_of(target: Callable[..., object], *args: Any) -> float:
@@ -74,10 +78,7 @@ def seconds_of(target: Callable[..., object], *args: Any) -> float:
         target(*args)
         theirs.send(time.process_time() - begin)
 
-    child = ForkedProcess(target=measure)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert _exit_code(measure) == 0
     return float(ours.recv())
 
 
@@ -95,7 +96,4 @@ def run_until_spent(seconds: float, target: Callable[..., object], *args: Any) -
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    child = ForkedProcess(target=die_in_time)
-    child.start()
-    child.join()
-    assert child.exitcode in (0, -signal.SIGPROF)
+    assert _exit_code(die_in_time) in (0, -signal.SIGPROF)

@@ -64,3 +64,12 @@ def test_vectors_that_are_joined_again_and_again_are_not_followed(first: str) ->
     proto = models.model(f"(int64[4] x) => (int64[n] y) {{ {first} {joined} y = Identity(t20) }}")
 
     assert not may_propagate(proto)
+
+
+@pytest.mark.parametrize(
+    "op", ["Unsqueeze", "Gather", "Reshape", "Expand", "Shape", "Concat", "Constant", "ConstantOfShape"]
+)
+def test_nodes_that_lack_their_inputs_are_taken_as_they_are(op: str) -> None:
+    graph = helper.make_graph([helper.make_node(op, [], ["y"])], "g", [], [helper.make_empty_tensor_value_info("y")])
+
+    assert may_propagate(helper.make_model(graph))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,9 @@ def test_engines_that_pass_are_timed_in_turn_whatever_they_seemed_to_take(tmp_pa
     large, small, late = (timed[Point(measures=(name,))].latency_ms for name in ("large", "small", "late"))
     assert max(small, late) < large
     assert fastest(found) == Point(measures=("large",)) and fastest(timed) != fastest(found)
+
+    untimed = {point: replace(outcome, latency_ms=float("inf")) for point, outcome in found.items()}
+    timed = retimed(untimed, tracker, {"x": models.random(64, 512)}, rounds=5)
+    assert len(timed) == 3 and all(0 < outcome.latency_ms < 1000 for outcome in timed.values())
+    gone = {point: replace(outcome, run_id="0" * 32) for point, outcome in found.items()}
+    assert retimed(gone, tracker, {"x": models.random(64, 512)}, rounds=5) == {p: o for p, o in gone.items() if o.good}

@@ -26,7 +26,7 @@ def may_propagate(model: onnx.ModelProto) -> bool:
         if length > _MOST_JOINED and node.op_type in _FOLLOWED:
             return False
         for name in node.output:
-            lengths[name], ranks[name] = length, rank
+            lengths[name], ranks[name] = length, min(rank, _MOST_JOINED + 1)  # beyond that, it does not matter how far
     return True
 
 
@@ -41,15 +41,21 @@ def _largest_output(node: onnx.NodeProto, lengths: dict[str, int], ranks: dict[s
         return _constant_size(node)
     if node.op_type == "Shape":
         return rank, 1
-    if node.op_type == "Gather" and len(node.input) == 2:  # as many as are asked for, and not as many as there are
-        return given[1], max(0, sum(ranks.get(name, _USUAL_RANK) for name in node.input) - 1)
-    if node.op_type == "Unsqueeze":
-        axes = next((len(each.ints) for each in node.attribute if each.name == "axes"), given[-1])
-        return length, ranks.get(node.input[0], _USUAL_RANK) + axes if node.input else rank
-    if node.op_type in ("Reshape", "Expand") and len(node.input) == 2:
-        return length, max(given[1], rank if node.op_type == "Expand" else 0)
-    if node.op_type in ("ConstantOfShape", "Tile"):
-        return length, max(given[-1:], default=_USUAL_RANK)
+    if node.op_type == "ConstantOfShape":
+        return length, length
+    if len(node.input) == 2:
+        first, second = (ranks.get(name, _USUAL_RANK) for name in node.input)
+        target = lengths.get(node.input[1], _USUAL_RANK)
+        if node.op_type == "Gather":  # as many as are asked for, and not as many as there are
+            return given[1], max(0, first + second - 1)
+        if node.op_type == "Reshape":
+            return length, target
+        if node.op_type == "Expand":
+            return length, max(first, target)
+        if node.op_type == "Unsqueeze":
+            return length, first + target
+    if node.op_type == "Unsqueeze":  # before opset 13
+        return length, rank + sum(len(each.ints) for each in node.attribute)
     return length, rank
 
 

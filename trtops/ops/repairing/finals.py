@@ -16,6 +16,7 @@ from trtops.tracking import builds
 from trtops.tracking.base import Tracker
 
 _MOST = 31
+"""Engines that are timed again."""
 _AT_ONCE = 6
 """Engines loaded at a time."""
 _AT_A_TIME = 4
@@ -36,44 +37,46 @@ def retimed(trials: dict[Point, Outcome], tracker: Tracker, feed: Feed, rounds: 
         rounds: How often each has its turn.
 
     Returns:
-        The engines that were timed again, the one with the fewest changes among them; one alone as it is.
+        The engines that were timed again; those that pass, as they are, where no two of them can be loaded.
     """
     passing = _passing(trials)
-    ratios: dict[Point, float] = {}
-    while passing and len(ratios) < 2:
-        anchor, rest = passing[0], passing[1:]
-        ratios = {anchor: 1.0}
-        for first in range(0, len(rest), _AT_ONCE - 1):
-            ratios |= _ratios_to(anchor, rest[first : first + _AT_ONCE - 1], trials, tracker, feed, rounds)
-        passing = rest  # had the anchor been loaded, others would have been, too
-    level = float(np.median([trials[point].latency_ms / ratio for point, ratio in ratios.items()])) if ratios else 0.0
-    return {point: replace(trials[point], latency_ms=level * ratio) for point, ratio in ratios.items()}
+    for number, anchor in enumerate(passing[:-1]):
+        ratios, beside = _ratios_to(anchor, passing[number + 1 :], trials, tracker, feed, rounds)
+        if ratios:
+            built = [trials[point].latency_ms / ratio for point, ratio in ratios.items()]
+            level = float(np.median(built if np.isfinite(built).all() else beside))
+            return {point: replace(trials[point], latency_ms=level * ratio) for point, ratio in ratios.items()}
+    return {point: trials[point] for point in passing}
 
 
 def _passing(trials: dict[Point, Outcome]) -> list[Point]:
     """The engines that pass, the one with the fewest changes first, then by what they took when they were built."""
     passing = sorted((point for point in trials if trials[point].good), key=lambda point: trials[point].latency_ms)
     simplest = min(passing, key=lambda point: len(point.measures), default=None)
-    return [point for point in passing if point == simplest] + [point for point in passing if point != simplest][
-        : _MOST - 1
-    ]
+    passing.sort(key=lambda point: point != simplest)
+    return passing[:_MOST]
 
 
 def _ratios_to(
     anchor: Point, points: list[Point], trials: dict[Point, Outcome], tracker: Tracker, feed: Feed, rounds: int
-) -> dict[Point, float]:
-    """Latencies as multiples of the anchor's, measured in turn; nothing where the anchor cannot be loaded."""
-    with ExitStack() as stack:
-        runners: dict[Point, BaseRunner] = {}
-        for point in (anchor, *points):
-            try:
-                runners[point] = stack.enter_context(_runner_of(trials[point], tracker))
-            except errors.TrtopsError:
-                if point == anchor:
-                    return {}
-                # It was dropped from the memory meanwhile, or does not fit beside the others.
-        found = dict(zip(runners, timed_in_turn(list(runners.values()), feed, rounds)))
-    return {point: found[point] / found[anchor] for point in runners if point != anchor}
+) -> tuple[dict[Point, float], list[float]]:
+    """Latencies as multiples of the anchor's, its own 1 among them, and the anchor's in ms; nothing if there are no two."""
+    ratios: dict[Point, float] = {}
+    beside: list[float] = []
+    for first in range(0, len(points), _AT_ONCE - 1):
+        with ExitStack() as stack:
+            runners: dict[Point, BaseRunner] = {}
+            for point in (anchor, *points[first : first + _AT_ONCE - 1]):
+                try:
+                    runners[point] = stack.enter_context(_runner_of(trials[point], tracker))
+                except errors.TrtopsError:
+                    if point == anchor:
+                        return {}, []
+                    # It was dropped from the memory meanwhile, or does not fit beside the others.
+            found = dict(zip(runners, timed_in_turn(list(runners.values()), feed, rounds)))
+        ratios |= {point: latency / found[anchor] for point, latency in found.items()}
+        beside.append(found[anchor])
+    return (ratios, beside) if len(ratios) > 1 else ({}, [])
 
 
 def _runner_of(outcome: Outcome, tracker: Tracker) -> BaseRunner:
