@@ -24,7 +24,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from trtops import errors
 from trtops.record import JSONValue, Record
-from trtops.tracking.schema import KINDS, Kind, Tag
+from trtops.tracking.schema import KINDS, Artifact, Kind, Tag
 from trtops.tracking.schema import MetricName as MetricName
 from trtops.verdict import VERDICTS
 from trtops.verdict import Verdict as Verdict
@@ -383,6 +383,13 @@ def tracked(
     except BaseException as exc:
         run.fail(exc)
         raise
+
+
+def ended_if_whole(tracker: Tracker, info: RunInfo) -> RunInfo:
+    """A run, ended if nothing but its end is missing: its process was killed between the manifest and the status."""
+    if info.status != "running" or tracker.peek(info.id, Artifact.MANIFEST) is None:
+        return info
+    return tracker.close(info.id, "")
 
 
 class _NoRun:

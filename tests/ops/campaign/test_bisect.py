@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from tests.amounts import amount
 from tests.campaigns import config, two_blocks
 from tests.dying import run_until_spent, seconds_of
+from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
@@ -21,6 +26,7 @@ from trtops.tactics.sizes import welch
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
+from trtops.tracking.mlflow.run import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
 
 
@@ -201,6 +207,50 @@ def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_wa
     assert debug_build(resume=result.run_id, tracker=store) == result
     for bisection in result.bisections:
         assert bisect(bisection.run_id, tracker=store) == bisection  # ended: nothing to do
+
+
+def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") -> None:
+    """Run a function in a child that is killed at a certain call of a method of MLflow's runs, before it does anything."""
+
+    def die_there() -> None:
+        left, original = call, getattr(MlflowRun, method)
+
+        def die(run: MlflowRun, *args: Any, **options: Any) -> object:
+            nonlocal left
+            left -= not only or only in args
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(run, *args, **options)
+
+        setattr(MlflowRun, method, die)
+        run()
+
+    child = ForkedProcess(target=die_there)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "only"),
+    [
+        ("_end", 2, ""),  # a build of the campaign that is whole and has no end
+        ("_end", 5, ""),  # a mixture
+        ("_end", 11, ""),  # the bisection itself
+        ("log_json", 1, Artifact.BISECTION_PLAN),  # a bisection that has not begun
+    ],
+)
+def test_killed_at_a_seam_a_campaign_builds_nothing_twice(model, tmp_path, method, call, only):
+    undisturbed = debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+    store = MlflowTracker(tmp_path / "mlruns")
+
+    dying_at(method, call, lambda: until_decided(store, model, None, "killed"), only)
+    (campaign,) = store.find("killed", tags={Tag.KIND: "debug_build"})
+    result = debug_build(resume=campaign.id, tracker=store)
+
+    assert way_of(result) == way_of(undisturbed)
+    whole = store.find("killed", status="finished", tags={Tag.KIND: "iteration"})
+    assert len(whole) == result.iterations + result.mixtures == len(store.find("killed", tags={Tag.KIND: "iteration"}))
 
 
 def test_what_was_convicted_is_kept_out_of_the_builds_that_follow_which_are_good(model):

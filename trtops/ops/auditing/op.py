@@ -22,7 +22,7 @@ from trtops.ops.campaign.config import Place
 from trtops.ops.result import OnProgress, finish_with
 from trtops.spec import BackendName
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, RunInfo, StoredRun
+from trtops.tracking.base import Run, RunInfo, StoredRun, ended_if_whole
 from trtops.tracking.owner import is_abandoned
 from trtops.tracking.registry import RegisteringTracker
 
@@ -224,6 +224,7 @@ def _begun_or_resumed(
 def _interrupted_audit(tracker: RegisteringTracker, experiment: str, asked: str) -> RunInfo | None:
     """The newest audit of the same that has no end, and that no living process works on."""
     for info in tracker.find(experiment, tags={schema.Tag.KIND: "audit", schema.Tag.AUDIT: asked}):
+        info = ended_if_whole(tracker, info)
         if info.status == "finished":
             return None  # it was done; whoever asks again wants it anew
         if info.status != "running" or is_abandoned(info):

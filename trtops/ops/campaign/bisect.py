@@ -33,7 +33,7 @@ from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.sizes import Effect, welch
 from trtops.tracking import campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, tracked
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
 from trtops.tracking.campaigns import load_record
 from trtops.tracking.schema import Kind
 from trtops.verdict import VERDICTS
@@ -254,7 +254,7 @@ def bisect(
         LogError: If the process of a bisection that is to be resumed may still be alive.
         TrtopsError: Whatever keeps all builds from being made or judged.
     """
-    info = tracker.info(tracker.whole_id(run))
+    info = ended_if_whole(tracker, tracker.info(tracker.whole_id(run)))
     if bad is not None or info.kind != _KIND:
         begun = _start_bisection(
             tracker, run, bad, BisectConfig() if config is None else config, tags, given=tuple(given), chance=chance
@@ -334,8 +334,10 @@ def _resume_bisection(tracker: Tracker, info: RunInfo, *, allow_scripts: bool) -
     made = []
     for child in reversed(tracker.find(info.experiment, parent=info.id, tags={schema.Tag.KIND: "iteration"})):
         if child.status == "running":
-            tracker.close(child.id, "The bisection's process ended in the middle of this build, which was repeated.")
-        elif child.status == "finished" and child.verdict is not None:
+            child = tracker.close(
+                child.id, "The bisection's process ended in the middle of this build, which was repeated."
+            )
+        if child.status == "finished" and child.verdict is not None:
             made.append(child)
     mixture = Mixture(tracker.load(plan.good_run), tracker.load(plan.bad_run))
     return _Begun(run, plan, open_campaign(tracker, info.parent, allow_scripts=allow_scripts), mixture, tuple(made))

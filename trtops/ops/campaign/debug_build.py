@@ -39,7 +39,7 @@ from trtops.tactics.findings import TacticDiff
 from trtops.tactics.report import markdown
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import builds, campaigns, schema
-from trtops.tracking.base import Run, RunInfo, Tracker, Verdict
+from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole
 from trtops.tracking.materials import log_materials
 
 _ALWAYS_DIFFED = 100  # builds up to which the diff is updated after each; later in steps of 2 %
@@ -430,9 +430,7 @@ def log_diff(run: Run, table: CampaignTable, found: TacticDiff) -> None:
 
 def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
     """The result of a campaign that has ended; None if it can be resumed."""
-    info = _campaign_info(tracker, run_id)
-    if info.status == "running" and tracker.peek(run_id, schema.Artifact.MANIFEST) is not None:
-        info = tracker.close(run_id, "")  # its manifest is there: it was killed after its last artifact
+    info = ended_if_whole(tracker, _campaign_info(tracker, run_id))
     if info.status != "finished":
         return None
     stored = tracker.load(run_id)

@@ -19,8 +19,10 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
 from trtops.tracking.campaigns import load_record
+from trtops.tracking.owner import is_abandoned
 from trtops.verdict import VERDICTS
 
+_KILLED = "The bisection's process ended in the middle of it."
 _DOUBTS = 3  # pairs whose mixtures follow nothing, after which nothing is looked for any more
 _PATIENCE = (
     2  # builds per good one that is waited for: what was convicted may not be kept out, and leave few good builds
@@ -71,8 +73,12 @@ class Turning:
     def read(
         cls, tracker: Tracker, campaign: RunInfo, config: DebugBuildConfig, iterations: Iterable[RunInfo]
     ) -> Turning:
-        """What the memory has of a campaign with these iterations."""
-        found = bisections(tracker, campaign)
+        """What the memory has of a campaign with these iterations; a bisection that its process did not end is closed.
+
+        One that was killed before its plan was there has built nothing: another is begun in its place.
+        """
+        found = [_closed_if_abandoned(tracker, info) for info in bisections(tracker, campaign)]
+        found = [info for info in found if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
         if not found:
             return cls(config)
         whole = [info for info in found if info.status == "finished"]
@@ -267,6 +273,11 @@ def _denied(tracker: Tracker, guilty: Guilty) -> DeniedTactic:
         settings=tuple(pair for pair in record.settings if pair[0] in names),
         evidence=guilty.bad_run,
     )
+
+
+def _closed_if_abandoned(tracker: Tracker, info: RunInfo) -> RunInfo:
+    abandoned = info.status == "running" and is_abandoned(info)
+    return tracker.close(info.id, _KILLED) if abandoned else info
 
 
 def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:

@@ -26,7 +26,7 @@ from trtops.ops.guiding.subject import Subject
 from trtops.ops.judging.feeds import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.tracking import schema
-from trtops.tracking.base import Run, RunInfo, Tracker
+from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole
 from trtops.tracking.memory import MemoryTracker
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _resumed(
     tags: Mapping[str, str] | None,
     progress: Callable[[Asking], None] | None,
 ) -> GuideResult:
-    info = tracker.info(run_id)
+    info = ended_if_whole(tracker, tracker.info(run_id))
     data = tracker.peek(run_id, schema.Artifact.GUIDE) if info.kind == "guide" else None
     if data is None:
         raise errors.ConfigError(
