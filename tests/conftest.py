@@ -20,6 +20,9 @@ settings.load_profile("trtops")
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "PREFECT_API_URL", "TRTOPS_HOME"):
     os.environ.pop(name, None)
 
+# Threads of OpenBLAS spin for a tenth of a second in each of the hundreds of processes that tests start.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+
 # Whoever starts the tests in the background of a script starts them deaf to Ctrl-C, as they would start a server, and nohup
 # makes them deaf to SIGHUP. What tests start would be so too, and tests that interrupt it would wait for ever.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

@@ -29,6 +29,13 @@ from trtops.logger import G_LOGGER, module_line
 
 INTERRUPTED = 130
 
+_SPIN = "16"
+"""How long a thread of OpenBLAS spins before it sleeps: 2 to this many cycles, 20 microseconds.
+
+Unless told, it spins for a tenth of a second, on every core, while numpy is being imported; and most commands multiply nothing.
+Products of matrices, small and large, take as long as before. The variable is of OpenBLAS' "Runtime variables".
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
@@ -40,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _SPIN)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
