@@ -175,6 +175,19 @@ def _case(case: str, tool: str, elements: int, outputs: int, repeat: int) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _best_of(case: str, elements: int, outputs: int, repeat: int) -> list[dict[str, float]]:
+    """What each tool needs, the least of several processes that take turns where a case takes only milliseconds.
+
+    How fast memory can be read depends on what else the machine does, for seconds at a time.
+    """
+    rounds = _TURNS if case == "verdict" else 1
+    found = [[_case(case, tool, elements, outputs, repeat) for tool in ("ours", "theirs")] for _ in range(rounds)]
+    return [min(runs, key=lambda run: run["seconds"]) for runs in zip(*found)]
+
+
+_TURNS = 4
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="large arrays: minutes, and gigabytes of memory")
@@ -202,7 +215,7 @@ def main() -> int:
     missed = False
     print(f"{'':40} {'trtops':>10} {'Polygraphy':>10} {'ratio':>7} {'target':>7} {'trtops MB':>10} {'theirs MB':>10}")
     for title, case, elements, outputs, repeat, target in table:
-        ours, theirs = (_case(case, tool, elements, outputs, repeat) for tool in ("ours", "theirs"))
+        ours, theirs = _best_of(case, elements, outputs, repeat)
         ratio = ours["seconds"] / theirs["seconds"]
         missed |= ratio > target
         print(

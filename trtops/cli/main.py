@@ -155,8 +155,6 @@ def _run_command(path: registry.Path, module: Any, parser: Parser, rest: list[st
             log = stack.enter_context(logging_as(args))
         except OSError as exc:
             parser.error(f"--log-file {_error_text(exc)}")
-        if getattr(module, "NEEDS_NO_BLAS", False):
-            _import_numpy()
         try:
             plan = module.plan(args)
         except (UsageError, ConfigError) as exc:
@@ -192,22 +190,6 @@ def _execute(module: Any, plan: Any, log: logging.Logger, words: list[str]) -> i
             return 3
         log.exception("This is a mistake in trtops, not in what was asked. Please report it with these lines.")
         return 3
-
-
-def _import_numpy() -> None:
-    """Import numpy without the threads of its linear algebra, one a core, which start with it.
-
-    They cost more CPU time than linting a small model does. Commands that say ``NEEDS_NO_BLAS`` multiply no matrices.
-    The environment is left as it was, for the processes that a command may start.
-    """
-    variable = "OPENBLAS_NUM_THREADS"
-    if "numpy" in sys.modules or variable in os.environ:
-        return
-    os.environ[variable] = "1"
-    try:
-        importlib.import_module("numpy")
-    finally:
-        del os.environ[variable]
 
 
 def _error_text(exc: Exception) -> str:

@@ -35,7 +35,6 @@ GROUPS = (
         ),
     ),
 )
-NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops check lint model.onnx", "trtops check lint model.onnx --input-shapes x:[4,3,8,8] -o report.json")
 
 

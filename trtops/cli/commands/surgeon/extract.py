@@ -36,7 +36,6 @@ GROUPS = (
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
 )  # fmt: skip
-NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon extract model.onnx --inputs x:[1,3,224,224]:float32 --outputs conv1:auto -o part.onnx",)
 
 

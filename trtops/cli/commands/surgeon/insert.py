@@ -23,7 +23,6 @@ GROUPS = (
     groups.ONNX_LOAD,
     groups.ONNX_SHAPE,
 )  # fmt: skip
-NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon insert model.onnx --op Clip --inputs logits --outputs logits -o clipped.onnx",)
 
 

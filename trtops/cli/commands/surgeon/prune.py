@@ -37,7 +37,6 @@ GROUPS = (
     ),
     groups.ONNX_LOAD,
 )
-NEEDS_NO_BLAS = True
 EXAMPLES = (
     "trtops surgeon prune model.onnx -o sparse.onnx",
     "trtops surgeon prune model.onnx --remove-node-types CustomOp -o plain.onnx",

@@ -47,7 +47,6 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )  # fmt: skip
-NEEDS_NO_BLAS = True
 EXAMPLES = (
     "trtops surgeon sanitize model.onnx --fold-constants --cleanup -o clean.onnx",
     "trtops surgeon sanitize model.onnx --override-input-shapes x:[8,3,224,224] -o batch8.onnx",

@@ -14,7 +14,6 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
-NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon weight-reconstruct structure.onnx -o random.onnx",)
 
 

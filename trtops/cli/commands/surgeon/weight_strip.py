@@ -15,7 +15,6 @@ GROUPS = (
     groups.ONNX_SAVE,
     groups.ONNX_LOAD,
 )
-NEEDS_NO_BLAS = True
 EXAMPLES = ("trtops surgeon weight-strip model.onnx -o structure.onnx",)
 
 
