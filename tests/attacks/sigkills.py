@@ -27,7 +27,7 @@ from typing import Any
 
 import onnx
 
-from tests import models
+from tests import campaigns, models
 from tests.servers import MlflowServer
 from trtops.cli.main import main
 from trtops.tracking.schema import Tag
@@ -35,20 +35,38 @@ from trtops.tracking.schema import Tag
 COMMANDS = (
     "convert m.onnx --convert-to ort -o out.ort --experiment m",
     "convert m.onnx --convert-to ort --fp16 -o out.ort --experiment m",
-    "calibrate m.onnx --load-inputs inputs.json -o out.cache --experiment m",
-    "debug build m.onnx --onnxrt --until 3 --random-tactics --experiment m",
-    "debug accuracy m.onnx --emulate fp16 --experiment m",
-    "debug precision m.onnx --fp16 -o out.onnx --experiment m",
-    "debug reduce m.onnx -o out.onnx --onnxrt --atol 1e-9 --experiment m",
-    "compare m.onnx m.onnx --experiment m",
-    "gate m.onnx",
     "build-list list.yaml",
-    "runs promote RUN",
-    "runs audit RUN",
-    "surgeon sanitize m.onnx --fold-constants -o out.onnx",
-    "surgeon weight-strip m.onnx -o out.onnx",
+    "calibrate m.onnx --load-inputs inputs.json -o out.cache --experiment m",
+    "compare m.onnx m.onnx --experiment m",
+    "triage m.onnx --fp16 --load-inputs inputs.json --experiment m",
+    "repair m.onnx --fp16 --max-builds 4 -o out.json --experiment m",
+    "report RUN -o out.html",
+    "gate m.onnx",
+    "sensitivity m.onnx --calibration-cache int8.cache --load-inputs inputs.json --experiment m",
     "run m.onnx --onnxrt --save-outputs out.json",
+    "run m.onnx --onnxrt --experiment m",
     "check lint m.onnx -o out.json",
+    "surgeon sanitize m.onnx --fold-constants -o out.onnx",
+    "surgeon extract m.onnx --outputs n0:auto -o out.onnx",
+    "surgeon insert m.onnx --op Relu --inputs scores --outputs scores -o out.onnx",
+    "surgeon prune m.onnx -o out.onnx",
+    "surgeon weight-strip m.onnx -o out.onnx",
+    "debug build m.onnx --onnxrt --until 3 --random-tactics --experiment m",
+    "debug bisect CAMPAIGN --max-builds 8",
+    "debug prove CAMPAIGN --force --repeats 1",
+    "debug noise CAMPAIGN --builds 2 --runs 2",
+    "debug reduce m.onnx -o out.onnx --onnxrt --atol 1e-9 --experiment m",
+    "debug precision m.onnx --fp16 -o out.onnx --experiment m",
+    "debug accuracy m.onnx --emulate fp16 --experiment m",
+    "debug isolate m.onnx --onnxrt --allow-approximation --experiment m",
+    "data concat inputs.json inputs.json -o out.json",
+    "template data-loader m.onnx -o out.py",
+    "runs judge RUN --atol 1e-3",
+    "runs audit RUN",
+    "runs bundle RUN -o out.zip",
+    "runs import outputs.json --model m.onnx --experiment m",
+    "runs promote RUN",
+    "store check --mend",
 )
 FLOWS = (
     "flow convert m.onnx --experiment m",
@@ -56,12 +74,19 @@ FLOWS = (
     "flow reduce m.onnx --experiment m",
     "flow promote RUN",
     "flow nightly list.yaml",
+    "flow gate m.onnx",
+    "flow guide m.onnx --experiment m",
+    "flow calibrate m.onnx inputs.json --experiment m",
+    "flow precision m.onnx --experiment m",
+    "flow bisect CAMPAIGN",
 )
 TOLD_OF = ("_journal.jsonl", "trtops_debug")
 """What a killed search leaves in the working folder on purpose, and says so: answers by which it is resumed."""
 
 ORT_FILE = ".ses"
 """ONNX Runtime keeps its own there."""
+
+_TURNS = 3  # of each command for one of each flow
 
 fork = multiprocessing.get_context("fork")
 
@@ -114,21 +139,36 @@ def to_its_end(line: str, place: Path) -> int:
     return int(child.exitcode)
 
 
-def make_bases(work: Path) -> tuple[Path, str]:
-    """A folder with a model, inputs and a store with a good build; and that build's run."""
+def make_bases(work: Path) -> tuple[Path, dict[str, str]]:
+    """A folder with a model, inputs and a store with a good build and a campaign; and their runs, as lines name them."""
     place = work / "bases"
     for name in ("work", "tmp", "outbox"):
         (place / name).mkdir(parents=True)
     models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
     (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
     for line in (
-        "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json",
+        "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
+        "calibrate m.onnx --load-inputs inputs.json -o int8.cache",
         "convert m.onnx --convert-to ort -o x.ort --experiment m",
     ):
         assert to_its_end(line, place) == 0, (place / "said").read_text()
     (place / "work" / "x.ort").unlink()
     [run] = in_child(finished_runs, place)
-    return place, run
+    names = {"RUN": run, "CAMPAIGN": in_child(campaign_of_good_and_bad, place)}
+    in_child(clear_up, place)
+    return place, names
+
+
+def campaign_of_good_and_bad(place: Path) -> str:
+    """A campaign with good and bad builds, of a model of its own."""
+    model, data = campaigns.two_blocks(place / "work")
+    config = campaigns.config(data, until=8, bisect=False)
+    from trtops.ops.campaign.debug_build import debug_build
+    from trtops.tracking.store import default_tracker
+
+    result = debug_build(model, config, tracker=default_tracker(), experiment="campaign")
+    assert result.good and result.bad
+    return result.run_id
 
 
 def in_child(function: Any, place: Path, *args: Any) -> Any:
@@ -304,16 +344,22 @@ def run_all(numbers: range, seconds: float, lines: list[str], servers: float, wo
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - so that children need not import it
     import onnxruntime  # noqa: F401
 
-    bases, run = make_bases(work)
+    bases, runs = make_bases(work)
     known = {path.name for path in (bases / "work").iterdir()}
-    lines = [line.replace("RUN", run) for line in lines]
+    for name, run in runs.items():
+        lines = [line.replace(name, run) for line in lines]
+    # A flow starts Prefect's server, and takes ten times as long as a command.
+    turns = [line for line in lines if not line.startswith("flow ")] * _TURNS + [
+        line for line in lines if line.startswith("flow ")
+    ]
+    Random(0).shuffle(turns)
     took: dict[str, float] = {}
     table: dict[str, collections.Counter[str]] = {line: collections.Counter() for line in lines}
     until = time.monotonic() + seconds
     for number in numbers:
         if time.monotonic() > until:
             break
-        line = lines[number % len(lines)]
+        line = turns[number % len(turns)]
         if line not in took:
             place = work / "timed"
             shutil.copytree(bases, place)

@@ -535,7 +535,7 @@ def test_a_campaign_killed_at_random_moments_comes_to_the_same(model, data, trac
     runs = tracker.find("killed", parent=result.run_id)
     whole = [info for info in runs if info.status == "finished"]
     assert sorted(int(info.tags[Tag.ITERATION]) for info in whole) == list(range(campaign.until))
-    assert {info.status for info in runs} == {"finished", "killed"}
+    assert {info.status for info in runs} <= {"finished", "killed"}
     assert {info.id for info in runs if info.status == "killed"} == set(result.interrupted)
     assert tracker.find("killed", status="running") == []
     assert all(info.tags[Tag.ERROR] for info in runs if info.status == "killed")
