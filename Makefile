@@ -37,7 +37,7 @@ demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, judge and log 
 	@$(PY) -m flows.demo
 
 test: $(VENV)/.test check ## all tests that need no GPU, after `make check`
-	$(PY) -m pytest -n $(JOBS) -q
+	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(JOBS) -q  # tests start hundreds of processes, which would all compile anew
 
 check: $(VENV)/.test ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .

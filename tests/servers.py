@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing_extensions import Self
 
 from trtops.tracking.location import Store
-from trtops.tracking.mlflow import server_command
+from trtops.tracking.mlflow import MlflowTracker, server_command
 
 
 class MlflowServer:
@@ -31,7 +30,6 @@ class MlflowServer:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -48,14 +46,11 @@ class MlflowServer:
     def start(self) -> None:
         """Start it, and wait until it answers.
 
-        First by the command that people use; again without its first half, which would import MLflow once more.
+        The store is made here, where MLflow is imported already; ``store ui`` would import it once for that and once more.
         """
         log = self.root.parent / "log.txt"
-        words = ["-m", "trtops.tracking.store", "ui", "--root", str(self.root), "--port", str(self.port)]
-        command, environment = [sys.executable, *words], dict(os.environ)
-        if self._started:
-            command, environment = server_command(Store(database=self.root.resolve() / "mlflow.db"), self.port)
-        self._started = True
+        MlflowTracker(self.root)
+        command, environment = server_command(Store(database=self.root.resolve() / "mlflow.db"), self.port)
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=environment, start_new_session=True

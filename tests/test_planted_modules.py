@@ -62,8 +62,7 @@ def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(place
     home = str(tmp_path / "prefect")
     quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": home}
     done = python("-m", "trtops.flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
-    assert done.returncode in (0, 1), done.stderr
-    assert "# convert conv_net.onnx: good" in done.stdout, done.stderr
+    assert done.returncode == 0 and "# convert conv_net.onnx: good" in done.stdout, done.stderr
 
 
 def test_a_worker_looks_only_where_its_parent_does(place: Path, monkeypatch) -> None:

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
+from trtops.blas import BRIEF_SPIN
 from trtops.processes import STARTED_BY, mark, temporary_prefix
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self.output if own_output else None,
                 stderr=self.output,
-                env={**os.environ, "PYTHONPATH": path, STARTED_BY: mark(), **environment},
+                env={**BRIEF_SPIN, **os.environ, "PYTHONPATH": path, STARTED_BY: mark(), **environment},
             )
         except BaseException:
             self.pipe.close()

@@ -217,14 +217,6 @@ def test_the_compare_flow_reads_an_engine_back_and_judges_it(store: Path, model:
     assert default_tracker().info(strict.run_id).tags[schema.Tag.KIND] == "compare"
 
 
-def test_the_command_exits_with_the_verdict(store: Path, model: Path) -> None:
-    """As a process of its own with its own server; what mistakes exit with is shown by ``test_mistakes.py``."""
-    command = [sys.executable, "-m", "flows.convert", str(model), "--precision", "fp32"]
-    good = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert good.returncode == 0 and "good" in good.stdout, good.stderr
-
-
 def test_a_bad_engine_is_a_result_with_reasons_and_pictures(store: Path, model: Path) -> None:
     tolerances = {"atol": 0.0, "rtol": 0.0}
     result = convert(model, ConvertConfig(build=BuildConfig(precision="fp16")), data=None)

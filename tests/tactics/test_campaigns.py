@@ -14,7 +14,7 @@ from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.table import VERDICTS, CampaignTable
 
-SEEDS = amount(100, in_every_run=25)
+SEEDS = amount(100, in_every_run=20)
 
 
 def outcomes(culprit: Culprit, builds: int, *, ordered: bool = True) -> list[tuple[Campaign, TacticDiff]]:

@@ -21,6 +21,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 import trtops
+from trtops.blas import BRIEF_SPIN
 from trtops.cli import registry
 from trtops.cli.flags import Parser, UsageError, bold, make_parser, without_effect
 from trtops.cli.logs import LOGGING, logging_as, tell
@@ -28,13 +29,6 @@ from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 
 INTERRUPTED = 130
-
-_SPIN = "16"
-"""How long a thread of OpenBLAS spins before it sleeps: 2 to this many cycles, 20 microseconds.
-
-Unless told, it spins for a tenth of a second, on every core, while numpy is being imported; and most commands multiply nothing.
-Products of matrices, small and large, take as long as before. The variable is of OpenBLAS' "Runtime variables".
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _SPIN)
+    for name, value in BRIEF_SPIN.items():
+        os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:

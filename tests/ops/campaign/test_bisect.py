@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,14 +188,18 @@ def until_decided(tracker: MlflowTracker, model: tuple[Path, Path], resume: str 
     )
 
 
-def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_way_again(model, tmp_path):
-    undisturbed = debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+@pytest.fixture(scope="module")
+def undisturbed(model: tuple[Path, Path]) -> DebugBuildResult:
+    return debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+
+
+def test_a_campaign_turns_to_mixtures_and_killed_at_any_moment_takes_the_same_way_again(model, tmp_path, undisturbed):
     store = MlflowTracker(tmp_path / "mlruns")
-    whole = seconds_of(until_decided, store, model, None, "whole")
+    whole = seconds_of(lambda: debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker()))
     moments = random.Random(3)
     resume = None
 
-    for _ in range(amount(4, in_every_run=2)):
+    for _ in range(amount(4, in_every_run=1)):
         run_until_spent(moments.uniform(0.2, 0.5) * whole, until_decided, store, model, resume, "killed")
         found = store.find("killed", tags={Tag.KIND: "debug_build"})
         resume = found[0].id if found else None
@@ -231,26 +236,27 @@ def dying_at(method: str, call: int, run: Callable[[], object], only: str = "") 
     assert child.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("method", "call", "only"),
-    [
-        ("_end", 2, ""),  # a build of the campaign that is whole and has no end
-        ("_end", 5, ""),  # a mixture
-        ("_end", 11, ""),  # the bisection itself
-        ("log_json", 1, Artifact.BISECTION_PLAN),  # a bisection that has not begun
-    ],
-)
-def test_killed_at_a_seam_a_campaign_builds_nothing_twice(model, tmp_path, method, call, only):
-    undisturbed = debug_build(model[0], config(model[1], seed=200), tracker=MemoryTracker())
+def test_killed_at_its_seams_a_campaign_builds_nothing_twice(model, tmp_path, undisturbed):
     store = MlflowTracker(tmp_path / "mlruns")
 
-    dying_at(method, call, lambda: until_decided(store, model, None, "killed"), only)
+    def on(resume: str | None = None) -> Callable[[], None]:
+        return lambda: until_decided(store, model, resume, "killed")
+
+    dying_at("_end", 2, on())  # a build of the campaign that is whole and has no end
     (campaign,) = store.find("killed", tags={Tag.KIND: "debug_build"})
+    dying_at("log_json", 1, on(campaign.id), Artifact.BISECTION_PLAN)  # a bisection that has not begun
+    dying_at("_end", 2, on(campaign.id))  # a mixture
+    dying_at("_end", len(undisturbed.bisections[0].trials) - 1, on(campaign.id))  # the bisection itself
     result = debug_build(resume=campaign.id, tracker=store)
 
     assert way_of(result) == way_of(undisturbed)
-    whole = store.find("killed", status="finished", tags={Tag.KIND: "iteration"})
-    assert len(whole) == result.iterations + result.mixtures == len(store.find("killed", tags={Tag.KIND: "iteration"}))
+    runs = store.find("killed")
+    assert Counter((i.kind, i.status) for i in runs) == {
+        ("debug_build", "finished"): 1,
+        ("iteration", "finished"): result.iterations + result.mixtures,
+        ("bisect", "finished"): len(result.bisections),
+        ("bisect", "killed"): 1,
+    }
 
 
 def test_what_was_convicted_is_kept_out_of_the_builds_that_follow_which_are_good(model):

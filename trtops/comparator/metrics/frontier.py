@@ -28,8 +28,12 @@ class Frontier:
     def aim(self, d: Array, r: Array) -> None:
         """Choose as pivot the point of a sample's front that most elements lie below, to skip these quickly."""
         steps_d, steps_r = _pareto_front(d, r)
-        self._merge(steps_d, steps_r)
-        thin = np.linspace(0, steps_d.size - 1, min(steps_d.size, 16)).astype(int)
+        if self.d.size:
+            self._merge(steps_d, steps_r)
+        else:
+            self.d, self.r = steps_d, steps_r
+        count = min(steps_d.size, 16)
+        thin = np.arange(count) * (steps_d.size - 1) // max(count - 1, 1)
         pivots_d, pivots_r = steps_d[thin, None], steps_r[thin, None]
         covered = ((d <= pivots_d) & (r <= pivots_r)).sum(axis=1)
         best = thin[int(covered.argmax())]
@@ -42,7 +46,8 @@ class Frontier:
             top_d, top_r = float(d.max()), float(r.max())
         if top_d <= self.pivot[0] and top_r <= self.pivot[1]:
             return
-        d, r = self._outside(d, r)
+        if self.d.size:  # else there is no pivot yet
+            d, r = self._outside(d, r)
         if d.size > _SAMPLE:  # the pivot rules out too few of these
             step = d.size // _SAMPLE
             self.aim(d[::step], r[::step])
@@ -54,7 +59,9 @@ class Frontier:
         return d[keep], r[keep]
 
     def _merge(self, d: Array, r: Array) -> None:
-        self.d, self.r = _pareto_front(np.concatenate([self.d, d]), np.concatenate([self.r, r]))
+        if self.d.size:
+            d, r = np.concatenate([self.d, d]), np.concatenate([self.r, r])
+        self.d, self.r = _pareto_front(d, r)
         if self.d.size > 4 * _POINTS:
             self._thin()
 
@@ -82,5 +89,6 @@ def _pareto_front(d: Array, r: Array) -> tuple[Array, Array]:
     rises[0] = True
     np.greater(r[1:], np.maximum.accumulate(r)[:-1], out=rises[1:])
     d, r = d[rises], r[rises]
-    last = np.append(d[1:] != d[:-1], True)  # of equal absolute errors, the one with the largest relative error
+    last = np.ones(d.size, bool)
+    np.not_equal(d[1:], d[:-1], out=last[:-1])  # of equal absolute errors, the one with the largest relative error
     return d[last], r[last]
