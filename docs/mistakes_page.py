@@ -16,6 +16,8 @@ experiment. The exit code says what it was:
 | 1 | bad: outputs differ, or a check failed. The run holds why |
 | 2 | wrong usage: an option, or a value that cannot be meant |
 | 3 | an error: a file that cannot be read, a store that does not answer, a library that is not there |
+| 130 | interrupted |
+| 141 | whoever read the output went away before there was a verdict |
 
 `trtops doctor` looks at store, servers, workers, GPU and releases, and says what to do.
 

@@ -1,7 +1,7 @@
 """``trtops``: finds the command, parses its options, lets it work, and turns what happened into an exit code.
 
 0: all is well. 1: outputs differ, or a check failed. 2: wrong usage. 3: an error of ours (or of the system), which the
-message explains. 130: interrupted.
+message explains. 130: interrupted. 141: whoever read the output went away before it was known how all is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from trtops.errors import ConfigError, TrtopsError, near
 from trtops.logger import G_LOGGER, module_line
 
 INTERRUPTED = 130
+UNREAD = 141  # what a shell says of a command that SIGPIPE has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
+    code = None
     try:
-        return _refuse_surroundings(words) or _run_words(words, alone=arguments is None)
+        code = _refuse_surroundings(words) or _run_words(words, alone=arguments is None)
+        sys.stdout.flush()  # or Python would do it, and exit with 120 where nobody reads
+        return code
     except SystemExit as exc:  # argparse's way to say that help was shown, or that usage was wrong
         return exc.code if isinstance(exc.code, int) else 2
     except KeyboardInterrupt:
@@ -54,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if code is None:  # a command that judges must not seem to have found all well
+            code = 0 if find_command(words)[0] in registry.READERS else UNREAD
+        return code
     finally:
         if arguments is None:
             gc.freeze()  # this process ends, and would search all that it imported for circles first

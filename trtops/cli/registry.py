@@ -106,6 +106,17 @@ OTHER_WORDS: dict[Path, Path] = {
 }
 """Commands that are others by other words, most of them Polygraphy's."""
 
+READERS: frozenset[Path] = frozenset(
+    {
+        *(("inspect", what) for what in ("model", "data", "tactics", "engines", "sparsity", "calibration", "run")),
+        ("runs", "list"),
+        ("runs", "show"),
+        ("plugin", "list"),
+        ("completion",),
+    }
+)
+"""Commands that show what is there and judge nothing: whoever has read the beginning may go away."""
+
 TOLD: frozenset[Path] = frozenset(
     {
         ("run",),
