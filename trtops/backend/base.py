@@ -231,8 +231,16 @@ class EngineBackend(Protocol):
         """
         ...
 
-    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
+    def runner(
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+    ) -> BaseRunner:
         """A runner for an engine, or for what a callable returns when the runner is activated.
+
+        Args:
+            engine: The engine.
+            name: The runner's name; counted up if not given.
+            beside_others: Whether other engines are timed in turn with this one: its threads sleep between inferences, and do
+                not wait for the next one at the cost of the processor.
 
         Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or device.
         """

@@ -136,9 +136,11 @@ class IsolatedBackend:
                     if crashed is not None:
                         crashed(caches.avoid)
 
-    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
+    def runner(
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+    ) -> BaseRunner:
         """A runner in this process; try the engine with :meth:`first_inference` before."""
-        return engine_backend(self.backend).runner(engine, name)
+        return engine_backend(self.backend).runner(engine, name, beside_others=beside_others)
 
     def first_inference(self, engine: Engine, feed: Feed) -> dict[str, Any]:
         """Load an engine and run it once in the child; returns the outputs.

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -124,6 +127,51 @@ def test_a_full_timing_cache_makes_a_build_time_nothing_and_remember_the_same(ba
     assert again.timing_cache_use.saved_seconds > 0
     assert again.timing_cache == first.timing_cache
     assert again.tactics == first.tactics
+
+
+def as_if_disturbed(timing_cache: bytes, keep: int | None = None) -> bytes:
+    """A cache as releases wrote it whose timings disturbed one another, or only its first few timings."""
+    content = json.loads(timing_cache)
+    content["timings"] = content["timings"][:keep]
+    for entry in content["timings"]:
+        del entry["timing"]["undisturbed"]
+    return json.dumps(content).encode()
+
+
+def test_disturbed_timings_are_compared_with_one_another_alone(backend, model):
+    first = backend.build(model, config())
+    timed = first.timing_cache_use.misses
+
+    old = backend.build(model, config(), caches=Caches(timing=as_if_disturbed(first.timing_cache)))
+    mixed = backend.build(model, config(), caches=Caches(timing=as_if_disturbed(first.timing_cache, timed - 1)))
+
+    assert (old.timing_cache_use.misses, old.timing_cache_use.hits) == (0, timed)
+    assert mixed.timing_cache_use.misses == timed
+    cache = TimingCache.from_bytes(mixed.timing_cache)
+    assert all(entry.timing.undisturbed for entry in cache._timings.values())
+
+
+def test_engines_that_take_turns_leave_the_processor_to_one_another(backend):
+    weights = {"w": np.ones((512, 512), np.float32)}
+    proto = models.model("(float[256,512] x) => (float[256,512] y) { y = MatMul(x, w) }", weights)
+    feed = {"x": np.ones((256, 512), np.float32)}
+    model = Model.from_proto(proto, "product")
+    build = backend.build(model, config(intra_op_threads=2, timing_iterations=1))
+
+    def spent_when_idle(runner) -> float:
+        """CPU seconds of the tenth of a second after an inference, half of which a thread would spin; the least of some."""
+        with runner:
+            return min(_spent_after(lambda: runner.infer(feed)) for _ in range(5))
+
+    assert spent_when_idle(backend.runner(build.engine, beside_others=True)) < 0.01
+    assert spent_when_idle(reference_runner(model)) < 0.01
+
+
+def _spent_after(call: Callable[[], object]) -> float:
+    call()
+    before = time.process_time()
+    time.sleep(0.1)
+    return time.process_time() - before
 
 
 def test_a_timing_cache_of_other_shapes_helps_with_none_of_the_timings(backend, model):

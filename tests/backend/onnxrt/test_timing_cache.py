@@ -47,6 +47,14 @@ def test_a_timing_that_is_known_stays():
     assert cache.timing(key("a")).median_seconds == 1.0
 
 
+def test_a_timing_that_was_disturbed_gives_way_to_one_that_was_not():
+    cache = make_cache(a=1.0)
+    for median in (0.5, 0.4):
+        cache.add_timing(key("a"), Timing(median_seconds=median, cost_seconds=1.0, undisturbed=True))
+
+    assert cache.timing(key("a")).median_seconds == 0.5
+
+
 def test_a_cache_of_another_device_is_refused_with_both_named():
     with pytest.raises(errors.TimingCacheError, match=r"'there'.*'here'"):
         TimingCache.from_bytes(make_cache("there").to_bytes(), "here")

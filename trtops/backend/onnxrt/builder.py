@@ -129,12 +129,14 @@ class OnnxRuntimeBackend:
             log=log.text(),
         )
 
-    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> OnnxrtRunner:
+    def runner(
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+    ) -> OnnxrtRunner:
         """A runner for an engine, or for what a callable returns when the runner is activated.
 
         Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or processor.
         """
-        return OnnxrtRunner(SessionFromEngine(engine), name)
+        return OnnxrtRunner(SessionFromEngine(engine, beside_others), name)
 
 
 @dataclass(frozen=True, kw_only=True)

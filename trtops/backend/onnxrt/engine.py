@@ -12,7 +12,15 @@ from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
-from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, SMALL, find_providers, session_options, why
+from trtops.backend.onnxrt.session import (
+    DEFAULT_PROVIDERS,
+    ORT_ERRORS,
+    SMALL,
+    find_providers,
+    session_options,
+    sleep_between_runs,
+    why,
+)
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.func import value_of
 from trtops.record import JSONValue, sha256
@@ -56,9 +64,11 @@ class SessionFromEngine:
 
     Attributes:
         engine: The engine, or a callable that returns it.
+        beside_others: Whether other sessions run in turn with this one; see :func:`trtops.backend.onnxrt.session.sleep_between_runs`.
     """
 
     engine: ValueOrCallable[Engine]
+    beside_others: bool = False
 
     def __call__(self) -> ort.InferenceSession:
         """Check that the engine is whole and belongs here, and create the session, which belongs to the caller.
@@ -70,10 +80,12 @@ class SessionFromEngine:
         engine = value_of(self.engine)
         providers, threads = _loading_options(engine)
         check_place(engine.environment)
-        return open_plan(engine.plan, providers=providers, threads=threads)
+        return open_plan(engine.plan, providers=providers, threads=threads, beside_others=self.beside_others)
 
 
-def open_plan(plan: bytes, *, providers: tuple[str, ...], threads: int) -> ort.InferenceSession:
+def open_plan(
+    plan: bytes, *, providers: tuple[str, ...], threads: int, beside_others: bool = False
+) -> ort.InferenceSession:
     """Create a session from an optimized model as it is.
 
     Raises:
@@ -82,6 +94,8 @@ def open_plan(plan: bytes, *, providers: tuple[str, ...], threads: int) -> ort.I
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.load_model_format", "ORT")
+    if beside_others:
+        sleep_between_runs(options)
     if len(plan) < SMALL:
         limit_run_memory(options)
     try:

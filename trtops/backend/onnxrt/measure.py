@@ -94,7 +94,10 @@ class Measurement:
                 break
             if turn % _TURNS_PER_ROUND == _TURNS_PER_ROUND - 1 and len(standing) > 2:
                 standing = sorted(standing, key=_Lane.median)[: (len(standing) + 1) // 2]
-        return {lane.candidate: Timing(median_seconds=lane.median(), cost_seconds=lane.cost) for lane in lanes}
+        return {
+            lane.candidate: Timing(median_seconds=lane.median(), cost_seconds=lane.cost, undisturbed=True)
+            for lane in lanes
+        }
 
     def _lane(self, engine: Optimized, feed: Feed) -> _Lane:
         """A candidate that is loaded and warm."""
@@ -111,7 +114,8 @@ class Measurement:
 
     def _open(self, engine: Optimized) -> OnnxrtRunner:
         self.optimizer.begin(engine.candidate)
-        runner = OnnxrtRunner(open_plan(engine.plan, providers=self.providers, threads=self.threads), "timing")
+        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, beside_others=True)
+        runner = OnnxrtRunner(session, "timing")
         runner.activate()
         return runner
 

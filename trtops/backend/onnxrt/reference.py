@@ -1,4 +1,7 @@
-"""Models in memory run as they are: for golden outputs, and for what is to be seen of every tensor."""
+"""Models in memory run as they are: for golden outputs, and for what is to be seen of every tensor.
+
+Nobody times them; their threads sleep between runs, for what is timed beside them.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ class SessionFromMemory:
         """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
         level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not (is_large(self.model) if self.by_file is None else self.by_file):
-            return SessionFromOnnx(self.model, graph_optimization_level=level)()
+            return SessionFromOnnx(self.model, graph_optimization_level=level, beside_others=True)()
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
             path = Path(folder, "model.onnx")
             save_model(self.model, path, external_data_path="")
-            return SessionFromOnnx(path, graph_optimization_level=level)()
+            return SessionFromOnnx(path, graph_optimization_level=level, beside_others=True)()
 
 
 def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
@@ -66,7 +69,8 @@ def reference_runner(model: Model, name: str | None = None) -> OnnxrtRunner:
     def load() -> ort.InferenceSession:
         proto = model.proto()  # which also checks that the file still holds the model that was loaded
         if model.path is not None and is_large(proto):
-            return SessionFromOnnx(model.path, graph_optimization_level=ort.GraphOptimizationLevel.ORT_DISABLE_ALL)()
+            level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            return SessionFromOnnx(model.path, graph_optimization_level=level, beside_others=True)()
         return SessionFromMemory(proto, optimized=False)()
 
     return OnnxrtRunner(load, name, "onnxrt-reference")

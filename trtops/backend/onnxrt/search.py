@@ -315,6 +315,8 @@ class Search:
         total = dict.fromkeys(candidates, 0.0)
         for shapes in self.shapes:
             known = {c: t for c in candidates if (t := self.cache.timing(self._timing_key(c, shapes))) is not None}
+            if len(known) < len(candidates):  # what is timed now cannot be compared with what was disturbed
+                known = {c: t for c, t in known.items() if t.undisturbed}
             unknown = [c for c in candidates if c not in known]
             measured = self._measurement.seconds(unknown, self._feed(shapes)) if unknown else {}
             for candidate in set(unknown) - set(measured):

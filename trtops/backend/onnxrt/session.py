@@ -95,6 +95,16 @@ def session_options(threads: int = 0, *, log_id: str | None = None) -> ort.Sessi
     return options
 
 
+def sleep_between_runs(options: ort.SessionOptions) -> None:
+    """Let a session's threads sleep once a run has ended.
+
+    They would spin for up to a second, waiting for the next one (``session.force_spinning_stop`` in ONNX Runtime's session
+    config keys): each on a core that whatever runs next, or is being timed, does not get. On two cores a session that takes
+    turns with another one took twice as long for it, and not in the proportion of both.
+    """
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+
+
 def create_session(source: ModelSource, options: ort.SessionOptions, providers: Sequence[Any]) -> ort.InferenceSession:
     """Create a session, with errors of ours.
 

@@ -46,10 +46,13 @@ class Timing(Record):
     Attributes:
         median_seconds: Median time of one inference.
         cost_seconds: Time that measuring it took, loading the session included.
+        undisturbed: Whether no other session's threads were spinning meanwhile. They were until trtops let them sleep; such
+            timings are as much as twice too long, and can be compared with one another alone.
     """
 
     median_seconds: float
     cost_seconds: float
+    undisturbed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +132,10 @@ class TimingCache:
         return None if entry is None else entry.timing
 
     def add_timing(self, key: TimingKey, timing: Timing) -> None:
-        """Remember a timing; one that is known stays, so that builds with the cache repeat."""
-        self._timings.setdefault(key.digest, _TimingEntry(key=key, timing=timing))
+        """Remember a timing; one that is known stays, so that builds with the cache repeat, unless it was disturbed."""
+        known = self.timing(key)
+        if known is None or (timing.undisturbed and not known.undisturbed):
+            self._timings[key.digest] = _TimingEntry(key=key, timing=timing)
 
     def signature(self, key: TimingKey) -> str | None:
         """The signature of a candidate's graph, if it is known; the key has no shapes."""

@@ -74,8 +74,13 @@ class TensorRTBackend:
         """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
         return _Building(self, model, config, caches, calibration_data).run()
 
-    def runner(self, engine: Engine | Callable[[], Engine], name: str | None = None) -> BaseRunner:
-        """A runner for an engine, or for the one that a callable returns at activation; outputs are in the model's order."""
+    def runner(
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+    ) -> BaseRunner:
+        """A runner for an engine, or for the one that a callable returns at activation; outputs are in the model's order.
+
+        ``beside_others`` changes nothing: whoever waits for a GPU takes nothing from it.
+        """
 
         def load() -> Any:
             built = engine() if callable(engine) else engine
