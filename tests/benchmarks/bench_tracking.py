@@ -66,13 +66,13 @@ def main() -> int:
             shutil.rmtree(folder / f"copy {i}")
             shutil.rmtree(folder / "new" / "artifacts")
     print(f"make and open a new store, MLflow's import included: {opening:.2f} s")
-    # Wall time doubles on a machine that others use, and 150 ms do not; so the exit code goes by processor time.
+    # Wall time doubles on a machine that others use, and 150 ms do not; so the goal, and the exit code, go by processor time.
     for clock, pick in (("wall", 0), ("CPU", 1)):
         copying, logging = (min(row[pick] for row in rows) for rows in (copies, logs))
         bound = 1.3 * copying + 0.150
         print(
             f"{sum(MEGABYTES)} MB in {len(MEGABYTES)} files, {clock}: copying {copying * 1e3:.0f} ms, logging {logging * 1e3:.0f} ms, "
-            f"1.3 x copying + 150 ms = {bound * 1e3:.0f} ms: {'kept' if logging <= bound else 'BROKEN'}"
+            f"1.3 x copying + 150 ms = {bound * 1e3:.0f} ms: {'kept' if logging <= bound else 'more'}"
         )
     return int(logging > bound)
 
