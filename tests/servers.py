@@ -43,6 +43,11 @@ class MlflowServer:
         """Whether it was started and not ended."""
         return self._process is not None
 
+    @property
+    def session(self) -> int | None:
+        """The session that its processes are in; None while it is down."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start it, and wait until it answers.
 

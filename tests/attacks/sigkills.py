@@ -108,6 +108,13 @@ def run_line(line: str, place: Path) -> int:
     return run(getattr(importlib.import_module(f"trtops.flows.{words[1]}"), words[1]), words[1])
 
 
+def named(line: str, runs: dict[str, str]) -> str:
+    """A line with the ids of its place's runs."""
+    for name, run in runs.items():
+        line = line.replace(name, run)
+    return line
+
+
 def started(line: str, place: Path) -> Any:
     """A child that runs a line, in a session of its own."""
 
@@ -139,23 +146,29 @@ def to_its_end(line: str, place: Path) -> int:
     return int(child.exitcode)
 
 
-def make_bases(work: Path) -> tuple[Path, dict[str, str]]:
-    """A folder with a model, inputs and a store with a good build and a campaign; and their runs, as lines name them."""
-    place = work / "bases"
+def make_bases(work: Path, *, served: bool) -> tuple[Path, dict[str, str]]:
+    """A folder with a model, inputs and a store with a good build and a campaign; and their runs, as lines name them.
+
+    What a server is to serve is made over a server, which keeps artifacts where it finds them wherever its folder is.
+    """
+    place = work / ("served" if served else "bases")
     for name in ("work", "tmp", "outbox"):
         (place / name).mkdir(parents=True)
     models.conv_net().write(place / "work").rename(place / "work" / "m.onnx")
     (place / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
-    for line in (
-        "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
-        "calibrate m.onnx --load-inputs inputs.json -o int8.cache",
-        "convert m.onnx --convert-to ort -o x.ort --experiment m",
-    ):
-        assert to_its_end(line, place) == 0, (place / "said").read_text()
-    (place / "work" / "x.ort").unlink()
-    [run] = in_child(finished_runs, place)
-    names = {"RUN": run, "CAMPAIGN": in_child(campaign_of_good_and_bad, place)}
-    in_child(clear_up, place)
+    with server_for(place, served):
+        for line in (
+            "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
+            "calibrate m.onnx --load-inputs inputs.json -o int8.cache",
+            "convert m.onnx --convert-to ort -o x.ort --experiment m",
+        ):
+            assert to_its_end(line, place) == 0, (place / "said").read_text()
+        (place / "work" / "x.ort").unlink()
+        [run] = in_child(finished_runs, place)
+        names = {"RUN": run, "CAMPAIGN": in_child(campaign_of_good_and_bad, place)}
+        in_child(clear_up, place)
+    (place / "said").unlink()
+    (place / "server").unlink(missing_ok=True)
     return place, names
 
 
@@ -240,22 +253,22 @@ def judged(place: Path, before: list[str]) -> dict[str, list[str]]:
     return wrong
 
 
-def processes_of(place: Path, session: int) -> list[str]:
-    """Processes that a line has left: of its session, or with its store in their environment."""
+def processes_of(place: Path, session: int, server: int | None) -> list[str]:
+    """Processes that a line has left: of its session, or with its store in their environment; not those of its server."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             mine = int(fields[3]) == session or str(place).encode() in (entry / "environ").read_bytes()
-            if mine and fields[0] != "Z" and int(entry.name) != os.getpid():
+            if mine and int(fields[3]) != server and fields[0] != "Z" and int(entry.name) != os.getpid():
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120] or entry.name)
     return found
 
 
-def gone_in_time(place: Path, session: int) -> list[str]:
+def gone_in_time(place: Path, session: int, server: int | None) -> list[str]:
     """Processes that are still there after a while; the watch of a flow's server needs some seconds."""
     until = time.monotonic() + 40
-    while (found := processes_of(place, session)) and time.monotonic() < until:
+    while (found := processes_of(place, session, server)) and time.monotonic() < until:
         time.sleep(0.2)
     return found
 
@@ -296,7 +309,8 @@ def try_case(
     random = Random(number)
     place = bases.parent / f"case-{number}"
     shutil.copytree(bases, place)
-    in_child(_relocate, place)
+    if not with_server:
+        in_child(_relocate, place)
     try:
         with server_for(place, with_server) as server:
             before = in_child(finished_runs, place)
@@ -316,7 +330,9 @@ def try_case(
                 "doubled": [],
                 "left": [f"{kill.name} did not end it"] if hung else [],
             }
-            wrong["left"] += [f"process {each}" for each in gone_in_time(place, child.pid)]
+            wrong["left"] += [
+                f"process {each}" for each in gone_in_time(place, child.pid, server.session if server else None)
+            ]
             if server is not None and not server.is_up:
                 server.start()
             in_child(clear_up, place)
@@ -344,14 +360,11 @@ def run_all(numbers: range, seconds: float, lines: list[str], servers: float, wo
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - so that children need not import it
     import onnxruntime  # noqa: F401
 
-    bases, runs = make_bases(work)
-    known = {path.name for path in (bases / "work").iterdir()}
-    for name, run in runs.items():
-        lines = [line.replace(name, run) for line in lines]
+    places = [make_bases(work, served=served) for served in (False, True)]
+    known = {path.name for path in (places[0][0] / "work").iterdir()}
     # A flow starts Prefect's server, and takes ten times as long as a command.
-    turns = [line for line in lines if not line.startswith("flow ")] * _TURNS + [
-        line for line in lines if line.startswith("flow ")
-    ]
+    turns = [line for line in lines if not line.startswith("flow ")] * _TURNS
+    turns += [line for line in lines if line.startswith("flow ")]
     Random(0).shuffle(turns)
     took: dict[str, float] = {}
     table: dict[str, collections.Counter[str]] = {line: collections.Counter() for line in lines}
@@ -360,16 +373,20 @@ def run_all(numbers: range, seconds: float, lines: list[str], servers: float, wo
         if time.monotonic() > until:
             break
         line = turns[number % len(turns)]
+        with_server = Random(number + 1).random() < servers
+        bases, runs = places[with_server]
+        words = named(line, runs)
         if line not in took:
             place = work / "timed"
-            shutil.copytree(bases, place)
+            own, its_runs = places[0]
+            shutil.copytree(own, place)
             in_child(_relocate, place)
             begin = time.monotonic()
-            code = to_its_end(line, place)
+            code = to_its_end(named(line, its_runs), place)
             took[line] = time.monotonic() - begin
             print(f"{line}: {took[line]:.1f} s, exit code {code}", flush=True)
             shutil.rmtree(place, ignore_errors=True)
-        wrong = try_case(number, line, bases, took[line], known, Random(number + 1).random() < servers)
+        wrong = try_case(number, words, bases, took[line], known, with_server)
         table[line]["kills"] += 1
         for kind, found in wrong.items():
             table[line][kind] += bool(found)
