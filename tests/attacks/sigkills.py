@@ -309,8 +309,7 @@ def try_case(
     random = Random(number)
     place = bases.parent / f"case-{number}"
     shutil.copytree(bases, place)
-    if not with_server:
-        in_child(_relocate, place)
+    in_child(_relocate, place)
     try:
         with server_for(place, with_server) as server:
             before = in_child(finished_runs, place)
