@@ -1,6 +1,6 @@
 """Models in memory run as they are: for golden outputs, and for what is to be seen of every tensor.
 
-Nobody times them; their threads sleep between runs, for what is timed beside them.
+How fast they are matters to nobody: their threads sleep between runs, for what is timed beside them.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker)
     precision = _lowest_precision((actual, golden), tracker)
     tolerances = tolerances_for(precision, check.tolerances, models[0] if models else None)
     with ExitStack() as stack:
-        sides = [open_side(side, tracker) for side in (actual, golden)]
+        sides = [open_side(actual, tracker), open_side(golden, tracker, beside_others=True)]
         # Saved results are data; only runners need to be activated and let go.
         under_test, right = (stack.enter_context(s) if isinstance(s, BaseRunner) else s for s in sides)
         if isinstance(under_test, RunResults):
@@ -146,8 +146,13 @@ def _is_model(side: str) -> bool:
     return path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
 
 
-def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
+def open_side(side: str, tracker: Tracker, *, beside_others: bool = False) -> BaseRunner | RunResults:
     """A runner (not yet active) or saved results, from the text that names one.
+
+    Args:
+        side: The text.
+        tracker: The memory.
+        beside_others: Whether another side is timed while this one is open.
 
     Raises:
         ConfigError: If the text names nothing that can be compared.
@@ -155,7 +160,7 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     if side.startswith(RUN_PREFIX):
         info = tracker.info(tracker.whole_id(side))
         engine = builds.load_engine(builds.holder_of_engine(tracker, info))
-        return engine_backend(engine.backend).runner(engine)
+        return engine_backend(engine.backend).runner(engine, beside_others=beside_others)
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(
@@ -167,7 +172,8 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     if backend_name is None:
         return reference_runner(Model.load(path))
     backend = engine_backend(backend_name)
-    return backend.runner(Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment()))
+    engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
+    return backend.runner(engine, beside_others=beside_others)
 
 
 def _with_whole_id(side: str | Path, tracker: Tracker) -> str:
