@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,6 +26,44 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
 
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with open_atomically(tmp_path / "file") as file:
+            file.write(b"x" * 100_000)
+            file.flush()
+            os._exit(9)
+    os.waitpid(child, 0)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lacking", ["nothing", "files without names", "links to them"])
+def test_what_was_written_is_there_whatever_the_file_system_can_do(tmp_path: Path, monkeypatch, lacking) -> None:
+    if lacking == "files without names":
+        monkeypatch.delattr(os, "O_TMPFILE")
+    if lacking == "links to them":
+        monkeypatch.setattr(os, "link", refuse)
+    usual = tmp_path / "usual"
+    usual.touch()
+    path = tmp_path / "new" / "file"
+
+    for written in (b"old", b"x" * 3_000_000):
+        with open_atomically(path) as file:
+            file.write(written[:2])
+            file.write(written[2:])
+            if len(written) > 3:
+                file.close()  # as some who are given a file do
+        assert path.read_bytes() == written
+
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode == usual.stat().st_mode
+
+
+def refuse(*args: object, **options: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 def test_behind_a_link_the_file_is_replaced_and_the_link_stays(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,9 @@ def write_open_file(file: Any, data: Any) -> None:
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Open a file to be written, which appears under its name only when the block ends without an error.
 
+    Until then it has no name at all, where the file system can do that (``O_TMPFILE`` in open(2)): a process that is killed
+    leaves nothing behind.
+
     Args:
         path: The file; its folder is made if there is none, and a file that is there already is replaced, behind a link
             where the path is one. Devices and pipes are written to as they are.
@@ -46,14 +49,44 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 yield device
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "xb") as file:
+        with _file_without_name(part) as (file, give_name):
             yield file
+            give_name()
         part.replace(target)
     except BaseException as exc:
         part.unlink(missing_ok=True)
         if isinstance(exc, OSError) and exc.errno is not None and str(exc.filename) in ("None", str(part)):
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise
+
+
+@contextlib.contextmanager
+def _file_without_name(part: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
+    """A new file and what names it, closed afterwards; it is named from the beginning where there are no others."""
+    try:
+        descriptor = os.open(part.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except (OSError, AttributeError):  # a file system that cannot, or a system
+        with open(part, "xb") as file:
+            yield file, lambda: None
+        return
+    try:
+        with open(os.dup(descriptor), "wb") as file:  # whoever writes may close its own
+            yield file, lambda: _name_file(file, descriptor, part)
+    finally:
+        os.close(descriptor)
+
+
+def _name_file(file: IO[bytes], descriptor: int, part: Path) -> None:
+    if not file.closed:
+        file.flush()
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", part, follow_symlinks=True)
+    except OSError:  # no /proc, or links are not allowed
+        import shutil  # seldom needed
+
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        with open(os.dup(descriptor), "rb") as source, open(part, "xb") as copy:
+            shutil.copyfileobj(source, copy)
 
 
 def sync_to_disk(path: str | os.PathLike[str]) -> None:
