@@ -29,7 +29,10 @@ TOUCHED = 1_000_000_000  # seconds since the epoch: long ago
 
 @pytest.fixture(autouse=True)
 def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files and locks where nobody else's are."""
+    """A folder for temporary files and locks where nobody else's are; of left processes those alone that were started in it.
+
+    Others of this machine leave some as well: other tests, in other processes, which kill what they start.
+    """
     import tempfile
 
     folder = tmp_path / "tmp"
@@ -37,6 +40,12 @@ def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(locks, "_PLACE", folder)
+    all_left = processes.left_processes
+
+    def own_left(mark: str | None = None) -> list[processes.LeftProcess]:
+        return [each for each in all_left(mark) if processes._environment_of(each.pid).get("TMPDIR") == str(folder)]
+
+    monkeypatch.setattr(processes, "left_processes", own_left)
     yield folder
     tempfile.tempdir = None
 
