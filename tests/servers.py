@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -21,10 +22,12 @@ class MlflowServer:
 
     Args:
         root: The store's folder; its log lies beside it.
+        by_command: Whether it is started by the command that people use, which imports MLflow once more.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, by_command: bool = False) -> None:
         self.root = root
+        self._by_command = by_command
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -51,11 +54,14 @@ class MlflowServer:
     def start(self) -> None:
         """Start it, and wait until it answers.
 
-        The store is made here, where MLflow is imported already; ``store ui`` would import it once for that and once more.
+        The store is made here, where MLflow is imported already, unless the command is to do that.
         """
         log = self.root.parent / "log.txt"
-        MlflowTracker(self.root)
-        command, environment = server_command(Store(database=self.root.resolve() / "mlflow.db"), self.port)
+        words = ["-m", "trtops.tracking.store", "ui", "--root", str(self.root), "--port", str(self.port)]
+        command, environment = [sys.executable, *words], dict(os.environ)
+        if not self._by_command:
+            MlflowTracker(self.root)
+            command, environment = server_command(Store(database=self.root.resolve() / "mlflow.db"), self.port)
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=environment, start_new_session=True

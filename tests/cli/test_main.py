@@ -331,6 +331,15 @@ def test_a_reader_that_went_away_makes_nothing_good(tmp_path, command):
         assert whole.returncode == 1 and int(done.stdout) in (whole.returncode, 141), done.stderr
 
 
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path):
+    models.conv_net().write(tmp_path)
+    words = shlex.join([*TRTOPS, "inspect", "model", "conv_net.onnx"])
+
+    done = subprocess.run(["bash", "-c", f"{words} > /dev/full"], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 3 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
 def script_run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """The installed command in a process of its own."""
     words = [sys.executable, "-m", "trtops.cli", *shlex.split(line)]

@@ -48,5 +48,5 @@ def server_root(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def server(server_root: Path) -> Iterator[str]:
     """The address of an MLflow server that ends with the tests."""
-    with MlflowServer(server_root) as server:
+    with MlflowServer(server_root, by_command=True) as server:
         yield server.address

@@ -56,9 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if code is None:  # a command that judges must not seem to have found all well
+    except OSError as exc:  # what was said could not be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would be tried once more at the end
+        if not isinstance(exc, BrokenPipeError):
+            print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
+            return 3
+        if code is None:  # whoever read it has seen enough; yet what judges must not seem to have found all well
             code = 0 if find_command(words)[0] in registry.READERS else UNREAD
         return code
     finally:

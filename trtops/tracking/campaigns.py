@@ -45,16 +45,19 @@ def iterations(tracker: Tracker, campaign: RunInfo) -> Iterations:
     running: set[int] = set()
     found = tracker.find(campaign.experiment, parent=campaign.id, tags={schema.Tag.KIND: "iteration"})
     for info in reversed(found):  # the oldest first: of two runs of an iteration, it counts
+        info = closed_if_abandoned(tracker, info, _KILLED)
         if info.status == "running":
-            if not is_abandoned(info):
-                running.add(_iteration_number(info))
-                continue
-            info = tracker.close(info.id, _KILLED)
+            running.add(_iteration_number(info))
         if info.status == "killed":
             marked.append(info)
         if info.status == "finished" and info.verdict is not None:
             whole.setdefault(_iteration_number(info), info)
     return Iterations(whole=dict(sorted(whole.items())), marked=tuple(marked), running=frozenset(running))
+
+
+def closed_if_abandoned(tracker: Tracker, info: RunInfo, why: str) -> RunInfo:
+    """A run, closed for a reason if it is running and its process is gone."""
+    return tracker.close(info.id, why) if info.status == "running" and is_abandoned(info) else info
 
 
 def _iteration_number(info: RunInfo) -> int:

@@ -6,7 +6,6 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import IterationResult, iterate
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import StoredRun, Tracker
-from trtops.tracking.owner import is_abandoned
 
 _LOST = "Its process ended in the middle of this iteration, which was handed out again."
 
@@ -19,8 +18,7 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Iterat
     """
     tags = {schema.Tag.KIND: "iteration", schema.Tag.ITERATION: str(number)}
     for info in tracker.find(campaign.experiment, parent=campaign.run_id, tags=tags):
-        if info.status == "running" and is_abandoned(info):
-            info = tracker.close(info.id, _LOST)
+        info = campaigns.closed_if_abandoned(tracker, info, _LOST)
         if info.status == "finished" and info.verdict is not None:
             return _stored_result(number, tracker.load(info.id))
     return iterate(campaign, number, tracker=tracker)

@@ -31,7 +31,6 @@ from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, campaigns, schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, Verdict, incomplete
 from trtops.tracking.materials import log_materials
-from trtops.tracking.owner import is_abandoned
 from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
 from trtops.tracking.signatures import require_signed
 
@@ -257,8 +256,7 @@ def _promotion_left(
     if config.check is not None:
         return None
     for info in tracker.find(source.experiment, tags={schema.Tag.KIND: "promote", schema.Tag.EVIDENCE: source.id}):
-        if info.status == "running" and is_abandoned(info):
-            info = tracker.close(info.id, "its process ended in the middle of the promotion")
+        info = campaigns.closed_if_abandoned(tracker, info, "its process ended in the middle of the promotion")
         if info.status != "finished" or info.verdict != "good":
             continue
         try:

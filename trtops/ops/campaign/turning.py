@@ -18,8 +18,7 @@ from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
-from trtops.tracking.campaigns import load_record
-from trtops.tracking.owner import is_abandoned
+from trtops.tracking.campaigns import closed_if_abandoned, load_record
 from trtops.verdict import VERDICTS
 
 _KILLED = "The bisection's process ended in the middle of it."
@@ -77,7 +76,7 @@ class Turning:
 
         One that was killed before its plan was there has built nothing: another is begun in its place.
         """
-        found = [_closed_if_abandoned(tracker, info) for info in bisections(tracker, campaign)]
+        found = [closed_if_abandoned(tracker, info, _KILLED) for info in bisections(tracker, campaign)]
         found = [info for info in found if tracker.peek(info.id, schema.Artifact.BISECTION_PLAN) is not None]
         if not found:
             return cls(config)
@@ -273,11 +272,6 @@ def _denied(tracker: Tracker, guilty: Guilty) -> DeniedTactic:
         settings=tuple(pair for pair in record.settings if pair[0] in names),
         evidence=guilty.bad_run,
     )
-
-
-def _closed_if_abandoned(tracker: Tracker, info: RunInfo) -> RunInfo:
-    abandoned = info.status == "running" and is_abandoned(info)
-    return tracker.close(info.id, _KILLED) if abandoned else info
 
 
 def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:
