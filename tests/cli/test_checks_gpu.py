@@ -10,6 +10,7 @@ import pytest
 
 from tests import models
 from trtops.cli.main import main
+from trtops.comparator import RunResults
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -30,17 +31,35 @@ def run(line: str) -> int:
 
 def test_engines_with_layers_kept_in_fp32_are_built_for_a_command(folder, capsys):
     """The engine fails as long as the last layer may be FP16; the command finds out by reading the engine itself."""
-    check = (
-        "import subprocess, sys; "
-        "text = subprocess.run([sys.executable, '-m', 'trtops.cli', 'inspect', 'model', 'trtops_debug.engine', '--show', 'layers'], "
-        "capture_output=True, text=True, check=True).stdout; sys.exit('fp16' in text.partition('Layer(s)')[2])"
+    Path("check.py").write_text(
+        "import subprocess, sys\n"
+        "def command(line):\n"
+        "    return subprocess.run([sys.executable, '-m', 'trtops.cli', *line.split()], capture_output=True, text=True)\n"
+        "layers = command('inspect model trtops_debug.engine --show layers').stdout.partition('Layer(s)')[2]\n"
+        "print(layers)\n"
+        "ran = 'run trtops_debug.engine --trt --load-inputs i.json --load-outputs golden.json --atol 1e-2'\n"
+        "sys.exit('fp16' in layers or command(ran).returncode)\n"
     )
     words = shlex.split("debug precision conv_net.onnx --fp16 --mode bisect --check")
 
-    assert main([*words, sys.executable, "-c", check]) == 0
+    assert main([*words, sys.executable, "check.py"]) == 0
     assert not Path("trtops_debug.engine").exists()
     said = capsys.readouterr().out
     assert "must stay in FP32" in said or "may be lowered" in said
+
+
+def test_a_check_of_engines_that_passes_outputs_of_0_is_broken(folder, caplog):
+    """What it is given then is an engine whose outputs are 0, which a check that compares fails: see the tests beside it."""
+    Path("seen.py").write_text(
+        "import json, subprocess, sys\n"
+        "line = 'run trtops_debug.engine --trt --load-inputs i.json --save-outputs seen.json'\n"
+        "subprocess.run([sys.executable, '-m', 'trtops.cli', *line.split()], check=True)\n"
+    )
+
+    assert main(["debug", "precision", "conv_net.onnx", "--fp16", "--check", sys.executable, "seen.py"]) == 3
+    assert "The check is broken" in caplog.text
+    [[(_, [outputs])]] = [RunResults.load("seen.json").items()]
+    assert not outputs["scores"].any() and outputs["scores"].shape == (1, 10)
 
 
 def test_a_command_that_runs_each_engine_judges_mixed_precisions(folder):
@@ -53,12 +72,12 @@ def test_a_command_that_runs_each_engine_judges_mixed_precisions(folder):
 
 
 def test_precisions_of_layers_are_remembered_with_the_engine_that_they_made(folder):
-    line = "convert conv_net.onnx --fp16 --layer-precisions conv0:fp32 --precision-constraints obey --experiment kept"
-    names = [node.name for node in models.conv_net().proto.graph.node]
-
-    assert (
-        run(f"{line.replace('conv0', names[0])} -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json") == 0
+    line = (
+        "convert conv_net.onnx --fp16 --layer-precisions conv0:fp32 conv1:fp16 --precision-constraints obey "
+        "--experiment kept -o kept.engine --atol 1e-2 --rtol 1e-2 --save-tactics kept.json"
     )
+
+    assert run(line) == 0
     assert run("inspect model kept.engine --show layers --save-visual kept.html") == 0
     assert "<g id=n" in Path("kept.html").read_text()
     assert run("inspect tactics kept.json") == 0

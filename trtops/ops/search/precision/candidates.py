@@ -27,11 +27,14 @@ class Candidate:
         original: The model in FP32; not to be changed.
         keep: Names of the nodes that stay in FP32.
         config: The search it belongs to.
+        is_control: Whether its outputs are to be 0, so that a check must fail on it. ``original`` says so already; what
+            makes the candidate from something else has to see to it.
     """
 
     original: onnx.ModelProto = field(repr=False)
     keep: Names
     config: PrecisionConfig
+    is_control: bool = False
 
     @cached_property
     def rewritten(self) -> Rewritten:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from trtops import errors
 from trtops.backend import trt
 from trtops.backend.base import BaseRunner
 from trtops.backend.common import save_bytes
 from trtops.backend.onnx.save import serialize
+from trtops.backend.trt import library
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, emulated_runner
@@ -91,7 +94,10 @@ class EngineWriter:
         Raises:
             BackendError: If the candidate cannot be built.
         """
-        network = _restrict_layers(self.network, candidate, self.kept_in)
+        network = self.network
+        if candidate.is_control:
+            network = trt.PostprocessNetwork(network, _multiply_outputs_by_zero, "outputs of 0")
+        network = _restrict_layers(network, candidate, self.kept_in)
         plan = trt.engine_bytes_from_network(network, config=self.config, save_timing_cache=self.save_timing_cache)
         save_bytes(plan, self.path)
 
@@ -111,6 +117,23 @@ def _restrict_layers(network: Callable[[], Any], candidate: Candidate, kept_in: 
     """
     layers = {name: kept_in for name in sorted(candidate.keep)}
     return trt.SetLayerPrecisions(network, layers) if layers else network
+
+
+def _multiply_outputs_by_zero(network: Any) -> None:
+    """Multiply each floating-point output by 0; outputs keep their names and their order."""
+    api = library.load()
+    for output in [network.get_output(i) for i in range(network.num_outputs)]:
+        name = output.name
+        network.unmark_output(output)
+        if output.dtype in (api.float32, api.float16) and not output.is_network_input:
+            zero = np.zeros([1] * len(output.shape), api.nptype(output.dtype))
+            constant = network.add_constant(zero.shape, zero)
+            output.name = f"{name}/right"
+            product = network.add_elementwise(output, constant.get_output(0), api.ElementWiseOperation.PROD)
+            constant.name, product.name = f"{name}/zero", f"{name}/control"
+            output = product.get_output(0)
+            output.name = name
+        network.mark_output(output)
 
 
 def require_layer_precisions() -> None:

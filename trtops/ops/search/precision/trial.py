@@ -162,10 +162,13 @@ class Trial:
         """
         if self.judge is None:
             return
-        spoiled = Candidate(
-            original=_with_outputs_of_zero(self.original), keep=frozenset(self.names), config=self.config
+        control = Candidate(
+            original=_with_outputs_of_zero(self.original),
+            keep=frozenset(self.names),
+            config=self.config,
+            is_control=True,
         )
-        if self.judge(spoiled):
+        if self.judge(control):
             raise errors.ConfigError(
                 "The check is broken: it passes the model in lower precision, and the model with all its outputs set to 0 as "
                 "well. Let it compare what comes out, and end with another exit code than 0 if that is wrong."
