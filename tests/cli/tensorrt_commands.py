@@ -140,11 +140,13 @@ def told(command: str, printed: str) -> list[str]:
 def _without_numbers(line: str) -> str:
     """A line without what follows from tactics: numbers with a fraction, and places of extremes."""
     line = re.sub(r"at \([\d, ]*\)", "at (#)", line)
+    line = re.sub(r"0x[0-9a-f]+", "#", line)
     if "Stats: " in line:  # where all are equal, or 0, a number has no fraction
         line = re.sub(r"=-?\d+(?=[ ,]|$)", "=#", line)
     line = re.sub(r"-?\d+\.?\d*e[+-]?\d+|-?\d+\.\d+|\b(inf|nan)\b", "#", line)
     line = re.sub(r"^(Layer \d+ +\| .*) \[Op: \w+\]$", r"\1", line)
-    return re.sub(r"0x[0-9a-f]+|\(-?\d+, -?\d+\)", "#", line)
+    line = re.sub(r"^Origin = \w+$", "Origin = #", line)  # a reformat is TensorRT's own or Myelin's
+    return re.sub(r"\(-?\d+, -?\d+\)", "#", line)
 
 
 def prepare(folder: Path, tool: str) -> None:

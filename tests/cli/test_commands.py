@@ -193,6 +193,12 @@ def test_a_generated_script_is_short_and_reads_like_one_written_by_hand(folder):
     compile(text, "script.py", "exec")
 
 
+def test_a_generated_script_reads_a_saved_engine_as_every_release_can(folder):
+    """TensorRT 8.6 has no stream reader, which Polygraphy's ``EngineFromPath`` takes for granted."""
+    assert run("run saved.engine --trt --gen-script g.py") == 0
+    assert 'load_engine = EngineFromBytes(BytesFromPath("saved.engine"))' in Path("g.py").read_text()
+
+
 def test_a_generated_script_has_short_lines_says_nothing_twice_and_is_printed_where_asked(folder, capsys):
     capsys.readouterr()
     line = (

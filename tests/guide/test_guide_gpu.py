@@ -96,7 +96,7 @@ def test_repair_finds_an_engine_that_passes_and_its_bundle_is_good_when_built_an
     path, check = overflowing
     started, tracker = time.perf_counter(), MemoryTracker()
     config = RepairConfig(
-        build=FP16, check=replace(check, latency_runs=20, warm_up=3), change=("keep",), max_builds=9, minutes=0.4
+        build=FP16, check=replace(check, latency_runs=20, warm_up=3), change=("keep",), max_builds=20, minutes=2
     )
     result = repair(path, config, tracker=tracker)
     told("repair", result.page(), started)
@@ -110,7 +110,9 @@ def test_repair_finds_an_engine_that_passes_and_its_bundle_is_good_when_built_an
     made = bundle(run.run_id, BundleConfig(output=str(tmp_path / "repaired.zip")), tracker=tracker)
     anew = as_a_stranger(tmp_path / "repaired.zip", tmp_path / "again", "--build")
     told("repaired_bundle", f"{made.page()}\nbuilt anew: {anew}", started)
-    assert "verdict: good" in anew and "timing cache will not be used" not in anew
+    assert "verdict: good" in anew
+    # 8.6.0 says so of what Myelin left in its own cache, and uses the rest; of anything else it would time all anew.
+    assert "timing cache will not be used" not in anew or "myelinCache" in anew
 
 
 def test_isolation_finds_the_window_of_an_overflow() -> None:

@@ -389,7 +389,12 @@ def engine(args: Asked, path: str | None = None) -> Call:
         else None,
     }
     if path is not None or model_type(args) == "engine":
-        made = call(TRT, "EngineFromPath", path or args.model_file, **load, variable="load_engine")
+        plan = path or args.model_file
+        if getattr(args, "gen_script", None):
+            # The script runs with Polygraphy's name too, whose EngineFromPath needs a stream reader that 8.6 does not have.
+            made = call(TRT, "EngineFromBytes", call(COMMON, "BytesFromPath", plan), **load, variable="load_engine")
+        else:
+            made = call(TRT, "EngineFromPath", plan, **load, variable="load_engine")
         return call(TRT, "LoadPlugins", list(args.plugins), made, variable="load_plugins") if args.plugins else made
     made = call(
         TRT, "EngineFromNetwork", network(args), config=builder_config(args),
