@@ -74,6 +74,14 @@ def test_entropy_finds_the_threshold_of_a_literal_search() -> None:
         assert result.choose("entropy") < 0.6 * result.amax
 
 
+def test_entropy_does_not_clip_nearly_everything_where_all_values_lie_far_from_zero() -> None:
+    """As behind 1 + erf of a GELU, or of a softmax of few classes: 99.9 % were clipped to one value."""
+    data = np.random.default_rng(0).normal(1.0, 0.12, 6000).astype(np.float32)
+    result = histogram(data)
+
+    assert result.beyond(result.choose("entropy")) <= 0.1
+
+
 def literal_entropy_threshold(bins: np.ndarray) -> int:
     """The published procedure, step by step and bin by bin."""
     best, best_divergence = len(bins), math.inf

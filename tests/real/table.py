@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,7 @@ import numpy as np
 from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
 from trtops.backend.engines import engine_backend
 from trtops.ops.judging.judgement import CheckConfig
+from tests.real.table import perturbed
 
 model, feed, out, precision = sys.argv[1:]
 made = []
@@ -45,9 +47,7 @@ if precision == "int8":
     import os
     os.makedirs(out + ".calib", exist_ok=True)
     for number in range(4):
-        given = dict(np.load(feed))
-        rng = np.random.default_rng(number)
-        np.savez(f"{out}.calib/{number}.npz", **{n: (a * rng.uniform(0.9, 1.1)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in given.items()})
+        np.savez(f"{out}.calib/{number}.npz", **perturbed(dict(np.load(feed)), number))
 try:
     result = convert(model, config, tracker=MemoryTracker(), built=made.append)
 except errors.TrtopsError as exc:
@@ -58,6 +58,48 @@ with engine_backend("onnxruntime").runner(made[0].engine) as runner:
 np.savez(out, **{n: a for n, a in found.items() if getattr(a, "dtype", None) is not None and a.dtype.kind in "fiub"})
 print("SAID", result.verdict, result.called, "; ".join(result.reasons)[:160], sep="|")
 """
+
+
+PLANTED = """
+import sys
+import numpy as np
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.comparator import compare_outputs
+from trtops.ops.judging.judgement import tolerances_for
+
+def constant(a): return np.full_like(a, a.reshape(-1)[0])
+def shuffled(a): return np.random.default_rng(0).permutation(a.reshape(-1)).reshape(a.shape)
+def swapped(a): return np.roll(a, 1, axis=1) if a.ndim > 1 else np.roll(a, 1)
+def overrun(a):
+    wrong = a.copy()
+    wrong.reshape(-1)[wrong.size // 2] = np.inf
+    return wrong
+
+model = Model.load(sys.argv[1])
+golden = dict(reference_outputs(model.proto(), [dict(np.load(sys.argv[2]))])[0])
+planted = missed = 0
+for precision in ("fp32", "fp16", "bf16", "int8"):
+    tolerances = tolerances_for(precision, None, model)
+    if compare_outputs(golden, golden, tolerances).verdict != "good":
+        print("MISSED", precision, "the model itself")
+        missed += 1
+    for name, array in golden.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.size:
+            continue
+        for plant in (np.zeros_like, constant, shuffled, swapped, overrun):
+            wrong = plant(array)
+            if not np.array_equal(wrong, array):
+                planted += 1
+                if compare_outputs({**golden, name: wrong}, golden, tolerances).verdict != "bad":
+                    print("MISSED", precision, plant.__name__, name, array.shape)
+                    missed += 1
+print("SAID", planted, missed, sep="|")
+"""
+"""Zeros, constants, shuffles, another class and an overflow, in every output, judged as each precision is by default."""
+
+FAULT = "planted_fault"
+REDUCING_SECONDS = 120  # what a reduction may take, of either tool
 
 
 @dataclass(frozen=True)
@@ -81,11 +123,11 @@ class Row:
     memory: float
 
 
-def run_measured(words: list[str], folder: Path) -> tuple[int, str, float, float]:
+def run_measured(words: list[str], folder: Path, seconds: int = SECONDS) -> tuple[int, str, float, float]:
     """Exit code, all that was written, CPU seconds and peak MB of a child."""
     home = {"HOME": str(folder), "TRTOPS_HOME": str(folder / "mlruns"), "PYTHONPATH": str(ROOT)}
     with (folder / "said").open("w+") as file:
-        limited = ["timeout", "-k", "5", str(SECONDS), *words]
+        limited = ["timeout", "-k", "5", str(seconds), *words]
         child = subprocess.Popen(limited, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **home}, cwd=folder)
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -130,6 +172,19 @@ def command_line(whose: str, what: str, model: Path, folder: Path) -> list[str]:
     if what == "run":
         inputs = ["--load-inputs", str(folder / "inputs.json"), "--save-outputs", str(folder / "out.json")]
         return [*tool(whose), "run", str(model), "--onnxrt", *inputs]
+    if what == "reduce":
+        check = ["sh", "-c", f"! grep -q {FAULT} {whose}_debug.onnx"]
+        return [*tool(whose), "debug", "reduce", "faulty.onnx", "-o", "out.onnx", "--mode", "bisect", "--check", *check]
+    data = ["--load-inputs", str(folder / "inputs.json")]
+    if what == "accuracy":
+        return [*tool(whose), "debug", "accuracy", str(model), "--onnxrt", *data]
+    if what == "precision":
+        searched = ["--fp16", "--mode", "bisect", "--max-checks", "12", "-o", str(folder / "out.onnx")]
+        return [*tool(whose), "debug", "precision", str(model), *searched, *data]
+    if what == "calibrate":
+        return [*tool(whose), "calibrate", str(model), "-o", "out.json", "--samples", "4", "--beside", "fp32", *data]
+    if what == "planted":
+        return [sys.executable, "-c", PLANTED, str(model), str(model.with_suffix(".npz"))]
     return [sys.executable, "-c", CONVERT, str(model), str(model.with_suffix(".npz")), str(folder / "out.npz"), what]
 
 
@@ -138,17 +193,21 @@ def measure(model: Path, whose: str, what: str) -> Row:
     feed = dict(np.load(model.with_suffix(".npz")))
     with tempfile.TemporaryDirectory(prefix="trtops-zoo-") as name:
         folder = Path(name)
-        if what == "run":
+        if what in ("run", "accuracy", "precision", "calibrate"):
             from trtops.json import save_json
 
-            save_json([feed], str(folder / "inputs.json"))
-        code, text, cpu, memory = run_measured(command_line(whose, what, model, folder), folder)
+            feeds = [feed] if what != "calibrate" else [perturbed(feed, number) for number in range(4)]
+            save_json(feeds, str(folder / "inputs.json"))
+        if what == "reduce":
+            plant_fault(model, folder / "faulty.onnx")
+        seconds = REDUCING_SECONDS if what == "reduce" else SECONDS
+        code, text, cpu, memory = run_measured(command_line(whose, what, model, folder), folder, seconds)
         lines = text.strip().splitlines() or [""]
         said = f"exit {code}"
         right: bool | None = code == 0
         if "Traceback (most recent call last)" in text or code < 0 or code >= 124:
             right, said = False, f"exit {code}: {lines[-1][:100]}"
-        elif code == 0 or what == "lint":
+        elif code == 0 or what in ("lint", "calibrate"):
             try:
                 right, said = _CHECKS[what](model, folder, feed, text) if what in _CHECKS else (True, said)
             except Exception as exc:  # what came out cannot be used at all
@@ -181,6 +240,46 @@ def _check_converted(what: str, model: Path, folder: Path, feed: dict[str, np.nd
     return right, f"{verdict}, {called}, off by {off:.1e}{': ' + reasons if verdict != 'good' else ''}"
 
 
+def perturbed(feed: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+    """A feed whose numbers with a fraction are up to a tenth larger or smaller."""
+    rng = np.random.default_rng(number)
+    return {n: (a * rng.uniform(0.9, 1.1)).astype(a.dtype) if a.dtype.kind == "f" else a for n, a in feed.items()}
+
+
+def plant_fault(model: Path, out: Path) -> None:
+    """Give the middle one of a model's computing nodes a name that a check looks for."""
+    proto = onnx.load(model)
+    idle = ("Constant", "Identity", "Shape", "Cast", "Dropout")
+    computing = [node for node in proto.graph.node if node.op_type not in idle]
+    computing[len(computing) // 2].name = FAULT
+    onnx.save(proto, out)
+
+
+def _check_reduced(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    names = [node.name for node in onnx.load(folder / "out.onnx").graph.node]
+    return names == [FAULT], f"{len(names)} nodes{'' if FAULT in names else ', not the one'}"
+
+
+def _check_precision(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    off = distance(plain(folder / "out.onnx", feed), plain(model, feed))
+    return off <= LOWERED["fp16"], f"off by {off:.1e}"
+
+
+def _check_calibrated(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    if not (folder / "out.json").exists():  # refused: there is nothing to quantize
+        last = text.strip().splitlines()[-1]
+        return "no layer of the model is quantized" in text, last[:140]
+    verdict = next((line for line in text.splitlines() if line.startswith("verdict:")), "verdict: none")
+    return True, f"{verdict}, {(folder / 'out.json').stat().st_size} bytes"
+
+
+def _check_planted(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
+    *told, last = text.strip().splitlines()
+    _, planted, missed = last.split("|")
+    first = next((line for line in told if line.startswith("MISSED")), "")
+    return missed == "0", f"{planted} planted, {missed} not caught {first}".strip()[:200]
+
+
 def _check_lint(model: Path, folder: Path, feed: dict[str, np.ndarray], text: str) -> tuple[bool, str]:
     clean = "ERROR" not in text and "error" not in text.lower().replace("0 error", "")
     return clean, "clean" if clean else next(line for line in text.splitlines() if "rror" in line)[:140]
@@ -190,10 +289,16 @@ _CHECKS: dict[str, Callable[[Path, Path, dict[str, np.ndarray], str], tuple[bool
     "sanitize": _check_sanitized,
     "run": _check_run,
     "lint": _check_lint,
+    "reduce": _check_reduced,
+    "precision": _check_precision,
+    "calibrate": _check_calibrated,
+    "planted": _check_planted,
     **{what: functools.partial(_check_converted, what) for what in ("fp32", "fp16", "int8")},
 }
-COMMANDS = ("inspect", "lint", "sanitize", "run", "fp32", "fp16", "int8")
-BESIDE = ("inspect", "lint", "sanitize", "run")
+COMMANDS = (
+    "inspect", "lint", "sanitize", "run", "planted", "reduce", "fp32", "fp16", "int8", "calibrate", "precision", "accuracy",
+)  # fmt: skip
+BESIDE = ("inspect", "lint", "sanitize", "run", "reduce")
 
 
 def print_table(rows: list[Row]) -> None:
@@ -217,10 +322,11 @@ def main() -> int:
     parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--alone", action="store_true", help="leave Polygraphy out")
     args = parser.parse_args()
-    kept = args.folder / "table.jsonl"
+    folder = args.folder.resolve()  # commands run elsewhere
+    kept = folder / "table.jsonl"
     rows = [Row(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
     done = {(row.model, row.command) for row in rows}
-    for model in sorted(args.folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
+    for model in sorted(folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
         if (args.only and model.stem not in args.only) or not model.with_suffix(".npz").exists():
             continue
         for what in args.commands:

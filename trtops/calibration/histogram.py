@@ -29,6 +29,7 @@ _FP8_SPAN = 448 / 100.057724
 _BLOCK = 1 << 16  # elements at a time, so that temporaries stay in the processor's cache
 _QUANTIZED = 128  # levels of magnitude that INT8 has
 _SHRINK = 2  # bins that are merged for the entropy search
+_KEPT = 0.9  # share of the values that the entropy search may not go below
 
 
 class Histogram:
@@ -175,6 +176,9 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
     Candidate ``i`` keeps bins ``0..i-1`` and moves what is beyond into the last of them: that is P. Q spreads each of 128
     levels evenly over its bins that are not empty. With sums per level, KL(P || Q) needs no loop over the bins: the terms
     P log P are running sums, and log Q is constant within a level.
+
+    Candidates that move more than a tenth of the values are none: with nearly all of them in its last bin P is a single
+    spike, which any 128 levels describe. Values that all lie far from zero, as behind 1 + erf, would be clipped to one.
     """
     bins = counts.reshape(-1, _SHRINK).sum(axis=1).astype(np.float64)
     used = int(np.flatnonzero(bins)[-1]) + 1
@@ -198,7 +202,7 @@ def _entropy_bins(counts: NDArray[np.int64]) -> int:
         last_level = np.log(levels[:, -1] / spread[:, -1])
         moved = np.where(beyond > 0, _x_log_x(last + beyond) - _x_log_x(last) - beyond * last_level, 0.0)
         divergence = (entropies[candidates] + moved - described) / total - math.log(total) + np.log(kept)
-    divergence[(last == 0) & (beyond > 0)] = np.inf
+    divergence[((last == 0) & (beyond > 0)) | (kept < _KEPT * total)] = np.inf
     return int(candidates[np.argmin(divergence)])
 
 

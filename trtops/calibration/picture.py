@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _ROWS = 4
 _BARS = 128
+_WIDTH, _HEIGHT = 4.2, 2.4
+_LEFT, _RIGHT, _ABOVE, _BELOW = 0.5, 0.1, 0.3, 0.5
+"""Of each histogram in inches: all of it, and what its labels need. To work that out takes longer than to draw them."""
 
 
 def histogram_pages(cache: CalibrationCache, histograms: Mapping[str, Histogram], limit: int) -> Iterator[bytes]:
@@ -42,12 +45,14 @@ def _draw_page(entries: Sequence[TensorRange], histograms: Mapping[str, Histogra
     from matplotlib.figure import Figure
 
     rows = -(-len(entries) // _COLUMNS)
-    figure = Figure(figsize=(4.2 * _COLUMNS, 2.4 * rows), layout="constrained")
-    axes = figure.subplots(rows, _COLUMNS, squeeze=False).reshape(-1)
-    for ax, entry in zip(axes, entries):
+    width, height = _WIDTH * _COLUMNS, _HEIGHT * rows
+    figure = Figure(figsize=(width, height))
+    for place, entry in enumerate(entries):
+        row, column = divmod(place, _COLUMNS)
+        left, bottom = column * _WIDTH + _LEFT, (rows - 1 - row) * _HEIGHT + _BELOW
+        inside = (_WIDTH - _LEFT - _RIGHT, _HEIGHT - _ABOVE - _BELOW)
+        ax = figure.add_axes((left / width, bottom / height, inside[0] / width, inside[1] / height))
         _draw_histogram(ax, entry, histograms[entry.name])
-    for ax in axes[len(entries) :]:
-        ax.set_axis_off()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=80)
     return file.getvalue()
@@ -67,3 +72,4 @@ def _draw_histogram(ax: Axes, entry: TensorRange, histogram: Histogram) -> None:
     clipped = f", {entry.clipped:.3%} clipped" if entry.clipped else ""
     ax.set_xlabel(f"|value|; range {entry.amax:.4g}{clipped}", fontsize=7)
     ax.tick_params(labelsize=6)
+    ax.minorticks_off()
