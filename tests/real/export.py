@@ -219,6 +219,31 @@ def xgboosted(path: Path) -> None:
     save_feed(path, {"X": x[:5]})
 
 
+def perceptron(path: Path, width: int = 10_000, layers: int = 6) -> None:
+    """A perceptron of 2.4 GB, its weights in a file beside the model: more than a message of protobuf holds."""
+    from onnx import TensorProto, helper
+
+    rng = np.random.default_rng(0)
+    data = path.with_suffix(".data")
+    nodes, weights, x = [], [], "x"
+    with data.open("wb") as file:
+        for layer in range(layers):
+            matrix = rng.standard_normal((width, width), np.float32) / np.float32(width**0.5)
+            weight = TensorProto(name=f"w{layer}", data_type=TensorProto.FLOAT, dims=matrix.shape)
+            weight.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", data.name), ("offset", file.tell()), ("length", matrix.nbytes)):
+                weight.external_data.add(key=key, value=str(value))
+            file.write(matrix.tobytes())
+            weights.append(weight)
+            nodes.append(helper.make_node("MatMul", [x, weight.name], [f"m{layer}"], f"matmul{layer}"))
+            x = f"a{layer}"
+            nodes.append(helper.make_node("Relu", [f"m{layer}"], [x], f"relu{layer}"))
+    types = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, width]) for name in ("x", x)]
+    graph = helper.make_graph(nodes, "perceptron", types[:1], types[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    save_feed(path, {"x": rng.standard_normal((2, width), np.float32)})
+
+
 def zoo() -> dict[str, Callable[[Path], None]]:
     """Who writes which model, quick ones first."""
     made: dict[str, Callable[[Path], None]] = {
@@ -228,7 +253,8 @@ def zoo() -> dict[str, Callable[[Path], None]]:
     made |= {n: lambda p, n=n: recurrent(n, p) for n in ("lstm", "gru")}
     made |= {n: lambda p, n=n: language(n, p) for n in TRANSFORMERS}
     made |= {n: lambda p, n=n: vision(n, p) for n in sorted({**VISION, **SEGMENTING}, key=lambda n: "vit" in n)}
-    made["resnet18_dynamo"] = lambda p: vision("resnet18", p, dynamo=True)
+    made |= {f"{n}_dynamo": lambda p, n=n: vision(n, p, dynamo=True) for n in ("resnet18", "mobilenet_v2")}
+    made["perceptron_2400mb"] = perceptron
     return made
 
 
