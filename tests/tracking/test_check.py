@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -210,16 +211,26 @@ def test_an_orphaned_prefect_server_is_ended_and_other_children_of_a_flow_are_no
     environment = {**os.environ, processes.SERVED_BY: f"{pid}-{int(started) - 1}-{namespace}"}
     hang = [sys.executable, "-c", "import time; time.sleep(3600)"]
     with (
-        subprocess.Popen([*hang, "prefect.server.api.server:create_app"], env=environment) as server,
-        subprocess.Popen([*hang, "something else"], env=environment) as other,
+        ended_at_last([*hang, "prefect.server.api.server:create_app"], env=environment) as server,
+        ended_at_last([*hang, "something else"], env=environment) as other,
     ):
-        until(lambda: all("sleep" in processes._command_line(p.pid) for p in (server, other)))
+        until(lambda: all("sleep" in processes._command_line(p.pid) or is_gone(p.pid) for p in (server, other)))
 
-        assert found(tracker, mend=True).keys() == {f"process {server.pid}"}
+        # Nothing, if somebody else on this machine reaped it meanwhile.
+        assert found(tracker, mend=True).keys() <= {f"process {server.pid}"}
 
         until(lambda: is_gone(server.pid))
         assert not is_gone(other.pid)
-        other.kill()
+
+
+@contextlib.contextmanager
+def ended_at_last(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed in the end, whatever comes: ``Popen`` by itself would wait for it after a failure."""
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_runs_that_wait_and_folders_that_are_damaged_are_said_and_forgotten_drafts_removed(
@@ -373,9 +384,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open
 
 @pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
 def test_the_prefect_server_of_a_killed_process_ends_with_it(how: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVING.format(server=POLITE)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with ended_at_last([sys.executable, "-c", SERVING.format(server=POLITE)], stdout=subprocess.PIPE) as process:
         watch, server, other = map(int, process.stdout.readline().split())
 
         process.send_signal(how)
@@ -389,7 +398,7 @@ def test_a_prefect_server_that_does_not_listen_is_killed(tmp_path: Path, monkeyp
     monkeypatch.setattr(processes, "_PARTING_SECONDS", 0.1)
     gone = dead_mark()
     deaf = DEAF.format(file=str(tmp_path / "deaf"))
-    with subprocess.Popen(
+    with ended_at_last(
         [sys.executable, "-c", deaf, "prefect.server.api.server:create_app"],
         env={**os.environ, processes.SERVED_BY: gone},
     ) as server:

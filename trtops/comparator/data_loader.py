@@ -130,8 +130,8 @@ class DataLoader:
                     return draw.constant(user.shape, dtype)
                 shape = _shape_to_make(name, shape, user.shape)
         fixed = _static_shape(name, shape)
-        # Numbers are drawn in double precision, whatever they become.
-        check_memory(f"Made-up data for input {name!r} of shape {fixed}", 8 * math.prod(fixed))
+        # Numbers are drawn in double precision, whatever they become; what is computed from them takes as much again.
+        check_memory(f"Made-up data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool

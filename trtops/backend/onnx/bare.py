@@ -130,9 +130,10 @@ def _without_values(file: BinaryIO, tensor: wire.Field) -> onnx.TensorProto | No
 
 
 def _can_be_left_out(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor is a large weight; one with a dimension below 1 is not."""
+    """Whether a tensor is a large weight; one with a dimension below 1 is not, nor is one without a name."""
     return (
-        tensor.data_type in WEIGHT_TYPES
+        bool(tensor.name)
+        and tensor.data_type in WEIGHT_TYPES
         and min(tensor.dims, default=0) > 0
         and (external.expected_bytes(tensor) or 0) > LARGE
     )

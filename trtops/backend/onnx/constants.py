@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.copying import copy_of
 
@@ -21,6 +22,22 @@ _ELEMENTS: dict[str, Any] = {
 }
 """Element type by attribute (ONNX operator Constant, opset 12 and later)."""
 _TYPES = {name: onnx.AttributeProto.AttributeType.Value(name.removeprefix("value_").upper()) for name in _ELEMENTS}
+
+
+def numpy_dtype(element: int, of: str) -> np.dtype[Any]:
+    """Numpy's data type for an ONNX element type.
+
+    Args:
+        element: The element type.
+        of: The tensor that has it, for the message.
+
+    Raises:
+        InvalidModelError: If ONNX has no such type.
+    """
+    try:
+        return helper.tensor_dtype_to_np_dtype(element)
+    except KeyError:
+        raise errors.InvalidModelError(f"{of!r} has the element type {element}, which ONNX does not know.") from None
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:

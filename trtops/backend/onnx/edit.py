@@ -13,6 +13,7 @@ import onnx
 
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
+from trtops.backend.onnx.constants import numpy_dtype
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.rewriting import FreshNames, keep_only, remove_unused, set_shape
 from trtops.metadata import DataType, TensorSpec
@@ -242,7 +243,7 @@ def _insert_min(graph: onnx.GraphProto, name: str, bound: int) -> None:
     node.output[list(node.output).index(name)] = before
     declared = shapes.values(graph).get(name)
     element = declared.type.tensor_type.elem_type if declared is not None else 0
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(element or onnx.TensorProto.INT64)
+    dtype = numpy_dtype(element or onnx.TensorProto.INT64, name)
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(bound, dtype), limit))
     graph.node.insert(index + 1, onnx.helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded")))
     if declared is not None:

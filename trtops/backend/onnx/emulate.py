@@ -91,7 +91,9 @@ def watch_peaks(model: onnx.ModelProto) -> dict[str, str]:
     peaks: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        exact = node.input[0] if node.op_type == "Cast" else ""
+        if node.op_type != "Cast" or not node.input or not node.output:
+            continue
+        exact = node.input[0]
         if exact == f"{node.output[0]}/exact" and walk.int_attribute(node, "to", 0) == TensorProto.FLOAT16:
             tensor = node.output[0]
             size, finite, kept, peak = (f"{tensor}/{what}" for what in ("size", "finite", "kept", "peak"))

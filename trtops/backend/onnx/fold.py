@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk, with_onnxruntime
-from trtops.backend.onnx.constants import constant_tensor
+from trtops.backend.onnx.constants import constant_tensor, numpy_dtype
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.rewriting import keep_places, remove_unused, replace_nodes
 from trtops.backend.onnx.save import model_bytes
@@ -280,7 +280,7 @@ def _known_output(node: onnx.NodeProto, known: KnownTensors, settings: _Settings
         element = declared.type.tensor_type.elem_type
     else:
         return None
-    return numpy_helper.from_array(np.array(sizes, helper.tensor_dtype_to_np_dtype(element)), node.output[0])
+    return numpy_helper.from_array(np.array(sizes, numpy_dtype(element, node.output[0])), node.output[0])
 
 
 def _inline_branches(graph: onnx.GraphProto, known: KnownTensors) -> bool:

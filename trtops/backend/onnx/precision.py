@@ -327,7 +327,7 @@ class _Rewrite:
             return _KEPT
         if node.op_type == "Cast":
             # It reads a tensor as that is made, and saves a Cast; a weight stays exact, since it would be rounded for this.
-            source = scope.get(node.input[0])
+            source = scope.get(node.input[0]) if node.input else None
             return _Ports(frozenset([0])) if source is not None and source.is_low and source.weight is None else _KEPT
         domain = walk.domain(node)
         version = self.opsets.get(domain, 0)

@@ -230,7 +230,7 @@ def _with_moved(graph: onnx.GraphProto, cache: CalibrationCache) -> CalibrationC
     moved: dict[str, TensorRange] = {}
     for index in walk.execution_order(graph.node):
         node = graph.node[index]
-        source = known.get(node.input[0]) if node.op_type in _MOVING else None
+        source = known.get(node.input[0]) if node.op_type in _MOVING and node.input and node.output else None
         if source is not None and node.output[0] not in known:
             moved[node.output[0]] = known[node.output[0]] = replace(source, name=node.output[0])
     return replace(cache, ranges=(*cache.ranges, *moved.values()))
@@ -418,7 +418,7 @@ class _Writer:
     def _moved_from(self, name: str) -> str | None:
         """The calibrated tensor that this one's maker merely moves around; None if it does more."""
         node = self.maker.get(name)
-        if node is None or node.op_type not in _MOVING or node.input[0] not in self.ranges:
+        if node is None or node.op_type not in _MOVING or not node.input or node.input[0] not in self.ranges:
             return None
         return str(node.input[0])
 
@@ -501,7 +501,9 @@ class _Writer:
 def _tell_kernel_shape(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> None:
     """Write a convolution's kernel shape as an attribute: TensorRT 8.6 cannot tell it from weights that a node makes."""
     known = any(attribute.name == "kernel_shape" for attribute in node.attribute)
-    if node.op_type in ("Conv", "ConvTranspose") and not known and node.input[1] in constants:
+    if known or node.op_type not in ("Conv", "ConvTranspose") or len(node.input) < 2:
+        return
+    if node.input[1] in constants:
         dims = constants[node.input[1]].dims
         node.attribute.append(helper.make_attribute("kernel_shape", list(dims[2:])))
 

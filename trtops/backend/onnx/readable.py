@@ -61,6 +61,8 @@ def readable_values(model: onnx.ModelProto) -> ReadableValues:
             found.ranges[value.name] = (1, 1)
     for index in walk.execution_order(model.graph.node):
         node = model.graph.node[index]
+        if not node.input or not node.output:
+            continue
         if node.op_type in _PASSING and node.input[0] in source:
             source[node.output[0]] = source[node.input[0]]
         for tensor, rows in _rows_read(node, constants):
@@ -75,7 +77,7 @@ def readable_values(model: onnx.ModelProto) -> ReadableValues:
 
 def _rows_read(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> Iterator[tuple[str, int]]:
     """The tensor of ids that a node reads, and how many rows there are to choose from; nothing for other nodes."""
-    if walk.is_onnx_op(node, "Gather") and node.input[0] in constants:
+    if walk.is_onnx_op(node, "Gather") and len(node.input) > 1 and node.input[0] in constants:
         dims = constants[node.input[0]].dims
         axis = walk.int_attribute(node, "axis", 0)
         if -len(dims) <= axis < len(dims) and dims[axis] > 0:

@@ -31,7 +31,7 @@ def class_axes(model: onnx.ModelProto) -> dict[str, int]:
     chosen = {
         node.input[0]: walk.int_attribute(node, "axis", 0)
         for node in model.graph.node
-        if walk.is_onnx_op(node, "ArgMax")
+        if walk.is_onnx_op(node, "ArgMax") and node.input
     }
     found = {}
     for output in model.graph.output:

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from trtops import errors
 from trtops.backend.onnx import sparsity, walk
+from trtops.backend.onnx.constants import numpy_dtype
 from trtops.metadata import DataType
 
 _MARK = "TRT_WEIGHTLESS"
@@ -172,7 +173,7 @@ def _random_weight(tensor: TensorProto, axis: int | None) -> sparsity.Array:
     """Random values for a weight, seeded by its name; divided by the root of what is summed over."""
     seed = int.from_bytes(hashlib.sha256(tensor.name.encode()).digest()[:8], "little")
     shape = tuple(tensor.dims)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    dtype = numpy_dtype(tensor.data_type, tensor.name)
     generator = np.random.default_rng(seed)
     if not DataType.of(dtype).is_floating:
         info = np.iinfo(dtype)

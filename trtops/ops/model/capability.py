@@ -184,7 +184,9 @@ def _refused_by_parser(cutter: Cutter, nodes: Collection[int] | None, values: Va
         return {}
     # Cutting keeps the order of nodes, and puts none before them but Constants.
     places = {name: index for index in wanted for name in cutter.makes(index)}
-    place = {i: places[node.output[0]] for i, node in enumerate(part.graph.node) if node.output[0] in places}
+    place = {
+        i: places[node.output[0]] for i, node in enumerate(part.graph.node) if node.output and node.output[0] in places
+    }
     reasons = {place[i]: reason for i, reason in answer.said.items() if i in place}
     groups = [(frozenset(place[i] for i in group if i in place), certain) for group, certain in answer.subgraphs]
     known = frozenset().union(*(group for group, _ in groups))
