@@ -247,6 +247,24 @@ def test_a_bias_written_as_bare_numbers_is_stored_in_integers_like_any_other() -
     assert stored.data_type == onnx.TensorProto.INT32
 
 
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_bias_into_which_next_to_nothing_flows_is_kept(optimize: bool) -> None:
+    """It is billions of products, and ONNX Runtime, which quantizes what stays in FP32 by itself, gave zeros for it."""
+    weights = {"w": models.random(6, 8, 1, 1, seed=1, scale=0.06), "b": models.random(6, seed=2, scale=0.05)}
+    weights["v"] = models.random(5, 6, 1, 1, seed=4)
+    text = "(float[1,8,4,4] x) => (float[1,5,4,4] y) { t = Conv(x, w, b)\n y = Conv(t, v) }"
+    proto = models.model(text, weights)
+    feed = {"x": models.random(1, 8, 4, 4, seed=3, scale=1e-10)}
+    [golden] = run(proto, feed, optimize=False)
+    largest = {"x": 4e-10, "t": float(np.abs(weights["b"]).max()), "y": float(np.abs(golden).max())}
+    ranges = tuple(TensorRange(name=name, amax=amax) for name, amax in largest.items())
+
+    insert_qdq(proto, CalibrationCache(algorithm="minmax", ranges=ranges), style="onnxruntime")
+
+    [y] = run(proto, feed, optimize=optimize)
+    assert np.abs(y - golden).max() <= np.abs(golden).max() / 20
+
+
 def test_half_precision_layers_and_models_with_pairs_are_not_quantized() -> None:
     proto = models.model(
         "(float16[2,4] x) => (float16[2,4] y) { y = MatMul(x, w) }", {"w": np.ones((4, 4), np.float16)}

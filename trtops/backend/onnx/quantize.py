@@ -43,6 +43,7 @@ OP_TYPES: tuple[str, ...] = (*DEFAULT_OP_TYPES, "Add", "Mul", "AveragePool", "Gl
 """Layers that both back ends can compute in INT8."""
 
 _MIN_OPSET = 13  # the first in which Q/DQ know channels
+_LARGEST_BIAS = 2.0**30  # in INT32: half of it is left to what is added
 _SMALLEST = float(np.finfo(np.float32).tiny)  # scale: a subnormal one would divide by what some kernels flush to zero
 
 # ONNX Runtime computes these from INT8 to FP32 directly, so their outputs need no rounding.
@@ -362,7 +363,8 @@ class _Writer:
                 # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a weight that layers share
                 # is stored for each.
                 if key not in weights or not self.symmetric:
-                    weights[key] = self._quantize_weight(*key)
+                    least = 0.0 if self.symmetric or index != 1 else self._least_scale(layer.node, params)
+                    weights[key] = self._quantize_weight(*key, least)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
                     self._quantize_bias(layer.node, params[layer.node.input[0]], weight_params)
@@ -454,17 +456,39 @@ class _Writer:
         if bias.ndim != 1 or scale.shape not in ((), bias.shape):
             return
         rounded = np.rint(bias.astype(np.float64) / scale)
-        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:  # of a channel whose weights are all but zero
+        if np.abs(rounded).max(initial=0) > np.iinfo(np.int32).max:
             return
         params = _Params(scale, np.zeros(scale.shape, np.int32), 0 if scale.shape else None)
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
-    def _quantize_weight(self, name: str, axis: int | None) -> tuple[str, _Params]:
-        """Quantize a constant; return what comes out, of a Q/DQ pair or of DQ behind INT8, and how it was quantized."""
+    def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
+        """The least scale of a layer's weights with which its bias fits into INT32, one for all channels or one of each.
+
+        Where next to nothing flows in, a bias is billions of the layer's products. It may not stay in FP32 then: ONNX Runtime
+        (seen in 1.31.1) quantizes it by itself, and makes zeros of what overflows.
+        """
+        if len(node.input) < 3 or node.input[2] not in self.constants:
+            return 0.0
+        bias = np.abs(numpy_helper.to_array(self.constants[node.input[2]]).astype(np.float64))
+        least = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
+        return least if self.per_channel and bias.ndim == 1 else least.max(initial=0)
+
+    def _quantize_weight(self, name: str, axis: int | None, least: Any = 0.0) -> tuple[str, _Params]:
+        """Quantize a constant; return what comes out, of a Q/DQ pair or of DQ behind INT8, and how it was quantized.
+
+        Args:
+            name: The constant.
+            axis: Of its channels, each of which has a scale of its own; None for one scale.
+            least: What scales may not be below, one for all channels or one of each.
+        """
         weight = numpy_helper.to_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
         amax = np.abs(weight).max(axis=others if axis is not None else None, initial=0)
-        scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1).astype(np.float32)
+        scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1)
+        least = np.max(least, initial=0) if scale.ndim == 0 else least
+        if np.shape(least) in ((), scale.shape):
+            scale = np.maximum(scale, least)
+        scale = scale.astype(np.float32)
         params = _Params(scale, np.zeros(scale.shape, np.int8), axis)
         if self.symmetric:
             return self._add_pair(name, params), params
