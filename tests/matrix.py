@@ -2,10 +2,10 @@
 
 Each cell is an environment of its own: a Python, and releases of numpy, onnx and onnxruntime pinned to the oldest or left to be the
 newest that fit. The wheel is installed there, a quick part of the tests is run on it from another folder, and a flow converts a
-model beside a foreign package ``flows``.
+model beside a foreign package ``flows``. Two cells more, of one Python, have PyTorch with LPIPS, and TensorFlow with tf2onnx.
 
-Run: ``python tests/matrix.py FOLDER [--pythons 3.10 3.13] [--releases oldest newest] [--without-flows]``. Pythons that are not
-there are said to be missing. Environments stay in the folder, and are used again.
+Run: ``python tests/matrix.py FOLDER [--pythons 3.10 3.13] [--releases oldest newest torch tensorflow] [--without-flows]``. Pythons
+that are not there are said to be missing. Environments stay in the folder, and are used again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ OLDEST = {"3.10": "1.26", "3.11": "1.26", "3.12": "1.26", "3.13": "2.1", "3.14":
 RELEASES = {
     "oldest": ("numpy~={numpy}.0", "onnx==1.17.*", "onnxruntime==1.20.*", "ml_dtypes<0.6"),
     "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
+    "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch", "torchvision", "lpips"),
+    "tensorflow": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "tensorflow", "tf2onnx"),
 }
+FRAMEWORKS = {"torch": ("tests/frameworks/test_torch.py",), "tensorflow": ("tests/frameworks/test_tensorflow.py",)}
+FRAMEWORKS_PYTHON = "3.12"
 HEAVY = ("mlflow", "prefect", "fastapi", "sqlalchemy")  # only flows and stores need these
 TESTS = (
     "tests/test_spec.py",
@@ -100,8 +104,9 @@ def run_cell(folder: Path, wheel: Path, python: str, releases: str, flows: bool)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    tests = FRAMEWORKS.get(releases, TESTS)
     done = subprocess.run(
-        [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *TESTS],
+        [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests],
         cwd=work,
         capture_output=True,
         text=True,
@@ -147,7 +152,10 @@ def main() -> int:
     cells = []
     for python in args.pythons:
         for releases in args.releases:
-            cells.append(run_cell(args.folder, wheel, python, releases, not args.without_flows))
+            if releases in FRAMEWORKS and python != FRAMEWORKS_PYTHON:
+                continue
+            flows = releases not in FRAMEWORKS and not args.without_flows
+            cells.append(run_cell(args.folder, wheel, python, releases, flows))
             print(json.dumps(cells[-1]), flush=True)
     failed = [cell for cell in cells if not cell.get("ok", True) or cell.get("flow", "good") != "good"]
     return 1 if failed or not any(cell.get("ok") for cell in cells) else 0

@@ -472,9 +472,9 @@ def _check_dtype(name: str, spec: TensorSpec, array: Any) -> None:
         return
     found = str(array.dtype).removeprefix("torch.")
     if found != spec.dtype.value and not _is_name_of(found, spec.dtype):
+        how = f".astype({spec.dtype.value!r})" if found == str(array.dtype) else f".to(torch.{spec.dtype.value})"
         raise errors.InputDtypeError(
-            f"Input {name!r} has dtype {found}; expected {spec.dtype.value}. "
-            f"Convert it, for example with .astype({spec.dtype.value!r})."
+            f"Input {name!r} has dtype {found}; expected {spec.dtype.value}. Convert it, for example with {how}."
         )
     if not getattr(array.dtype, "isnative", True):
         raise errors.InputDtypeError(

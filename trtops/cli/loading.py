@@ -28,7 +28,7 @@ _TYPES = {
     ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras", ".h5": "keras",
     ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe", ".ort": "ort",
 }  # fmt: skip
-_TENSORFLOW = ("keras", "frozen", "ckpt")
+TENSORFLOW = ("keras", "frozen", "ckpt")
 
 
 def model_type(args: Asked) -> str:
@@ -66,7 +66,7 @@ def wants_onnx_changes(args: Asked) -> bool:
 def onnx_model(args: Asked) -> Call:
     """The ONNX model, loaded and changed."""
     kind = model_type(args)
-    if kind in _TENSORFLOW:
+    if kind in TENSORFLOW:
         model = call(
             "trtops.backend.onnx.from_tensorflow", "OnnxFromTensorFlow", args.model_file, kind,
             checkpoint=args.ckpt, outputs=_list_or_none(args.tf_outputs), opset=args.opset, variable="load_model",

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from trtops import errors
+from trtops.torch_tensors import from_torch, is_torch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-
-
-def is_torch(value: object) -> bool:
-    """Whether a value is a torch tensor. Never imports torch: where it is not loaded there are no tensors."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def to_numpy(value: object, name: str = "value") -> Array:
@@ -39,7 +33,7 @@ def to_numpy(value: object, name: str = "value") -> Array:
     if isinstance(value, np.ndarray):
         array = value
     elif is_torch(value):
-        array = _from_torch(value)
+        array = from_torch(value)
     elif callable(load := getattr(value, "load", None)):
         return to_numpy(load(), name)
     else:
@@ -71,17 +65,3 @@ def dtype_name(array: Array) -> str:
 @functools.lru_cache(maxsize=256)
 def _name_of(dtype: np.dtype[Any]) -> str:
     return "str" if dtype.kind in "USaOT" else dtype.name
-
-
-def _from_torch(tensor: Any) -> Array:
-    host = tensor.detach().cpu()
-    name = str(host.dtype).removeprefix("torch.")
-    if name == "bfloat16" or name.startswith("float8"):
-        import ml_dtypes  # numpy has no such types, so the bits are carried over
-        import torch
-
-        bits = host.contiguous().view(torch.int16 if name == "bfloat16" else torch.int8).numpy()
-        array: Array = bits.view(getattr(ml_dtypes, name))
-        return array
-    array = host.numpy()
-    return array

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, is_torch, to_numpy
+from trtops.comparator.arrays import Array, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_list
 from trtops.limits import check_memory
 from trtops.metadata import (
@@ -136,7 +136,9 @@ class DataLoader:
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
             return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
-        if dtype is DataType.STRING and name in self.words and isinstance(draw, _Numpy):
+        if dtype is DataType.STRING:
+            if name not in self.words:
+                raise errors.ConfigError("Random strings are not made. Supply string inputs yourself.")
             return draw.words(fixed, self.words[name])
         low, high = self._value_range(name, self.float_range)
         return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
@@ -185,8 +187,6 @@ class _Numpy:
             raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype.value}: {exc}.") from None
 
     def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Array:
-        if dtype is DataType.STRING:
-            raise errors.ConfigError("Random strings are not made. Supply string inputs yourself.")
         # Polygraphy's rules, so that the arrays are the same: an infinite bound stands for the scale.
         scale, shift = high - low, low
         if math.isinf(low):
@@ -213,19 +213,25 @@ class _Torch:
             raise errors.BackendUnavailableError(
                 "data_loader_backend_module='torch' needs torch. Install it, or use 'numpy'."
             ) from None
-        self.torch = torch
+        self.torch, self.seed = torch, seed
         self.random = torch.Generator()
         self.random.manual_seed(seed)
 
     def integers(self, shape: tuple[int, ...], dtype: DataType, low: int, high: int) -> Any:
-        return self.torch.randint(low, high + 1, shape, generator=self.random, dtype=getattr(self.torch, dtype.value))
+        return self.torch.randint(low, high + 1, shape, generator=self.random, dtype=dtype.torch())
 
     def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Any:
-        drawn = self.torch.rand(shape, generator=self.random, dtype=getattr(self.torch, dtype.value))
-        return drawn if (low, high) == (0.0, 1.0) else drawn * (high - low) + low
+        wanted = dtype.torch()
+        drawable = wanted if wanted.itemsize > 1 else self.torch.float32  # torch draws no 8-bit floats
+        drawn = self.torch.rand(shape, generator=self.random, dtype=drawable)
+        return (drawn if (low, high) == (0.0, 1.0) else drawn * (high - low) + low).to(wanted)
+
+    def words(self, shape: tuple[int, ...], words: Sequence[str]) -> Array:
+        """Torch has no strings: they are numpy arrays."""
+        return _Numpy(self.seed).words(shape, words)
 
     def constant(self, value: Shape, dtype: DataType | None) -> Any:
-        return self.torch.tensor(value, dtype=None if dtype is None else getattr(self.torch, dtype.value))
+        return self.torch.tensor(value, dtype=None if dtype is None else dtype.torch())
 
 
 def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None) -> bool:
@@ -417,8 +423,6 @@ def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
 
 
 def _fit_array(array: Any, name: str, spec: TensorSpec) -> Any:
-    if is_torch(array):
-        array = array.cpu()
     array = to_numpy(array, f"Input {name!r}")
     if spec.dtype is not None and DataType.of(array.dtype) is not spec.dtype:
         array = _cast_array(array, name, spec.dtype)

@@ -11,9 +11,10 @@ from typing import IO, Any, TypeAlias, TypeVar, overload
 import numpy as np
 
 from trtops import config, errors, json
-from trtops.comparator.arrays import is_torch, to_numpy
+from trtops.comparator.arrays import to_numpy
 from trtops.comparator.streams import IterationWriter, PathLike, iterate_files
 from trtops.json import Decoder, Encoder
+from trtops.torch_tensors import is_torch
 
 __all__ = ["IterationResult", "LazyArray", "RunResults"]
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import is_torch, to_numpy
+from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache, StreamingDataLoader, check_feed, fit_feed
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.streams import IterationWriter, PathLike
 from trtops.comparator.told import FINISH, START, tell
 from trtops.metadata import TensorMetadata
+from trtops.torch_tensors import is_torch
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner

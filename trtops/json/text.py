@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import secrets
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from trtops import errors
 from trtops.json.npy import BLOCK, file_blocks, read_npy
 from trtops.json.objects import MARKER, Encoder, Hook
+from trtops.torch_tensors import is_torch
 
 if TYPE_CHECKING:
     from trtops.json.npy import Array
@@ -61,7 +61,7 @@ class TextWriter:
             self._write_array(obj, indent)
         elif isinstance(obj, np.generic):
             self.write(obj.item() if obj.dtype.kind in "biufU" else np.asarray(obj), indent)
-        elif _is_torch(obj):
+        elif is_torch(obj):
             self._write_tensor(obj, indent)
         else:
             raise errors.FormatError(
@@ -103,11 +103,6 @@ def _key_text(key: object) -> str:
     if not isinstance(key, str):
         raise errors.FormatError(f"{key!r} is a key, but keys of saved dicts must be strings.")
     return json.dumps(key) + ": "
-
-
-def _is_torch(obj: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def load_text(file: IO[bytes], name: str) -> Any:

@@ -24,11 +24,23 @@ if TYPE_CHECKING:
 _ENDS_OF_GRAPH = """
 import json, sys
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
-nodes = GraphDef.FromString(open(sys.argv[1], "rb").read()).node
+content = open(sys.argv[1], "rb").read()
+saver = ""
+if sys.argv[1].endswith(".meta"):
+    meta = MetaGraphDef.FromString(content)
+    nodes, saver = meta.graph_def.node, meta.saver_def.restore_op_name.rpartition("/")[0]
+else:
+    nodes = GraphDef.FromString(content).node
+nodes = [node for node in nodes if not saver or not node.name.startswith(saver + "/")]
 read = {name.lstrip("^").split(":")[0] for node in nodes for name in node.input}
+no_outputs = {
+    "Placeholder", "PlaceholderV2", "Const", "NoOp", "Assert", "Assign", "AssignVariableOp", "ReadVariableOp",
+    "VarHandleOp", "VarIsInitializedOp", "VariableV2",
+}
 inputs = [node.name + ":0" for node in nodes if node.op in ("Placeholder", "PlaceholderV2")]
-outputs = [n.name + ":0" for n in nodes if n.name not in read and n.op not in ("Placeholder", "Const", "NoOp", "Assert")]
+outputs = [node.name + ":0" for node in nodes if node.name not in read and node.op not in no_outputs]
 print(json.dumps({"inputs": inputs, "outputs": outputs}))
 """
 
@@ -41,8 +53,8 @@ class OnnxFromTensorFlow:
         path: A Keras file, a frozen graph, or a folder with a saved model or a checkpoint.
         kind: Which of them.
         checkpoint: The checkpoint's name without its ending, in the folder; without it the folder is a saved model.
-        outputs: Output tensors, such as ``scores:0``. Of a frozen graph, which names none, those that nothing reads unless
-            given; its inputs are its placeholders.
+        outputs: Output tensors, such as ``scores:0``. Of a frozen graph or a checkpoint, which name none, those that
+            nothing reads unless given; their inputs are their placeholders.
         opset: ONNX operator set; tf2onnx's own choice unless given.
     """
 
@@ -72,7 +84,7 @@ class OnnxFromTensorFlow:
             output = Path(folder, "model.onnx")
             command = [sys.executable, "-m", "tf2onnx.convert", *self._source(), "--output", str(output)]
             outputs = list(self.outputs or ())
-            if self.kind == "frozen":
+            if self.kind == "frozen" or self.checkpoint is not None:
                 inputs, ends = self._ends_of_graph(folder)
                 command += ["--inputs", ",".join(inputs)]
                 outputs = [name if ":" in name else f"{name}:0" for name in outputs or ends]
@@ -86,8 +98,8 @@ class OnnxFromTensorFlow:
             return read_proto(output)
 
     def _ends_of_graph(self, folder: str) -> tuple[list[str], list[str]]:
-        """The tensors of a frozen graph that are fed, and those that nothing reads."""
-        done = _run_apart([sys.executable, "-c", _ENDS_OF_GRAPH, self._place()], folder)
+        """The tensors of a frozen graph or a checkpoint that are fed, and those that nothing reads."""
+        done = _run_apart([sys.executable, "-c", _ENDS_OF_GRAPH, self._source()[1]], folder)
         if done.returncode:
             raise errors.InvalidModelError(f"TensorFlow cannot read {self.path}:\n{done.stderr[-2000:].strip()}")
         found = json.loads(done.stdout.splitlines()[-1])

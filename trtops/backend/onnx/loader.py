@@ -153,7 +153,10 @@ class OnnxFromTfGraph:
         inputs = [op.outputs[0].name for op in graph.get_operations() if op.type == "Placeholder"]
         definition = graph.as_graph_def()
         if self.optimize:
-            definition = tf2onnx.tfonnx.tf_optimize(inputs, list(outputs), definition)
+            with (
+                tf.Graph().as_default()
+            ):  # tf2onnx exports a meta graph, which TensorFlow 2 refuses while it runs eagerly
+                definition = tf2onnx.tfonnx.tf_optimize(inputs, list(outputs), definition)
         with tf.Graph().as_default() as imported:
             tf.import_graph_def(definition, name="")
         converted = tf2onnx.tfonnx.process_tf_graph(

@@ -19,6 +19,7 @@ from trtops.backend.onnxrt.session import ORT_ERRORS, why
 from trtops.backend.runner import Feed
 from trtops.limits import too_much
 from trtops.metadata import DataType, TensorMetadata
+from trtops.torch_tensors import from_torch, is_torch, to_torch
 
 # numpy has no such types: arrays of ml_dtypes go in and out as OrtValues. The names are ONNX's.
 _ORT_VALUE_TYPES = {
@@ -89,12 +90,10 @@ class Inference:
 
     def _run_other(self, feed: Feed) -> tuple[dict[str, Any], float]:
         """Run on torch tensors, or on whatever else numpy turns into arrays."""
-        has_torch = any(_is_torch(array) for array in feed.values())
-        outputs, seconds = self({name: _to_numpy(array) for name, array in feed.items()})
-        if has_torch:
-            import torch
-
-            outputs = {name: torch.from_numpy(array) for name, array in outputs.items()}
+        arrays = {name: from_torch(array) if is_torch(array) else np.asarray(array) for name, array in feed.items()}
+        outputs, seconds = self(arrays)
+        if any(is_torch(array) for array in feed.values()):
+            outputs = {name: to_torch(array) for name, array in outputs.items()}
         return outputs, seconds
 
     def _run_ort_values(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> tuple[dict[str, Any], float]:
@@ -140,14 +139,6 @@ def _arrays_of(name: str, value: Any) -> dict[str, Any]:
     if items and len({(item.shape, item.dtype) for item in items}) == 1:
         return {name: np.stack(items)}
     return {f"{name}/{place}": item for place, item in enumerate(items)}
-
-
-def _is_torch(array: Any) -> bool:
-    return type(array).__module__.partition(".")[0] == "torch"
-
-
-def _to_numpy(array: Any) -> np.ndarray[Any, Any]:
-    return array.detach().cpu().numpy() if _is_torch(array) else np.asarray(array)
 
 
 def _to_ort_value(array: np.ndarray[Any, Any], dtype: DataType | None) -> ort.OrtValue:

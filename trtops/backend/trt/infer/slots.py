@@ -14,6 +14,7 @@ from trtops.backend.trt import library
 from trtops.backend.trt.infer import callbacks, staging
 from trtops.backend.trt.infer.formats import FormattedArray, Layout
 from trtops.backend.trt.library import dtypes, memory
+from trtops.torch_tensors import from_torch, is_torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +207,7 @@ class Input(Slot):
     def _upload(self, value: Any) -> None:
         """Copy a host array to the device: through pinned memory, in chunks if it is large."""
         raw = isinstance(value, FormattedArray)
+        value = from_torch(value) if is_torch(value) else value
         host = self._staging_memory(value.array.nbytes if raw else None)
         stream = self.execution.stream
         assert self.device is not None and self.pinned is not None
@@ -218,7 +220,7 @@ class Input(Slot):
             self.execution.stager.upload(np.ascontiguousarray(value), host, self.device.ptr, stream)
             return
         else:
-            np.copyto(host, np.asarray(value))  # a torch tensor on the CPU becomes an array
+            np.copyto(host, np.asarray(value))
         memory.copy(self.device.ptr, self.pinned.ptr, host.nbytes, "cudaMemcpyHostToDevice", stream)
 
     def _staging_memory(self, raw_nbytes: int | None) -> np.ndarray[Any, Any]:

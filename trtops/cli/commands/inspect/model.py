@@ -118,7 +118,7 @@ def plan(args: Asked) -> Plan:
         source, described_by = loading.engine(args), "describe_engine"
     elif kind == "trt-network-script" or args.display_as == "trt":
         source, described_by = loading.network(args, outputs=False), "describe_network"
-    elif loading.wants_onnx_changes(args) or args.list_unbounded_dds:
+    elif kind in loading.TENSORFLOW or loading.wants_onnx_changes(args) or args.list_unbounded_dds:
         source = loading.onnx_model(args)
     if drawn and kind == "ort":
         raise UsageError(

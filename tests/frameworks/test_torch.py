@@ -1,0 +1,144 @@
+"""Torch tensors in and out, and LPIPS: run where torch is installed (``make test-matrix`` has a cell that does)."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.comparator import Comparator, CompareFunc, DataLoader, RunResults
+from trtops.comparator.perceptual import _load_model, lpips_distance
+
+torch = pytest.importorskip("torch")
+
+
+def runner(path: Path, name: str = "runner") -> OnnxrtRunner:
+    return OnnxrtRunner(SessionFromOnnx(str(path)), name=name)
+
+
+def test_a_runner_fed_with_tensors_gives_tensors_of_the_same_values(tmp_path: Path) -> None:
+    case = models.conv_net()
+    with runner(case.write(tmp_path)) as active:
+        wanted = active.infer(case.feed)["scores"]
+        image = torch.from_numpy(case.feed["image"])
+        turned = image.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_(True)
+
+        for tensor in (image, turned):
+            found = active.infer({"image": tensor})["scores"]
+            assert isinstance(found, torch.Tensor) and not found.requires_grad
+            np.testing.assert_array_equal(found.numpy(), wanted)
+        with pytest.raises(
+            errors.InputDtypeError, match=r"has dtype float64; expected float32.*\.to\(torch\.float32\)"
+        ):
+            active.infer({"image": image.double()})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "int8", "bool"])
+def test_tensors_of_types_that_numpy_lacks_go_in_and_out_bit_by_bit(dtype: str, tmp_path: Path) -> None:
+    name = dtype.replace("_", "")
+    proto = models.model(f"({name}[2,3] x) => ({name}[2,3] y) {{ y = Identity(x) }}", opset=21)
+    onnx.save(proto, tmp_path / "same.onnx")
+    tensor = (torch.arange(6).reshape(2, 3) % 2).to(getattr(torch, dtype))
+
+    with runner(tmp_path / "same.onnx") as active:
+        found = active.infer({"x": tensor})["y"]
+
+    assert found.dtype == tensor.dtype and torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_strings_stay_arrays(tmp_path: Path) -> None:
+    text = "(float[2] x, string[2] t) => (float[2] y, string[2] u) { y = Neg(x) u = Identity(t) }"
+    onnx.save(models.model(text), tmp_path / "strings.onnx")
+
+    with runner(tmp_path / "strings.onnx") as active:
+        found = active.infer({"x": torch.ones(2), "t": np.array(["a", "b"], object)})
+
+    assert isinstance(found["y"], torch.Tensor) and found["u"].tolist() == ["a", "b"]
+
+
+def test_made_up_tensors_are_compared_saved_and_read_back(tmp_path: Path) -> None:
+    path = models.conv_net().write(tmp_path)
+    loader = DataLoader(iterations=2, data_loader_backend_module="torch")
+
+    results = Comparator.run([runner(path, "one"), runner(path, "two")], data_loader=loader)
+    results.save(str(tmp_path / "results.json"))
+    back = RunResults.load(str(tmp_path / "results.json"))
+
+    for held in (results, back):
+        assert isinstance(held[0][1][0]["scores"], torch.Tensor)
+        for check in (CompareFunc.simple(), CompareFunc.distance_metrics(), CompareFunc.quality_metrics()):
+            assert bool(Comparator.compare_accuracy(held, compare_func=check))
+    back[1][1][1]["scores"] = back[1][1][1]["scores"] + 1
+    assert not bool(Comparator.compare_accuracy(back))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8e4m3fn", "float16", "int64", "bool"])
+def test_tensors_are_made_up_in_the_type_of_the_input(dtype: str, tmp_path: Path) -> None:
+    onnx.save(
+        models.model(f"({dtype}[4,5] x) => ({dtype}[4,5] y) {{ y = Identity(x) }}", opset=21), tmp_path / "m.onnx"
+    )
+    loader = DataLoader(iterations=1, data_loader_backend_module="torch", val_range=(0, 1))
+
+    results = Comparator.run([runner(tmp_path / "m.onnx")], data_loader=loader)
+
+    found = results[0][1][0]["y"]
+    assert isinstance(found, torch.Tensor) and str(found.dtype).replace("_", "") == f"torch.{dtype}"
+    assert 0 <= float(found.float().min()) <= float(found.float().max()) <= 1
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where torchvision keeps what it has downloaded."""
+    pytest.importorskip("lpips")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    _load_model.cache_clear()
+    folder = tmp_path / "torch" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_perceptual_distance_is_what_lpips_gives(weights: Path) -> None:
+    from torchvision.models import AlexNet_Weights, alexnet
+
+    # LPIPS's own weights come with its package. Those of AlexNet are downloaded otherwise; any do to see what is computed.
+    torch.manual_seed(0)
+    torch.save(alexnet().state_dict(), weights / AlexNet_Weights.IMAGENET1K_V1.url.rpartition("/")[2])
+    image = np.random.default_rng(0).random((2, 3, 64, 64), np.float32)
+    noisy = np.clip(image + 0.1 * np.random.default_rng(1).standard_normal(image.shape, np.float32), 0, 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torchvision, about how lpips asks for its model
+        distance = lpips_distance([(image, noisy)])
+        model = _load_model()
+    with torch.no_grad():
+        wanted = float(model(torch.from_numpy(image * 2 - 1), torch.from_numpy(noisy * 2 - 1)).mean())
+
+    assert distance == pytest.approx(wanted, rel=1e-5) and wanted > 0
+    assert lpips_distance([(image, image)]) == 0
+    assert lpips_distance([(image * 255, noisy * 255)]) == pytest.approx(wanted, rel=1e-3)
+    assert lpips_distance([(image.transpose(0, 2, 3, 1), noisy.transpose(0, 2, 3, 1))]) == pytest.approx(
+        wanted, rel=1e-5
+    )
+    check = CompareFunc.perceptual_metrics(lpips_threshold=wanted * 2)
+    results = [RunResults([(name, [{"y": array}])]) for name, array in (("a", image), ("b", noisy))]
+    both = RunResults([results[0][0], results[1][0]])
+    assert bool(Comparator.compare_accuracy(both, compare_func=check))
+    strict = CompareFunc.perceptual_metrics(lpips_threshold=wanted / 2)
+    assert not bool(Comparator.compare_accuracy(both, compare_func=strict))
+
+
+def test_a_model_that_cannot_be_had_is_said(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    image = np.zeros((1, 3, 64, 64), np.float32)
+
+    with pytest.raises(errors.MetricUnavailableError, match="could not be loaded: no route to host"):
+        lpips_distance([(image, image)])
