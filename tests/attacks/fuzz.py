@@ -388,6 +388,8 @@ def run_all(kinds: list[str], numbers: range, count: int, seconds: float, work: 
             left = range(rest.start if rest else batch.seeds.stop, numbers.stop)
             cases, lines, wrong = cases + batch.done, lines + batch.lines, wrong + len(batch.wrong)
             peak = max(peak, batch.peak)
+            if cases % (25 * BATCH) < BATCH:
+                print(f"{time.strftime('%H:%M:%S')} {kind}: {cases} cases, {lines} commands, {wrong} wrong", flush=True)
             for seed, line, what in batch.wrong:
                 cause = what.strip().splitlines()[-1][:160] if "hang" not in what and "died" not in what else what[:60]
                 causes[cause] += 1

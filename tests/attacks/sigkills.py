@@ -303,7 +303,7 @@ def server_for(place: Path, wanted: bool) -> Iterator[MlflowServer | None]:
 
 
 def try_case(
-    number: int, line: str, bases: Path, seconds: float, known: set[str], with_server: bool
+    number: int, line: str, bases: Path, seconds: float, known: set[str], with_server: bool, only: str | None
 ) -> dict[str, list[str]]:
     """Kill a line at a moment, run it again, and say what is wrong."""
     random = Random(number)
@@ -314,6 +314,7 @@ def try_case(
         with server_for(place, with_server) as server:
             before = in_child(finished_runs, place)
             kill = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP))
+            kill = kill if only is None else signal.Signals[only]
             child = started(line, place)
             child.join(random.uniform(0, 1.1 * seconds))
             if server is not None and random.random() < 0.7:
@@ -354,8 +355,13 @@ def _relocate(place: Path) -> None:
     relocate(place / "mlruns")
 
 
-def run_all(numbers: range, seconds: float, lines: list[str], servers: float, work: Path) -> int:
-    """Kill as many lines as there is time for; prints a table by line. Returns how often something was wrong."""
+def run_all(
+    numbers: range, seconds: float, lines: list[str], servers: float, work: Path, only: str | None = None
+) -> int:
+    """Kill as many lines as there is time for, by ``only`` one signal if it is given; prints a table by line.
+
+    Returns how often something was wrong.
+    """
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - so that children need not import it
     import onnxruntime  # noqa: F401
 
@@ -385,7 +391,7 @@ def run_all(numbers: range, seconds: float, lines: list[str], servers: float, wo
             took[line] = time.monotonic() - begin
             print(f"{line}: {took[line]:.1f} s, exit code {code}", flush=True)
             shutil.rmtree(place, ignore_errors=True)
-        wrong = try_case(number, words, bases, took[line], known, with_server)
+        wrong = try_case(number, words, bases, took[line], known, with_server, only)
         table[line]["kills"] += 1
         for kind, found in wrong.items():
             table[line][kind] += bool(found)
@@ -409,6 +415,11 @@ def main_of_sigkills() -> int:
     )
     parser.add_argument("--only", default="", help="lines with this in them")
     parser.add_argument(
+        "--signal",
+        choices=("SIGKILL", "SIGTERM", "SIGHUP"),
+        help="this one always, and not SIGKILL in half of the cases and each of the others in a quarter",
+    )
+    parser.add_argument(
         "--no-flows", action="store_true", help="leave out flows, each of which starts a Prefect server"
     )
     given = parser.parse_args()
@@ -417,7 +428,7 @@ def main_of_sigkills() -> int:
     lines = [line for line in (*COMMANDS, *(() if given.no_flows else FLOWS)) if given.only in line]
     try:
         numbers = range(given.first, given.first + given.kills)
-        return min(1, run_all(numbers, given.seconds, lines, given.servers, work))
+        return min(1, run_all(numbers, given.seconds, lines, given.servers, work, given.signal))
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
