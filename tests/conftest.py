@@ -6,12 +6,16 @@ import functools
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from trtops.files import locked
 
 # How long an example takes, and how long it takes to draw one, is the machine's affair.
 settings.register_profile("trtops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +36,19 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST = "the campaign on a GPU"
+
+
+@pytest.fixture(scope="session")
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect with its database, made once for all processes of a run: migrating one takes ten seconds."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prefect"
+    with locked(f"{home}.lock"):
+        if not (home / ".trtops-ready").exists():
+            make = "from trtops.flows.home import ensure_prefect_home; ensure_prefect_home()"
+            environment = {**os.environ, "PREFECT_HOME": str(home), "TRTOPS_HOME": str(home / "store")}
+            subprocess.run([sys.executable, "-c", make], env=environment, check=True)
+    return home
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,9 +59,11 @@ def test_our_modules_are_run_with_what_is_installed(place: Path, words: tuple[st
     assert done.returncode in (0, 1), done.stderr
 
 
-def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(place: Path, tmp_path: Path) -> None:
-    home = str(tmp_path / "prefect")
-    quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": home}
+def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(
+    place: Path, tmp_path: Path, prefect_database: Path
+) -> None:
+    home = shutil.copytree(prefect_database, tmp_path / "prefect")
+    quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": str(home)}
     done = python("-m", "trtops.flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
     assert done.returncode == 0 and "# convert conv_net.onnx: good" in done.stdout, done.stderr
 

@@ -20,7 +20,7 @@ from trtops import errors
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 NODES = "TRTOPS_NODE_LIMIT"
 
-_MEMORY_BYTES = 2 << 30
+_MEMORY_BYTES = 7 << 28  # with what a process has itself, it stays below 2 GiB
 _NODES = 200_000
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _lock = threading.Lock()
@@ -29,7 +29,7 @@ _before = (0, 0)
 
 
 def memory_limit() -> int:
-    """Bytes that looking at a file of others may take beyond the file's own: ``TRTOPS_MEMORY_LIMIT``, or 2 GiB.
+    """Bytes that looking at a file of others may take beyond the file's own: ``TRTOPS_MEMORY_LIMIT``, or 1.75 GiB.
 
     Raises:
         ConfigError: If the variable is no number of bytes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,11 @@ os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"  # the server says goodbye after p
 os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] = f"{_HOME.name}/results"
 
 
-@pytest.fixture(scope="session")
-def prefect_home() -> Path:
+@pytest.fixture(scope="session", autouse=True)
+def prefect_home(prefect_database: Path) -> Path:
     """Where Prefect keeps its database and, if anything were persisted, results."""
+    for name in ("prefect.db", ".trtops-ready"):
+        shutil.copy(prefect_database / name, _HOME.name)
     return Path(_HOME.name)
 
 

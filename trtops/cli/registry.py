@@ -161,7 +161,7 @@ VARIABLES = {
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "saved arrays larger than this wait in a file, not in memory",
     "TRTOPS_ALLOWED_SCRIPTS": "folders, with ':' between: scripts, check commands and plugins elsewhere are not run",
     "TRTOPS_ARTIFACT_HOSTS": "further hosts, with commas between them, at which a server may keep its artifacts",
-    "TRTOPS_MEMORY_LIMIT": "memory that looking at a file may take beyond the file's own size (default: 2G)",
+    "TRTOPS_MEMORY_LIMIT": "memory that looking at a file may take beyond the file's own size (default: 1792M)",
     "TRTOPS_NODE_LIMIT": "nodes that a model's functions may come to (default: 200000)",
     "TRTOPS_ALLOW_HOST_CODE": "1: version compatible TensorRT engines may run their own code on this machine",
     "NO_COLOR": "any value: no colours",
