@@ -157,9 +157,10 @@ def _fits_into_memory(source: bytes | str) -> bool:
 
 
 def limit_run_memory(options: Any) -> None:
-    """Let sessions with these options share an allocator of ONNX Runtime's, which gives out half of what may be taken.
+    """Let sessions with these options share an allocator of ONNX Runtime's, which gives out a third of what may be taken.
 
-    The other half is for what goes in and comes out. Unlike a limit on the process, it fails the one allocation that is too
+    The rest is for what goes in and comes out, or for the allocator's books: of a loop that makes millions of small tensors
+    they are nearly twice as large as the tensors. Unlike a limit on the process, it fails the one allocation that is too
     large: native code of other threads, which may not survive that there is no memory, has enough.
     """
     _register_limited_arena(os.getpid())
@@ -172,7 +173,7 @@ def _register_limited_arena(pid: int) -> None:
 
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     as_requested = 1
-    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 2, "arena_extend_strategy": as_requested})
+    settings = ort.OrtArenaCfg({"max_mem": memory_limit() // 3, "arena_extend_strategy": as_requested})
     with contextlib.suppress(RuntimeError):  # a script has registered its own, or this process was forked
         ort.create_and_register_allocator(info, settings)
 
