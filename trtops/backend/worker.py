@@ -156,16 +156,16 @@ def may_crash(config: BuildConfig) -> bool:
     return config.backend == "onnxruntime" and config.precision != "fp32"
 
 
-def built_safely(model: Model, config: BuildConfig) -> Build:
+def built_safely(model: Model, config: BuildConfig, caches: Caches = NO_CACHES) -> Build:
     """Build one engine: in a child and without the settings that take it down where that can be, else in this process.
 
     Raises:
         BackendError: As :meth:`IsolatedBackend.build_surviving` raises it.
     """
     if not may_crash(config):
-        return engine_backend(config.backend).build(model, config)
+        return engine_backend(config.backend).build(model, config, caches=caches)
     with warm_worker() as worker:
-        return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config)
+        return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config, caches=caches)
 
 
 def _environment_in_child(backend: str) -> Environment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -11,7 +11,8 @@ from onnx import helper, numpy_helper
 
 from tests import models, zoo
 from trtops import errors
-from trtops.backend.base import BaseRunner
+from trtops.backend.base import BaseRunner, Build
+from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.triage.config import TriageConfig
@@ -49,6 +50,24 @@ def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunne
         return onnxruntime_runner(wrong)
 
     return make
+
+
+def test_engines_that_are_observed_have_the_settings_of_the_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds: list[Build] = []
+
+    def build(*args: Any) -> Build:
+        builds.append(built_safely(*args))
+        return builds[-1]
+
+    monkeypatch.setattr("trtops.ops.search.triage.sides.built_safely", build)
+    case = models.transformer()
+    config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
+
+    result = triage(case.proto, config, TriageConfig(window_bytes=1 << 14), feeds=[case.feed])
+
+    assert len(builds) == result.windows + 1 > 2
+    assert len({each.tactics.settings for each in builds}) == 1 and builds[0].tactics.settings
+    assert all("tactics that change" not in each.log for each in builds[1:])
 
 
 def test_the_node_that_is_computed_wrongly_is_named() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from trtops.backend.base import BaseRunner, Build, Feed
+from trtops import errors
+from trtops.backend.base import BaseRunner, Build, Caches, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import external, shapes
 from trtops.backend.onnx.copying import copy_model, put_small
@@ -25,6 +27,9 @@ from trtops.backend.worker import built_safely
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, Precision
+from trtops.tactics.record import TacticRecord
+
+log = logging.getLogger(__name__)
 
 MakeRunner: TypeAlias = Callable[[onnx.ModelProto], BaseRunner]
 """Makes a runner of a model, whose outputs may be any tensors of the whole one. The model is to be read at activation."""
@@ -77,21 +82,37 @@ def side_name(side: BuildConfig | MakeRunner) -> str:
 
 
 class Built:
-    """A side that builds engines; knows the layers of the first, which observes nothing, by node and by tensor."""
+    """A side that builds engines; knows the layers of the first, which observes nothing, by node and by tensor.
+
+    On ONNX Runtime the others get the settings of the first: they are to compute as it does, and nothing is timed again.
+    """
 
     def __init__(self, config: BuildConfig) -> None:
         self.config = config
         self.layers: dict[str, str] = {}
+        self._settings: TacticRecord | None = None
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """Build an engine, and make a runner of it."""
         backend = engine_backend(self.config.backend)
-        build: Build = built_safely(Model.from_proto(model), self.config)
+        build = self._build(Model.from_proto(model))
         for layer in () if self.layers else build.layers:
             text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
             for name in (*layer.onnx_nodes, *layer.outputs):
                 self.layers.setdefault(name, text)
         return backend.runner(build.engine, self.config.backend)
+
+    def _build(self, model: Model) -> Build:
+        if self._settings is not None:
+            config = replace(self.config, options=replace(self.config.options, tactic_seed=None))
+            try:
+                return built_safely(model, config, Caches(replay=self._settings))
+            except errors.BackendError as exc:  # more outputs can be what the settings do not go with
+                log.info("Built with settings of its own: %s", exc)
+        build = built_safely(model, self.config)
+        if build.tactics.mechanism == "onnxruntime" and self._settings is None:
+            self._settings = replace(build.tactics, choices=())
+        return build
 
     def layer_of(self, tensor: str, node: str) -> str:
         """The layer that makes a tensor or holds a node; empty if the engine does not say."""
