@@ -128,7 +128,9 @@ def run_flow(own: Path, work: Path) -> dict[str, object]:
     (folder / "flows").mkdir(parents=True)
     (folder / "flows" / "__init__.py").write_text("raise ImportError('the flows of another project')")
     write = "from pathlib import Path; from tests import models; models.conv_net().write(Path('project'))"
-    subprocess.run([str(own), "-c", write], cwd=work, check=True)
+    made = subprocess.run([str(own), "-c", write], cwd=work, capture_output=True, text=True)
+    if made.returncode:
+        return {"flow": f"no model: {made.stderr.strip()[-200:]}"}
     done = subprocess.run(
         [str(own), "-m", "trtops.flows.convert", "conv_net.onnx"],
         cwd=folder,

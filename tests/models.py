@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
+
+from trtops.backend.onnx import walk
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -50,9 +53,27 @@ def model(
 ) -> onnx.ModelProto:
     """Build a model from ONNX's own text syntax: ``(float[1,4] x) => (float[1,4] y) { y = Relu(x) }``."""
     domains = f'"" : {opset}, "com.microsoft" : 1, "custom" : 1' if "." in text else f'"" : {opset}'
-    proto = parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{domains}]>\n{name} {text}")
+    proto = _parse(f"<ir_version: {ir_version}, opset_import: [{domains}]>\n{name} {text}")
     for key, array in (weights or {}).items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), key))
+    return proto
+
+
+_NAME_OF_NODE = re.compile(r"(?<=[\s{])\[([^\[\]]+)\]\s+(?=([\w.]+)[\w.,\s]*=)")
+
+
+def _parse(text: str) -> onnx.ModelProto:
+    """Parse a model; where onnx is too old to know names of nodes, they are given to the nodes that make the same outputs."""
+    try:
+        return parser.parse_model(text)
+    except parser.ParseError:
+        names = {output: name for name, output in _NAME_OF_NODE.findall(text)}
+        if not names:
+            raise
+    proto = parser.parse_model(_NAME_OF_NODE.sub("", text))
+    for graph in walk.graphs(proto.graph):
+        for node in graph.node:
+            node.name = names.get(node.output[0], "") if node.output else ""
     return proto
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -71,13 +72,15 @@ def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = No
     numbers, others = (np.asarray(found).astype(np.float64) for found in (array, array if among is None else among))
     finite = others[np.isfinite(others)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    scale = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.25  # numpy takes the distance of the ends
     try:
         with np.errstate(all="ignore"):
-            counts, edges = np.histogram(numbers[np.isfinite(numbers)], bins=10, range=ends)
+            held = numbers[np.isfinite(numbers)] * scale
+            counts, edges = np.histogram(held, bins=10, range=(ends[0] * scale, ends[1] * scale))
     except ValueError:  # the numbers differ by their last bits only, and there are not ten bins between them
         return
     most = max(int(counts.max()), 1)
-    texts = [f"{edge:.3g}" for edge in edges]
+    texts = [f"{edge / scale:.3g}" for edge in edges]
     low, high = max(map(len, texts)), max(map(len, texts[1:]))
     yield "---- Histogram ----"
     yield f"{'Bin Range':{low + high + 5}}|  Num Elems | Visualization"

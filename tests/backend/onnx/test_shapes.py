@@ -8,6 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests import models
+from trtops import errors
 from trtops.backend.onnx import shapes
 from trtops.backend.onnx.following import may_propagate
 
@@ -73,3 +74,15 @@ def test_nodes_that_lack_their_inputs_are_taken_as_they_are(op: str) -> None:
     graph = helper.make_graph([helper.make_node(op, [], ["y"])], "g", [], [helper.make_empty_tensor_value_info("y")])
 
     assert may_propagate(helper.make_model(graph))
+
+
+def test_functions_that_call_each_other_in_a_circle_are_refused_though_nothing_calls_them() -> None:
+    proto = models.model("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    proto.opset_import.add(domain="circle", version=1)
+    for name, other in (("f", "g"), ("g", "f")):
+        call = helper.make_node(other, ["a"], ["b"], domain="circle")
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("circle", 1)]
+        proto.functions.append(helper.make_function("circle", name, ["a"], ["b"], [call], opsets))
+
+    with pytest.raises(errors.InvalidModelError, match="Shape inference failed"):
+        shapes.infer_shapes(proto)

@@ -81,8 +81,8 @@ def _infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         with limited_memory():
             return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, MemoryError):  # C++ exceptions come as ValueError
-        return model
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, MemoryError):
+        return model  # C++ exceptions come as ValueError
 
 
 def output_types(node: onnx.NodeProto, opsets: Mapping[str, int], element_types: Mapping[str, int]) -> dict[str, int]:

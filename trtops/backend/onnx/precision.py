@@ -146,7 +146,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     check_expansion(model)
     try:
         return onnx.inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError) as exc:  # C++ exceptions
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as exc:  # C++ exceptions
         raise errors.InvalidModelError(f"The model's functions cannot be inlined: {exc}") from exc
 
 

@@ -41,7 +41,11 @@ def infer_shapes(model: onnx.ModelProto, *, symbolic: bool = False, strict: bool
             inferred = onnx.shape_inference.infer_shapes(bare, data_prop=may_propagate(bare), strict_mode=strict)
     except MemoryError:
         raise errors.InvalidModelError(too_much("Shape inference")) from None
-    except (onnx.shape_inference.InferenceError, ValueError) as exc:  # C++ exceptions come as ValueError
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        ValueError,
+    ) as exc:  # C++ exceptions come as ValueError
         raise errors.InvalidModelError(f"Shape inference failed: {exc}") from exc
     if symbolic and _lacks_ranks(inferred) and with_onnxruntime.can_infer_symbolic_shapes():
         try:
