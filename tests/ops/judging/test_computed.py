@@ -37,7 +37,7 @@ def test_an_fp16_engine_that_computes_in_fp32_is_called_what_it_is(tmp_path: Pat
     result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
 
     assert result.verdict == "good" and result.called == "FP32 (not FP16)"
-    assert "0% compute in FP16, which was asked for; nor is the engine smaller" in result.page()
+    assert "0% compute in FP16, which was asked for" in result.page()  # the engine is smaller in some releases
     assert "FP32 (not FP16)" in builds_table([result]) and " 0% " in builds_table([result])
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
