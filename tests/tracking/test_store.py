@@ -344,3 +344,16 @@ def test_the_commands_explain_themselves_and_report_errors(tmp_path: Path, capsy
     assert "mlflow.db" in capsys.readouterr().err
     assert store.main(["relocate", "--root", "http://tracking:5000"]) == 3
     assert "is a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", ["alembic_version", "tags"])
+def test_a_database_whose_tables_have_names_that_are_no_text_is_said_to_be_damaged(table: str, tmp_path: Path) -> None:
+    root = tmp_path / "mlruns"
+    MlflowTracker(root)
+    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+        database.execute("PRAGMA writable_schema = ON")
+        changed = "UPDATE sqlite_master SET name = CAST(x'e8ff' AS TEXT), sql = CAST(x'ffe8' AS TEXT) WHERE name = ?"
+        database.execute(changed, (table,))
+
+    with pytest.raises(errors.StoreError, match="cannot be used as an MLflow database"):
+        MlflowTracker(root)

@@ -64,10 +64,23 @@ class Connection:
         self.shown = masked(self.location)
         use_credentials_file()
         address = self.location if self.store is None else f"sqlite:///{readable_database(self.store)}"
-        self.client: MlflowClient = library().MlflowClient(tracking_uri=address, registry_uri=address)
+        self.client = self._make_client(address)
         self._pid = os.getpid()
         self._away = threading.Event()
         self.downloads = Scratch()
+
+    def _make_client(self, address: str) -> MlflowClient:
+        """MLflow's client, which looks at all tables of a database at once."""
+        try:
+            client: MlflowClient = library().MlflowClient(tracking_uri=address, registry_uri=address)
+        except Exception as exc:
+            whose = type(exc).__module__.partition(".")[0]  # SQLAlchemy is imported for databases alone
+            if not isinstance(exc, UnicodeDecodeError) and whose not in ("mlflow", "sqlalchemy"):
+                raise
+            raise errors.StoreError(
+                f"{self.shown} cannot be used as an MLflow database: {masked(str(exc)):.300}. Restore it from a backup."
+            ) from exc
+        return client
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call MLflow; what may pass is retried, and what fails is one of our errors.

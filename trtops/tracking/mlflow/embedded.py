@@ -134,7 +134,10 @@ def open_database(store: Store, *, write: bool = False) -> Iterator[sqlite3.Conn
             yield database
     except OSError as exc:
         raise errors.StoreError(f"{store.database} cannot be read: {exc.strerror}.") from exc
-    except sqlite3.Error as exc:
+    except (
+        sqlite3.Error,
+        UnicodeDecodeError,
+    ) as exc:  # SQLite's message may name what is damaged, which is no text then
         if write and store.database.exists() and not is_writable(store):
             raise errors.NoRoomError(read_only(store)) from exc
         raise errors.StoreError(f"{store.database} cannot be used as an MLflow database: {exc}.") from exc
