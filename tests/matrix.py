@@ -22,9 +22,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-OLDEST = {"3.10": "1.26", "3.11": "1.26", "3.12": "1.26", "3.13": "2.1", "3.14": "2.3"}  # numpy with wheels
+# The oldest numpy and onnx that have wheels for a Python.
+OLDEST = {
+    "3.10": ("1.26", "1.17"),
+    "3.11": ("1.26", "1.17"),
+    "3.12": ("1.26", "1.17"),
+    "3.13": ("2.1", "1.18"),
+    "3.14": ("2.3", "1.20"),
+}
 RELEASES = {
-    "oldest": ("numpy~={numpy}.0", "onnx==1.17.*", "onnxruntime==1.20.*", "ml_dtypes<0.6"),
+    "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.20.*", "ml_dtypes<0.6"),
     "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
     "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch", "torchvision", "lpips"),
     "tensorflow": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "tensorflow", "tf2onnx"),
@@ -72,7 +79,8 @@ def build_wheel(folder: Path) -> Path:
 
 def requirements(wheel: Path, python: str, releases: str, flows: bool) -> list[str]:
     """What is installed in a cell."""
-    pins = [pin.format(numpy=OLDEST[python]) for pin in RELEASES[releases]]
+    numpy, onnx = OLDEST[python]
+    pins = [pin.format(numpy=numpy, onnx=onnx) for pin in RELEASES[releases]]
     if flows:
         return [str(wheel), *pins, "pytest", "pytest-timeout", "hypothesis", "setuptools"]
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
