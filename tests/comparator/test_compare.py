@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import math
@@ -283,6 +284,16 @@ def test_what_is_exactly_the_tolerance_apart_passes(dtype, stat):
         for atol, rtol in ((tolerance, 0), (0, float(np.abs(a - b)[0] / np.abs(b)[0]))):
             compared = CompareFunc.simple(atol=atol, rtol=rtol, check_error_stat=stat)(*pair({"x": a}, {"x": b}))
             assert compared["x"], compared["x"].summary()
+
+
+@pytest.mark.parametrize("shape", [(0,), (-1, 2), (3, 0)])
+def test_a_place_that_a_file_made_up_is_left_out(shape):
+    found = CompareFunc.simple()(*pair({"x": np.array([1.5])}, {"x": np.array([1.0])}))["x"]
+    assert "at (0,)" in found.summary()
+
+    found.statistics = dataclasses.replace(found.statistics, shape=shape)
+
+    assert "error: max 0.5" in found.summary() and " at (" not in found.summary()
 
 
 def test_what_fails_never_prints_as_the_limit_that_it_exceeds():

@@ -282,9 +282,10 @@ class OutputCompareResult(CompareResult):
         limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
         absolute = self._named_errors("absdiff", limits.atol)
         relative = self._named_errors("reldiff", limits.rtol)
-        if found is not None and found.worst_index is not None:
+        elements = 0 if found is None else math.prod(found.shape)
+        if found is not None and found.worst_index is not None and elements > 0:  # a file may say anything
             # The index counts on through the iterations.
-            place = np.unravel_index(found.worst_index % math.prod(found.shape), found.shape)
+            place = np.unravel_index(found.worst_index % elements, found.shape)
             absolute[0] += f" at {tuple(map(int, place))}"
         counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
         return (

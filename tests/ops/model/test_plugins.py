@@ -119,9 +119,10 @@ def test_what_cannot_be_is_refused_with_what_to_do(model: Path, plugins: Path, t
         replace_plugins(model, model, FOUND[:1], plugins)
     with pytest.raises(errors.ConfigError, match="plugin match"):
         read_matches(tmp_path / "nowhere.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [1")
-    with pytest.raises(errors.FormatError, match="no YAML"):
-        read_matches(tmp_path / "bad.yaml")
+    for text in ("a: [1", "[" * 5000):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(errors.FormatError, match="no YAML"):
+            read_matches(tmp_path / "bad.yaml")
     (tmp_path / "other.yaml").write_text("!!python/object/apply:os.getcwd []")
     with pytest.raises(errors.FormatError, match="no YAML"):
         read_matches(tmp_path / "other.yaml")

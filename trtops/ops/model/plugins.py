@@ -153,7 +153,7 @@ def read_matches(path: str | Path) -> tuple[Match, ...]:
         documents = [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except FileNotFoundError:
         raise errors.ConfigError(f"{str(path)!r} does not exist; `trtops plugin match` writes it.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as exc:
         raise errors.FormatError(f"{path} is no YAML: {exc}.") from None
     if not all(isinstance(d, Mapping) and {"name", "op", "instances"} <= set(d) for d in documents):
         raise errors.FormatError(f"{path} holds no matches; expected documents with name, op and instances.")
