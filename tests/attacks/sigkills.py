@@ -338,8 +338,10 @@ def try_case(
             in_child(clear_up, place)
             wrong["left"] += stray_files(place, known)
             wrong["left"] += [f"temporary {path.name}" for path in (place / "tmp").iterdir() if path.name != ORT_FILE]
-            if (code := to_its_end(line, place)) not in (0, 1):
-                said = (place / "said").read_text(errors="replace")[-1500:]
+            code = to_its_end(line, place)
+            said = (place / "said").read_text(errors="replace")[-1500:]
+            # What was written before the kill is not overwritten by some.
+            if code not in (0, 1) and "exists already" not in said:
                 wrong["lost"].append(f"run again it ends with {code}:\n{said}")
             in_child(clear_up, place)
             for kind, found in in_child(judged, place, before).items():

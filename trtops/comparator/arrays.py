@@ -37,7 +37,10 @@ def to_numpy(value: object, name: str = "value") -> Array:
     elif callable(load := getattr(value, "load", None)):
         return to_numpy(load(), name)
     else:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as exc:  # sequences of different lengths
+            raise errors.ComparisonError(f"{name} is no array: {exc}") from None
     if array.dtype.kind in "cMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
         raise errors.ComparisonError(
             f"{name} has dtype {array.dtype}; only numbers, booleans and strings can be compared."

@@ -186,3 +186,10 @@ def test_every_model_is_shown(make: models.Callable[[], models.Case]) -> None:
     found = inspect_model(proto, show=("layers", "attrs", "weights"), infer_shapes=True)
     assert found.text()
     assert json.dumps(found.to_json())
+
+
+def test_nested_lists_that_are_no_array_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    save_json([{"x": [[1.0], [1.0, 2.0]]}], tmp_path / "inputs.json")
+
+    with pytest.raises(errors.FormatError, match=r"inputs\.json: 'x' is no array"):
+        inspect_data(tmp_path / "inputs.json")

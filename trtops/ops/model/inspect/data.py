@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from trtops import errors
 from trtops.comparator.accuracy import AccuracyResults
+from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import StreamingDataLoader
 from trtops.comparator.results import RunResults
 from trtops.comparator.told import histogram_lines, statistics_text
@@ -93,7 +94,7 @@ def inspect_data(
             "data", lambda: _judgement_values(held), lambda: "\n".join(_accuracy_lines(held, all_iterations))
         )
     shown = [
-        (runner, number, name, np.asarray(array))
+        (runner, number, name, _as_array(array, f"{path}: {name!r}"))
         for runner, iterations in held.runs
         for number, iteration in enumerate(iterations if all_iterations else iterations[:1])
         for name, array in iteration.items()
@@ -205,13 +206,21 @@ def _text_lines(held: _Saved, shown: _Shown) -> Iterator[str]:
         yield from (*_iteration_lines(iterations, shown), "")
 
 
+def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    """What a file holds as an array: any that it has itself is shown, also of what cannot be compared."""
+    try:
+        return value if isinstance(value, np.ndarray) else to_numpy(value, name)
+    except errors.ComparisonError as exc:
+        raise errors.FormatError(str(exc)) from None
+
+
 def _iteration_lines(iterations: Sequence[Mapping[str, Any]], shown: _Shown) -> Iterator[str]:
     several = len(iterations) > 1 and shown.all_iterations
     margin = "    " if several else ""
     for number, iteration in enumerate(iterations if shown.all_iterations else iterations[:1]):
         yield from ("", f"-- Iteration: {number}") if several else ()
         for name, value in iteration.items():
-            array = np.asarray(value)
+            array = _as_array(value, repr(name))
             yield ""
             yield f"{margin}{name} [dtype={array.dtype}, shape={array.shape}] | Stats: {statistics_text(array)}"
             found = summarize("", name, array)
