@@ -212,7 +212,7 @@ def _fit_manifest(path: Path, content: bytes) -> None:
     if folder is None or path.name == "manifest.json":
         return
     manifest = folder / "manifest.json"
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         told = json.loads(manifest.read_bytes())
         for entry in told["artifacts"]:
             if entry["path"] == str(path.relative_to(folder)):

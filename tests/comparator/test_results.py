@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 
 import numpy as np
 import pytest
 
 from trtops import config, errors
-from trtops.comparator import AccuracyResults, IterationResult, LazyArray, RunResults
+from trtops.comparator import AccuracyResult, AccuracyResults, IterationResult, LazyArray, RunResults
 
 
 def run_of(**runners):
@@ -89,6 +90,14 @@ def test_large_arrays_wait_in_files_that_go_away_with_them(monkeypatch, tmp_path
     assert RunResults.from_json(run.to_json()) == run
     del lazy, run
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("match", [1, "true", {"max_abs": 0.0}, None])
+def test_a_match_that_is_neither_a_truth_value_nor_numbers_is_damage(match):
+    text = AccuracyResults([AccuracyResult({("a", "b"): [{"y": True}]})]).to_json()
+    assert AccuracyResults.from_json(text)
+    with pytest.raises(errors.FormatError, match="match of output 'y'"):
+        AccuracyResults.from_json(text.replace('"y": true', f'"y": {json.dumps(match)}'))
 
 
 def test_another_kind_of_file_is_told_apart(tmp_path):

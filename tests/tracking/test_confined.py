@@ -103,7 +103,14 @@ def test_links_out_of_an_embedded_run_are_not_followed(embedded: MlflowTracker, 
 
 @pytest.mark.parametrize(
     "uri",
-    ["mlflow-artifacts:/../../../etc", "/etc", "file:///etc", "mlflow-artifacts:/link", "mlflow-artifacts:/link/{run}"],
+    [
+        "mlflow-artifacts:/../../../etc",
+        "/etc",
+        "file:///etc",
+        "mlflow-artifacts:/link",
+        "mlflow-artifacts:/link/{run}",
+        "/etc\0",
+    ],
 )
 def test_an_address_in_the_database_that_leads_out_of_the_store_is_refused(embedded: MlflowTracker, uri: str) -> None:
     run = embedded.start("m", "r", kind="build")

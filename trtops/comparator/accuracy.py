@@ -16,12 +16,13 @@ from collections.abc import (
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from trtops import errors, json
+from trtops.comparator.judgements import CompareResult
 from trtops.comparator.results import IterationResult, expect
 from trtops.comparator.streams import PathLike
 from trtops.json import Decoder, Encoder
 
 if TYPE_CHECKING:
-    from trtops.comparator.judgements import CompareResult, Threshold
+    from trtops.comparator.judgements import Threshold
 
 __all__ = ["AccuracyResult", "AccuracyResults"]
 
@@ -372,8 +373,14 @@ def _decode_accuracy(members: dict[str, Any]) -> AccuracyResult:
     if members["aggregation"] not in ("per_sample", "average"):
         raise errors.FormatError(f"the aggregation of an AccuracyResult is {members['aggregation']!r:.80}")
     content = {(str(first), str(second)): list(iterations) for (first, second), iterations in members["lst"]}
-    if not all(isinstance(matches, dict) for iterations in content.values() for matches in iterations):
+    rounds = [matches for iterations in content.values() for matches in iterations]
+    if not all(isinstance(matches, dict) for matches in rounds):
         raise errors.FormatError("the matches of an AccuracyResult are not by output")
+    for name, match in (found for matches in rounds for found in matches.items()):
+        if not isinstance(match, (bool, CompareResult)):
+            raise errors.FormatError(
+                f"the match of output {name!r:.80} is {match!r:.80}; expected true, false or numbers"
+            )
     return AccuracyResult(content, members["aggregation"])
 
 

@@ -393,11 +393,25 @@ def test_precisions_without_kernels_are_refused_with_what_to_take_instead(backen
 
 @pytest.mark.parametrize(
     "options",
-    [{"timing_iterations": 0}, {"intra_op_threads": -1}, {"tactics": ("Nchwc",)}, {"tactics": ("GeluApproximation",)}],
+    [
+        {"timing_iterations": 0},
+        {"intra_op_threads": -1},
+        {"intra_op_threads": 1 << 40},
+        {"tactics": ("Nchwc",)},
+        {"tactics": ("GeluApproximation",)},
+    ],
 )
 def test_options_that_cannot_be_meant_are_refused(backend, model, options):
     with pytest.raises(errors.ConfigError):
         backend.build(model, config(**options))
+
+
+@pytest.mark.parametrize("threads", [-1, 1 << 20, 1 << 40, "2"])
+def test_an_engine_whose_options_ask_for_impossible_threads_does_not_load(backend, model, threads):
+    engine = backend.build(model, config(tactics=())).engine
+    damaged = replace(engine, options={**engine.options, "intra_op_threads": threads})
+    with pytest.raises(errors.EngineLoadError, match="intra_op_threads"), backend.runner(damaged):
+        pass
 
 
 def test_an_execution_provider_that_is_not_there_is_refused(backend, model):

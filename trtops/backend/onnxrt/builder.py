@@ -28,6 +28,7 @@ from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.plan import describe
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.search import Choice, Search, Shapes, timing_shapes
+from trtops.backend.onnxrt.session import MOST_THREADS
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
@@ -253,8 +254,10 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
         raise errors.ConfigError(f"timing_iterations is {options.timing_iterations}; expected 1 or more.")
     if options.timing_seconds is not None and not options.timing_seconds >= 0:
         raise errors.ConfigError(f"timing_seconds is {options.timing_seconds}; expected 0 or more, or none.")
-    if options.intra_op_threads < 0:
-        raise errors.ConfigError(f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) or more.")
+    if not 0 <= options.intra_op_threads <= MOST_THREADS:
+        raise errors.ConfigError(
+            f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) to {MOST_THREADS}."
+        )
     if config.precision in ("bf16", "fp8"):
         raise errors.UnsupportedFeatureError(
             f"ONNX Runtime {ort.__version__} has hardly any {config.precision} kernels, so the back end builds fp32, "

@@ -14,6 +14,7 @@ from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
 from trtops.backend.onnxrt.session import (
     DEFAULT_PROVIDERS,
+    MOST_THREADS,
     ORT_ERRORS,
     SMALL,
     find_providers,
@@ -148,9 +149,10 @@ def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
         not isinstance(providers, (list, tuple))
         or not all(isinstance(p, str) for p in providers)
         or type(threads) is not int
+        or not 0 <= threads <= MOST_THREADS
     ):
         raise errors.EngineLoadError(
-            f"The engine's options name providers {providers!r} and intra_op_threads {threads!r}; expected a list of "
-            "names and a number."
+            f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; expected a list "
+            f"of names and a number from 0 to {MOST_THREADS}."
         )
     return tuple(providers), threads

@@ -35,6 +35,9 @@ DEFAULT_PROVIDERS: tuple[str, ...] = ("CPUExecutionProvider",)
 SMALL = 1 << 20
 """Bytes of a model's file below which what its nodes make is limited: it has no weights that would explain much."""
 
+MOST_THREADS = 1 << 12
+"""Threads within one operator that may be asked for: ONNX Runtime starts as many as it is told, whatever the machine."""
+
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\) node with name '(.*?)'")
 _NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
 

@@ -135,7 +135,7 @@ def local_folder(store: Store, uri: str) -> Path | None:
         folder = Path(urllib.parse.unquote(address.path) if address.scheme else uri)
     else:
         return None
-    if ".." in folder.parts or not folder.resolve().is_relative_to(store.root.resolve()):
+    if "\0" in str(folder) or ".." in folder.parts or not folder.resolve().is_relative_to(store.root.resolve()):
         raise errors.StoreError(
             f"{uri!r} in {store.database} leads out of the store, by its path or a link. Restore it from a backup."
         )
