@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import select
 import shutil
 import signal
@@ -26,6 +27,8 @@ STARTED_BY = "TRTOPS_STARTED_BY"
 
 SERVED_BY = "TRTOPS_SERVED_BY"
 """Likewise, of the server that Prefect starts for a flow. Everything else that the flow starts inherits it and is left alone."""
+
+_SECRET = "TRTOPS_SECRET"
 
 _PREFECT_SERVER = "prefect.server.api.server:create_app"
 _PARTING_SECONDS = 10.0
@@ -85,6 +88,11 @@ def is_gone(mark_of_process: str) -> bool:
     if namespace != int(mark().rpartition("-")[2]):
         return False
     return not is_alive(pid) or (start_ticks(pid) or 0) != started
+
+
+def shared_secret() -> str:
+    """32 hexadecimal digits drawn at random, which this process and the children that it starts know, and no file can."""
+    return os.environ.setdefault(_SECRET, secrets.token_hex(16))
 
 
 def temporary_prefix(what: str) -> str:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtops import errors
 from trtops.blas import BRIEF_SPIN
-from trtops.processes import STARTED_BY, mark, temporary_prefix
+from trtops.processes import STARTED_BY, mark, shared_secret, temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -205,6 +205,7 @@ class _Child:
     def __init__(self, environment: Mapping[str, str], own_output: bool, python: str | None = None) -> None:
         self.pipe, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        shared_secret()  # which the child is to know
         path = os.pathsep.join(place or os.getcwd() for place in sys.path) if python is None else _own_code().name
         try:
             self.process = subprocess.Popen(

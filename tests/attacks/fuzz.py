@@ -345,6 +345,16 @@ class Batch:
             if what[1] > MEMORY and not any("memory" in wrong[2] for wrong in self.wrong):
                 self.wrong.append((what[0], self._at[1], f"memory: {what[1] / (1 << 30):.2f} GiB"))
 
+    def look_again_at_memory(self, bases: Path, runs: list[str], count: int) -> None:
+        """Count the memory of a case that was one of many anew, by itself: a command has a process of its own."""
+        for place, (seed, _, what) in enumerate(self.wrong):
+            if what.startswith("memory") and len(self.seeds) > 1:
+                alone = Batch(self.kind, range(seed, seed + 1), bases, runs, count)
+                alone.watch()
+                self.peak = alone.peak
+                self.wrong[place : place + 1] = alone.wrong
+                return
+
     def _spent(self) -> float:
         return _cpu_of(self._child.pid) - self._cpu
 
@@ -385,6 +395,7 @@ def run_all(kinds: list[str], numbers: range, count: int, seconds: float, work: 
         while left and time.monotonic() < deadline:
             batch = Batch(kind, range(left.start, min(left.start + BATCH, left.stop)), bases, runs, count)
             rest = batch.watch()
+            batch.look_again_at_memory(bases, runs, count)
             left = range(rest.start if rest else batch.seeds.stop, numbers.stop)
             cases, lines, wrong = cases + batch.done, lines + batch.lines, wrong + len(batch.wrong)
             peak = max(peak, batch.peak)

@@ -132,15 +132,24 @@ class Engine:
 
     Attributes:
         backend: Name of the back end that loads it.
-        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format.
+        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format. One of more than 2 GiB is a view
+            of a file (:mod:`trtops.mapped`), and not in memory.
         options: What the loader needs beside the bytes (session options); JSON values.
         environment: Where it was built.
     """
 
     backend: str
-    plan: bytes = field(repr=False)
+    plan: bytes | memoryview = field(repr=False)
     options: Mapping[str, JSONValue] = field(default_factory=dict)
     environment: Environment
+
+    def __getstate__(self) -> dict[str, object]:
+        state = dict(self.__dict__)
+        if isinstance(self.plan, memoryview):
+            from trtops.mapped import Handed
+
+            state["plan"] = Handed(self.plan)  # unpickled, it is the view again
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,16 +60,16 @@ class SaveBytes:
         path: The file; its folder is made if there is none, and a file that is there already is replaced. Or an open file.
     """
 
-    obj: ValueOrCallable[bytes] = field(repr=False)
+    obj: ValueOrCallable[bytes] | memoryview = field(repr=False)
     path: str | os.PathLike[str] | IO[Any]
 
-    def __call__(self) -> bytes:
+    def __call__(self) -> bytes | memoryview:
         """Write the file and return the bytes.
 
         Raises:
             OSError: If it cannot be written; nothing is left then, or the old file as it was.
         """
-        data = value_of(self.obj)
+        data = self.obj if isinstance(self.obj, memoryview) else value_of(self.obj)
         log.info("Saving %d bytes to %s", memoryview(data).nbytes, self.path)
         if not isinstance(self.path, (str, os.PathLike)):
             write_open_file(self.path, data)

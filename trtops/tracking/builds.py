@@ -15,6 +15,7 @@ from typing import Any
 from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
 from trtops.backend.onnx.model import Model
+from trtops.mapped import file_of
 from trtops.record import digest, sha256
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
@@ -72,7 +73,12 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     run.set_tags({schema.Tag.ENGINE_SHA256: sha256(engine.plan)})
     if build.skipped:
         run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
-    run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
+    path = f"{ENGINE_STEM}{engine_suffix}"
+    file = file_of(engine.plan)
+    if file is None:
+        run.log_bytes(bytes(engine.plan), path)
+    else:
+        run.log_file(file, path)
     run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
     run.log_json(mlmodel(engine, f"engine{engine_suffix}"), schema.Artifact.ENGINE_MLMODEL)
     run.log_json(build.tactics, schema.Artifact.TACTICS)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from google.protobuf.message import EncodeError
@@ -103,6 +104,8 @@ def test_an_op_without_kernel_is_named():
 
 def test_a_message_beyond_what_protobuf_serializes_is_refused_with_advice():
     class Huge:
+        graph, functions = onnx.GraphProto(), ()
+
         def SerializeToString(self) -> bytes:
             raise EncodeError("Failed to serialize proto")
 

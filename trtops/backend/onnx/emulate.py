@@ -16,11 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.copying import add_copy
+from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.rewriting import replace_nodes
 
 LARGEST_FLOAT16 = 65504.0
 
 _STANDS_FOR_INFINITY = 1e9  # masks are filled with such values, which 16 bit may clamp
+_LARGE_WEIGHT = 64 << 20  # bytes
 _LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _LEFT_ALONE = frozenset({"Cast", "CastLike", "Shape", "Size", "Constant"})
 
@@ -44,7 +47,12 @@ def _emulate_graph(
     graph: onnx.GraphProto, outer_types: dict[str, int], outer_weights: dict[str, str], numbers: Iterator[int]
 ) -> None:
     types = {**outer_types, **shapes.element_types(graph)}
-    low_weights = [tensor for tensor in graph.initializer if tensor.data_type in _LOW]
+    # Large ones are widened where they are read: in FP32 beside themselves they would take three times their memory.
+    low_weights = [
+        tensor
+        for tensor in graph.initializer
+        if tensor.data_type in _LOW and (expected_bytes(tensor) or 0) <= _LARGE_WEIGHT
+    ]
     widened = {**outer_weights, **{tensor.name: f"{tensor.name}/float32" for tensor in low_weights}}
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
@@ -73,7 +81,7 @@ def _emulate_graph(
                 nodes.append(helper.make_node("Cast", [node.output[i]], [name], to=types[name]))
     replace_nodes(graph, nodes)
     for tensor in low_weights:
-        array = numpy_helper.to_array(tensor).astype("float32")
+        array = tensor_array(tensor).astype("float32")
         add_copy(graph.initializer, numpy_helper.from_array(array, widened[tensor.name]))
 
 

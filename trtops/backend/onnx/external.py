@@ -2,6 +2,10 @@
 
 ONNX lets a tensor name a file beside the model, with an offset and a length (``TensorProto.external_data``). A model
 is input from strangers, so such a file must lie inside the model's folder, with links followed.
+
+A tensor in memory can also be *anchored*: it names a file by its whole path, which was checked before. So a model of many
+gigabytes can be cut, rewritten and run while its weights stay in their files. An anchor holds in this process and its
+children alone: it begins with a number drawn at random, which no file can name.
 """
 
 from __future__ import annotations
@@ -15,11 +19,18 @@ from typing import TYPE_CHECKING
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.messages import TensorProto
+from trtops.processes import shared_secret
 
 if TYPE_CHECKING:
     import onnx
 
 BLOCK = 1 << 20
+
+ALIGNMENT = 64
+"""Bytes; readers that map the file want weights aligned, as vector units load them."""
+
+_SMALL_BYTES = 1 << 16
+_ANCHOR = f"anchor-{shared_secret()}:"
 
 # Types with fewer than eight bits are packed (TensorProto.raw_data in onnx.proto).
 _ELEMENT_BITS = {
@@ -87,6 +98,65 @@ def mark_left_out(tensor: onnx.TensorProto) -> None:
     tensor.external_data.add(key="location", value="left-out")
 
 
+def anchor(model: onnx.ModelProto, folder: Path) -> None:
+    """Let the large external tensors of a model name their files by their whole paths, in place; see this module.
+
+    Those of up to 64 KiB are read: shapes and axes may be among them, whose values are needed.
+
+    Args:
+        model: A model whose file lies in ``folder``; what is anchored already stays so.
+        folder: Where its data files lie. They must stay as long as the model is used.
+
+    Raises:
+        ExternalDataError: As :func:`locate` raises it.
+    """
+    for tensor in walk.tensors(model):
+        if not is_external(tensor) or is_anchored(tensor):
+            continue
+        if (expected_bytes(tensor) or 0) > _SMALL_BYTES:
+            put_anchor(tensor, locate(tensor, folder))
+        else:
+            load(tensor, folder)
+
+
+def put_anchor(tensor: onnx.TensorProto, place: ExternalData) -> None:
+    """Say of a tensor in memory where its bytes lie."""
+    put_place(tensor, f"{_ANCHOR}{place.path.absolute()}", place.offset, place.length)
+
+
+def write_anchored(tensor: onnx.TensorProto, data: bytes, file: Path) -> None:
+    """Write a tensor's bytes behind what is in a file, and anchor it there.
+
+    Args:
+        tensor: A tensor with name, type and shape; changed in place.
+        data: Its elements as ONNX stores them raw.
+        file: The file, made if there is none. It must stay as long as the tensor is used.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with open(file, "ab") as target:
+        target.write(bytes(-target.tell() % ALIGNMENT))
+        offset = target.tell()
+        target.write(data)
+    put_anchor(tensor, ExternalData(tensor=tensor.name, path=file.resolve(), offset=offset, length=len(data)))
+
+
+def is_anchored(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor's bytes lie in a file that it names by its whole path."""
+    return is_external(tensor) and any(
+        entry.key == "location" and entry.value.startswith(_ANCHOR) for entry in tensor.external_data
+    )
+
+
+def put_place(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Say of a tensor where its bytes are, instead of what it said before."""
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
 def expected_bytes(tensor: onnx.TensorProto) -> int | None:
     """Number of bytes that a tensor's raw data must have; None for strings and unknown types."""
     try:
@@ -96,18 +166,31 @@ def expected_bytes(tensor: onnx.TensorProto) -> int | None:
     return None if bits is None else (math.prod(tensor.dims) * bits + 7) // 8
 
 
-def locate(tensor: onnx.TensorProto, folder: Path) -> ExternalData:
+def locate(tensor: onnx.TensorProto, folder: Path | None = None) -> ExternalData:
     """Find an external tensor's bytes, and check that they can be there.
 
     Args:
         tensor: A tensor with external data.
-        folder: The model's folder.
+        folder: The model's folder; None for a model in memory, of which only what is anchored is found.
 
     Raises:
         ExternalDataError: If the place is outside the folder, is no file, or is too short for the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = _path_inside(tensor.name, entries.get("location", ""), folder)
+    location = entries.get("location", "")
+    if location.startswith(_ANCHOR):
+        path = Path(location.removeprefix(_ANCHOR))
+        if not path.is_file():
+            raise errors.ExternalDataError(
+                f"Tensor {tensor.name!r} has its data in {path}, which is gone. Load it again."
+            )
+    elif folder is None:
+        raise errors.ExternalDataError(
+            f"Tensor {tensor.name!r} has its data in another file, but this model is in memory. Load the model by its "
+            "path, or its external data with onnx.load_external_data_for_model first."
+        )
+    else:
+        path = _path_inside(tensor.name, location, folder)
     offset = _byte_count(tensor.name, "offset", entries.get("offset", "0"))
     file_bytes = path.stat().st_size
     expected = expected_bytes(tensor)
@@ -173,8 +256,11 @@ def load_external_data(model: onnx.ModelProto, folder: Path) -> None:
             load(tensor, folder)
 
 
-def load(tensor: onnx.TensorProto, folder: Path) -> None:
-    """Read one tensor's external data into it; arguments and errors as for :func:`load_external_data`."""
+def load(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
+    """Read one tensor's external data into it; arguments and errors as for :func:`load_external_data`.
+
+    Without a folder the tensor must be anchored.
+    """
     tensor.raw_data = locate(tensor, folder).read()
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")

@@ -16,6 +16,7 @@ from trtops.metadata import DataType, Dim, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
+    from numpy.typing import NDArray
 
     from trtops.spec import ModelInfo
 
@@ -74,8 +75,14 @@ class Model:
         """What the model is called: its file's name without the ending."""
         return self.info.name
 
-    def proto(self) -> onnx.ModelProto:
+    def proto(self, *, lean: bool = False) -> onnx.ModelProto:
         """The model as a new message with all its weights inside; the caller's to change.
+
+        Args:
+            lean: Whether a model near 2 GiB and beyond keeps the weights that lie beside it in their files
+                (:func:`trtops.backend.onnx.external.anchor`). They are read by :func:`raw_bytes` and
+                :func:`tensor_array` one at a time, and the message can be serialized by
+                :mod:`trtops.backend.onnx.save` alone.
 
         Raises:
             InvalidModelError: If the file no longer has the content that was loaded.
@@ -85,7 +92,10 @@ class Model:
             assert self._content is not None
             return copying.copy_of(self._content)
         fresh = read_proto(self.path)
-        external.load_external_data(fresh, self.path.parent)
+        if lean and is_large(fresh):
+            external.anchor(fresh, self.path.parent)
+        else:
+            external.load_external_data(fresh, self.path.parent)
         found = model_digest(fresh)
         if found != self.info.sha256:
             raise errors.InvalidModelError(
@@ -170,11 +180,6 @@ def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes
 
     sha = hashlib.sha256()
     if external.is_external(tensor):
-        if folder is None:
-            raise errors.ExternalDataError(
-                f"Tensor {tensor.name!r} has its data in another file, but this model is in memory. Load the model by "
-                "its path, or its external data with onnx.load_external_data_for_model first."
-            )
         for block in external.locate(tensor, folder).blocks():
             sha.update(block)
     elif tensor.data_type == TensorProto.STRING:
@@ -186,12 +191,54 @@ def tensor_digest(tensor: onnx.TensorProto, folder: Path | None = None) -> bytes
     return sha.digest()
 
 
+_LARGE_BYTES = (1 << 31) - (1 << 26)  # what protobuf can hold, less room for everything but weights
+
+
+def is_large(model: onnx.ModelProto, *, widened: bool = False) -> bool:
+    """Whether a model's weights take it near what one protobuf message can hold, 2 GiB.
+
+    Counts by shapes: a message's own ``ByteSize`` writes all of it out to measure it, and raises beyond 2 GiB.
+
+    Args:
+        model: The model.
+        widened: Whether 16-bit weights count as much as they take in FP32.
+    """
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16) if widened else ()
+    sizes = ((external.expected_bytes(tensor) or 0, tensor.data_type in low) for tensor in walk.tensors(model))
+    return sum(size << doubled for size, doubled in sizes) > _LARGE_BYTES
+
+
+def is_lean(model: onnx.ModelProto) -> bool:
+    """Whether weights of a model in memory lie in files; see :meth:`Model.proto`."""
+    return any(map(external.is_anchored, walk.tensors(model)))
+
+
+def tensor_array(tensor: onnx.TensorProto) -> NDArray[Any]:
+    """A tensor's values, wherever they are; to be read, not changed.
+
+    Raises:
+        InvalidModelError: If their number does not fit the shape.
+        ExternalDataError: If they lie in a file, and the tensor is not anchored or the file is gone.
+    """
+    from onnx import numpy_helper
+
+    if not external.is_external(tensor):
+        array: NDArray[Any] = numpy_helper.to_array(tensor)
+        return array
+    inside = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=raw_bytes(tensor))
+    array = numpy_helper.to_array(inside)
+    return array
+
+
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
     """A tensor's elements as ONNX stores them raw (little-endian, in C order, small types packed).
 
     Raises:
         InvalidModelError: If their number does not fit the shape.
+        ExternalDataError: If they lie in a file, and the tensor is not anchored or the file is gone.
     """
+    if external.is_external(tensor):
+        return external.locate(tensor).read()
     expected = external.expected_bytes(tensor)
     raw: bytes = tensor.raw_data
     if not tensor.HasField("raw_data"):

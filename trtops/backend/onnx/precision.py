@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.constants import constant_tensor
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.expansion import check_expansion
-from trtops.backend.onnx.model import check_structure
+from trtops.backend.onnx.model import check_structure, is_lean, tensor_array
 from trtops.backend.onnx.rewriting import FreshNames, replace_nodes
 from trtops.metadata import DataType
 from trtops.patterns import expand
@@ -73,6 +74,7 @@ def convert_to_fp16(
     keep_io: bool = True,
     exclude: Iterable[str] = (),
     keep_types: Collection[str] = KEPT_TYPES,
+    weights: Path | None = None,
 ) -> onnx.ModelProto:
     """A model that computes in FP16 where its operators can; see :func:`lower_precision`, which also reports.
 
@@ -81,7 +83,7 @@ def convert_to_fp16(
         ModelError: If the model contradicts itself, or its weights are not loaded.
     """
     check_structure(proto)
-    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types)
+    rewritten = lower_precision(proto, "fp16", keep_io=keep_io, exclude=exclude, keep_types=keep_types, weights=weights)
     log.info("Nodes in lower precision: %d, kept: %d", len(rewritten.lowered), len(rewritten.kept))
     if rewritten.too_large:
         log.warning("Kept in FP32, since their weights are beyond the 16-bit range: %s", ", ".join(rewritten.too_large))
@@ -97,6 +99,7 @@ def lower_precision(
     keep_io: bool = True,
     exclude: Iterable[str] = (),
     keep_types: Collection[str] = KEPT_TYPES,
+    weights: Path | None = None,
 ) -> Rewritten:
     """Rewrite a model so that its FP32 nodes compute in 16 bit.
 
@@ -109,6 +112,8 @@ def lower_precision(
             without a name goes by its first output's. The model's functions are inlined before, so names are those of
             :func:`without_functions`.
         keep_types: Operator types to keep in FP32 beside those.
+        weights: A folder of the caller's for the weights that a lean model (:meth:`trtops.backend.onnx.model.Model.proto`)
+            has in 16 bit, as long as the result is used; without one they are inside.
 
     Raises:
         ConfigError: If ``exclude`` fits no node, or the operator set is too old for BF16.
@@ -124,6 +129,8 @@ def lower_precision(
     model = without_functions(model)
     shapes.infer_shapes(model)
     rewrite = _Rewrite(model, to, _excluded_names(model, exclude), frozenset(keep_types))
+    if weights is not None and is_lean(model):
+        rewrite.weights_file = weights / f"{to}.data"
     rewrite.model(model, keep_io=keep_io)
     return Rewritten(
         model=model,
@@ -180,18 +187,33 @@ class _Tensor:
     def magnitudes(self) -> tuple[float, bool]:
         """A weight's largest finite value below what stands for infinity, and whether there are larger finite ones."""
         assert self.weight is not None
-        array = _weight_array(self.weight)
-        size = np.abs(array[np.isfinite(array)])
-        if not size.size:
-            return 0.0, False
-        infinite = size >= _STANDS_FOR_INFINITY
-        return float(np.max(size, initial=0, where=~infinite)), bool(infinite.any())
+        largest, any_infinite = 0.0, False
+        for block in _blocks(_weight_array(self.weight)):
+            size = np.abs(block)
+            most = float(size.max())
+            if not most < _STANDS_FOR_INFINITY:  # or NaN is among them
+                finite = size[np.isfinite(size)]
+                usual = finite[finite < _STANDS_FOR_INFINITY]
+                any_infinite |= usual.size < finite.size
+                most = float(usual.max(initial=0))
+            largest = max(largest, most)
+        return largest, any_infinite
+
+
+_BLOCK = 1 << 18  # elements; what is made of one stays in the processor's cache
+
+
+def _blocks(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """The elements in order, block by block; none for an array without elements."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        yield flat[start : start + _BLOCK]
 
 
 def _weight_array(weight: TensorProto) -> np.ndarray[Any, Any]:
-    if external.is_external(weight):
+    if external.is_external(weight) and not external.is_anchored(weight):
         raise errors.ExternalDataError(f"Weight {weight.name!r} has its data in another file; load it first.")
-    return numpy_helper.to_array(weight)
+    return tensor_array(weight)
 
 
 _Scope: TypeAlias = "ChainMap[str, _Tensor]"
@@ -247,6 +269,7 @@ class _Rewrite:
         self.too_large: list[str] = []
         self.clamped: list[str] = []
         self.flushed: dict[str, int] = {}
+        self.weights_file: Path | None = None
 
     def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
         """Rewrite the model in place."""
@@ -396,20 +419,30 @@ class _Rewrite:
 
     def _lower_weight(self, tensor: _Tensor, name: str) -> TensorProto:
         assert tensor.weight is not None
-        array = numpy_helper.to_array(tensor.weight)
-        if tensor.magnitudes[1]:  # infinities stay: they say the same in 16 bit
-            bounded = np.where(np.isfinite(array), np.clip(array, -self.largest, self.largest), array)
-            if not np.array_equal(bounded, array, equal_nan=True):
-                self.clamped.append(name)
-            array = bounded
-        tiny = int(np.count_nonzero((array != 0) & (np.abs(array) <= self.smallest / 2)))
+        array = _weight_array(tensor.weight)
+        lower = np.empty(array.size, self.dtype.numpy())
+        tiny, clamped = 0, False
+        with np.errstate(over="ignore", under="ignore"):
+            for start, block in zip(range(0, array.size, _BLOCK), _blocks(array)):
+                if tensor.magnitudes[1]:  # infinities stay: they say the same in 16 bit
+                    bounded = np.where(np.isfinite(block), np.clip(block, -self.largest, self.largest), block)
+                    clamped |= not np.array_equal(bounded, block, equal_nan=True)
+                    block = bounded
+                tiny += int(np.count_nonzero((block != 0) & (np.abs(block) <= self.smallest / 2)))
+                lower[start : start + block.size] = block.astype(lower.dtype)
+        if clamped:
+            self.clamped.append(name)
         if tiny and array.size == 1:  # an epsilon, which must not become zero
-            array = np.copysign(np.float32(self.smallest), array)
+            lower[0] = np.copysign(np.float32(self.smallest), array.reshape(-1)[0])
         elif tiny:
             self.flushed[name] = tiny
-        with np.errstate(over="ignore", under="ignore"):
-            raw = array.astype(self.dtype.numpy()).tobytes()
-        return TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims, raw_data=raw)
+        raw = lower.tobytes()
+        lowered = TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims)
+        if self.weights_file is not None and external.is_anchored(tensor.weight):
+            external.write_anchored(lowered, raw, self.weights_file)
+        else:
+            lowered.raw_data = raw
+        return lowered
 
     def _declare_types(self, graph: onnx.GraphProto, scope: _Scope) -> None:
         """Make the graph's descriptions say what its tensors are now."""

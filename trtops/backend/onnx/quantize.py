@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.constants import constant_tensors
+from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.rewriting import FreshNames, rename, replace_nodes
 from trtops.calibration.cache import LEVELS, CalibrationCache, FitPolicy, TensorRange, fit
 from trtops.limits import limited_memory
@@ -118,7 +119,7 @@ def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:
     if any(node.op_type != "DequantizeLinear" for node in readers):
         return ()
     for name, tensor in weights.items():
-        array = numpy_helper.to_array(tensor).astype(wider[tensor.data_type])
+        array = tensor_array(tensor).astype(wider[tensor.data_type])
         tensor.CopyFrom(numpy_helper.from_array(array, name))
     return tuple(weights)
 
@@ -451,7 +452,7 @@ class _Writer:
         """Store a layer's bias in INT32, scaled as its products are, as ONNX Runtime's integer kernels take it."""
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return
-        bias = numpy_helper.to_array(self.constants[node.input[2]])
+        bias = tensor_array(self.constants[node.input[2]])
         scale = np.asarray(data.scale * weight.scale)
         if bias.ndim != 1 or scale.shape not in ((), bias.shape):
             return
@@ -469,7 +470,7 @@ class _Writer:
         """
         if len(node.input) < 3 or node.input[2] not in self.constants:
             return 0.0
-        bias = np.abs(numpy_helper.to_array(self.constants[node.input[2]]).astype(np.float64))
+        bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))
         least = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
         return least if self.per_channel and bias.ndim == 1 else least.max(initial=0)
 
@@ -481,7 +482,7 @@ class _Writer:
             axis: Of its channels, each of which has a scale of its own; None for one scale.
             least: What scales may not be below, one for all channels or one of each.
         """
-        weight = numpy_helper.to_array(self.constants[name]).astype(np.float32)
+        weight = tensor_array(self.constants[name]).astype(np.float32)
         others = tuple(i for i in range(weight.ndim) if i != axis)
         amax = np.abs(weight).max(axis=others if axis is not None else None, initial=0)
         scale = np.where(amax > 0, np.maximum(amax / LEVELS, _SMALLEST), 1)

@@ -12,13 +12,12 @@ import onnx
 from trtops import errors
 from trtops.backend.common import open_atomically
 from trtops.backend.onnx import copying, external, walk, wire
-from trtops.backend.onnx.model import raw_bytes
+from trtops.backend.onnx.model import is_lean, raw_bytes
 from trtops.files import FilesTogether, replaced_together
 
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 """Bytes of a message that protobuf still serializes, with a little to spare."""
 
-_ALIGNMENT = 64  # bytes; readers that map the file want weights aligned, as vector units load them
 _SHAPE_BYTES = 1024
 
 
@@ -33,8 +32,21 @@ def serialize(model: onnx.ModelProto) -> bytes:
         raise errors.InvalidModelError(
             f"The model has {size / 2**30:.2f} GiB; a serialized model holds at most 2 GiB. Save it with external data."
         )
-    data: bytes = model.SerializeToString()
+    data: bytes = with_weights(model).SerializeToString()
     return data
+
+
+def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with all weights inside: itself, or a copy of a lean one (:meth:`trtops.backend.onnx.model.Model.proto`)."""
+    if not is_lean(model):
+        return model
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        target.CopyFrom(tensor)
+        if external.is_anchored(tensor):
+            external.load(target)
+
+    return copying.copy_model(model, put)
 
 
 def save_model(
@@ -65,7 +77,7 @@ def save_model(
     if external_data_path is None:
         if model_bytes(model) < PROTOBUF_LIMIT:
             with open_atomically(path) as file:
-                _write_model(model, file)
+                _write_model(with_weights(model), file)
             return
         external_data_path = ""
     location = external_data_path or (f"{path.name}.data" if all_tensors_to_one_file else ".")
@@ -120,8 +132,10 @@ def model_bytes(model: onnx.ModelProto) -> int:
 def _large_bytes(tensor: onnx.TensorProto) -> int:
     """The bytes of a tensor's values, if it is among those that :func:`copying.put_small` leaves out; or else 0."""
     size = external.expected_bytes(tensor)
-    if size is None or size <= _SHAPE_BYTES or external.is_external(tensor):
+    if size is None or size <= _SHAPE_BYTES:
         return 0
+    if external.is_external(tensor):
+        return size if external.is_anchored(tensor) else 0
     return size if tensor.HasField("raw_data") else copying.message_bytes(tensor)
 
 
@@ -152,7 +166,7 @@ class _OneFile:
     location: Path
 
     def write(self, data: bytes) -> tuple[Path, int]:
-        self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
+        self.file.write(bytes(-self.file.tell() % external.ALIGNMENT))
         offset = self.file.tell()
         self.file.write(data)
         return self.location, offset
@@ -182,20 +196,20 @@ def _put_outside(files: _DataFiles, threshold: int) -> copying.PutTensor:
         data = _external_bytes(tensor, threshold)
         if data is None:
             target.CopyFrom(tensor)
+            if external.is_external(target):
+                external.load(target)
             return
         location, offset = files.write(data)
         copying.copy_header(tensor, target)
         target.doc_string = tensor.doc_string
-        target.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", location.as_posix()), ("offset", offset), ("length", len(data))):
-            target.external_data.add(key=key, value=str(value))
+        external.put_place(target, location.as_posix(), offset, len(data))
 
     return put
 
 
 def _external_bytes(tensor: onnx.TensorProto, threshold: int) -> bytes | None:
     """The bytes to write outside the model file, or None for a tensor that stays."""
-    if external.is_external(tensor):
+    if external.is_external(tensor) and not external.is_anchored(tensor):
         raise errors.ExternalDataError(
             f"Tensor {tensor.name!r} has its data in another file; load it before saving the model elsewhere."
         )

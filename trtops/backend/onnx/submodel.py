@@ -26,8 +26,7 @@ from trtops.backend.onnx import shapes, walk
 from trtops.backend.onnx.constants import constant_tensors
 from trtops.backend.onnx.copying import add_copy, copy_of
 from trtops.backend.onnx.edit import element_type
-from trtops.backend.onnx.external import expected_bytes
-from trtops.backend.onnx.model import tensor_spec
+from trtops.backend.onnx.model import is_large, tensor_spec
 from trtops.backend.onnx.save import save_model
 from trtops.metadata import TensorSpec
 
@@ -45,17 +44,6 @@ _SEQUENCE_OPS = frozenset(
     )
 )  # fmt: skip
 _MIN_IR_VERSION = 4  # from here on weights need not be inputs too
-
-
-_LARGE_BYTES = (1 << 31) - (1 << 26)  # what protobuf can hold, less room for everything but weights
-
-
-def is_large(model: onnx.ModelProto) -> bool:
-    """Whether a model's weights take it near what one protobuf message can hold, 2 GiB.
-
-    Counts by shapes: a message's own ``ByteSize`` writes all of it out to measure it, and raises beyond 2 GiB.
-    """
-    return sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(model)) > _LARGE_BYTES
 
 
 class Values(Protocol):

@@ -6,10 +6,13 @@ An engine is the optimized model in ONNX Runtime's own format with the session o
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
 import onnxruntime as ort
@@ -33,6 +36,7 @@ from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
+from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
@@ -105,17 +109,22 @@ class OnnxRuntimeBackend:
         request = _checked_request(model, config, caches, self.environment())
         providers, threads = request.options.providers, request.options.intra_op_threads
         log = SessionLog()
-        rewritten = _with_marks(_rewrite_precision(request, calibration_data, log), config.mark)
-        with Optimizer(
-            rewritten.proto, providers=providers, threads=threads, log=log, attempt_file=caches.attempt_file
-        ) as optimizer:
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("rewritten")))
+            rewritten = _rewrite_precision(request, calibration_data, log, Path(scratch))
+            rewritten = _with_marks(rewritten, config.mark)
+            optimizer = stack.enter_context(
+                Optimizer(
+                    rewritten.proto, providers=providers, threads=threads, log=log, attempt_file=caches.attempt_file
+                )
+            )
             choice = request.choose(optimizer, rewritten.sha256, log)
             optimized = optimizer(choice.candidate)
-            plan, graph = optimized.plan, optimized.graph  # the file goes with the optimizer
+            graph, plan = optimized.graph, optimized.taken_plan()  # the file goes with the optimizer
             optimizer.begin(choice.candidate)
         # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
         open_plan(plan, providers=providers, threads=threads)
-        layers, choices = describe(graph, rewritten.proto)
+        layers, choices = describe(graph, optimizer.model)
         record = request.record(choice, choices)
         return Build(
             spec=caches.spec(model.info.sha256, config, request.environment, rewritten.data_sha256),
@@ -296,26 +305,29 @@ def _with_marks(rewritten: _Rewritten, mark: Sequence[str]) -> _Rewritten:
     return replace(rewritten, sha256=model_digest(rewritten.proto))
 
 
-def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
-    proto = request.model.proto()
+def _rewrite_precision(
+    request: _Request, data: Iterable[Feed] | None, log: SessionLog, scratch: Path | None
+) -> _Rewritten:
+    """The model in the precision asked for; with all its weights inside, unless a folder is given for large ones."""
+    proto = request.model.proto(lean=scratch is not None)
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
     precision = request.config.precision
     if precision == "int8" and not is_quantized(proto):
-        return _rewrite_int8(request, proto, data, log)
+        return _rewrite_int8(request, proto, data, log, scratch)
     if precision == "int8":
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     if precision == "fp16":
         from trtops.backend.onnx.precision import convert_to_fp16  # other precisions do without its imports
 
-        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep)
+        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep, weights=scratch)
         return _Rewritten(proto, model_digest(proto))
     return _Rewritten(proto, model_digest(proto) if widened else request.model.info.sha256)
 
 
 def _rewrite_int8(
-    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog
+    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog, scratch: Path | None
 ) -> _Rewritten:
     given, info, config = request.caches.calibration, request.model.info, request.config
     if given is not None:
@@ -338,7 +350,9 @@ def _rewrite_int8(
             f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
             f"{info.sha256[:12]}; its ranges are used for the tensors of the same names"
         )
-    quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
+    quantized, _ = calibration.quantize(
+        proto, cache, log, keep=config.keep, policy=config.calibration_fit, weights=scratch
+    )
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
@@ -355,7 +369,7 @@ def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None 
         ConfigError: If the config contradicts itself or the model.
     """
     request = _checked_request(model, config, Caches(calibration=calibration), OnnxRuntimeBackend().environment())
-    return _with_marks(_rewrite_precision(request, None, SessionLog()), config.mark).proto
+    return _with_marks(_rewrite_precision(request, None, SessionLog(), None), config.mark).proto
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx import edit, walk
+from trtops.backend.onnx import edit, external, walk
 from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.model import is_large, is_lean
 from trtops.backend.onnx.quantize import Quantization, insert_qdq, kept_names
 from trtops.backend.onnx.save import save_model, serialize
-from trtops.backend.onnx.submodel import is_large
 from trtops.backend.onnxrt.inference import run_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.reference import SessionFromMemory
-from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, session_options, why
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, lean_bytes, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
@@ -276,7 +276,7 @@ def _add_all(
         raise errors.CalibrationError("No calibration data came; INT8 needs at least one feed of real inputs.")
 
 
-def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
+def fold(proto: onnx.ModelProto, log: SessionLog, weights: Path | None = None) -> onnx.ModelProto:
     """The model with constants folded and batch normalizations merged, in ONNX's own ops.
 
     Quantizing first would put Q/DQ nodes between a convolution and its batch normalization, which then stay two.
@@ -284,6 +284,8 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     Args:
         proto: The model; not changed.
         log: Collects what ONNX Runtime says.
+        weights: An empty folder of the caller's, where the weights of a model near 2 GiB and beyond stay as long as the result
+            is used; without one they are read.
 
     Raises:
         EngineBuildError: If ONNX Runtime refuses the model.
@@ -294,12 +296,19 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
         source: bytes | str
-        if is_large(proto):  # for one protobuf message, on the way in and on the way out
+        outside = is_large(proto)  # for one protobuf message, on the way in and on the way out
+        if is_lean(proto):
+            source = lean_bytes(proto, options)
+        elif outside:
             source = str(Path(folder, "model.onnx"))
             save_model(proto, source, external_data_path="")
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "folded.data")
         else:
             source = serialize(proto)
+        if outside:
+            if weights is not None:
+                path = weights / "folded.onnx"
+                options.optimized_model_filepath = str(path)
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "folded.data")
         try:
             own = 6 * sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(proto))
             with log.collecting(), limited_memory(own):  # it computes what is constant
@@ -308,7 +317,11 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
             raise errors.EngineBuildError(too_much("What is constant in the model")) from None
         except ORT_ERRORS as exc:
             raise errors.EngineBuildError(f"ONNX Runtime {ort.__version__} refuses the model: {why(exc)}") from exc
-        return onnx.load(path)
+        if not outside or weights is None:
+            return onnx.load(path)
+        folded = onnx.load(path, load_external_data=False)
+        external.anchor(folded, weights)
+        return folded
 
 
 def _require_fp32_layers(proto: onnx.ModelProto) -> None:
@@ -341,6 +354,7 @@ def quantize(
     *,
     keep: Iterable[str] = (),
     policy: FitPolicy = "refuse",
+    weights: Path | None = None,
 ) -> tuple[onnx.ModelProto, Quantization]:
     """Fold a model and write ranges into it as Q/DQ nodes, in the patterns that ONNX Runtime has integer kernels for.
 
@@ -350,6 +364,7 @@ def quantize(
         log: Collects what ONNX Runtime says, and which layers stayed in FP32.
         keep: Layers to leave in FP32 (:func:`trtops.backend.onnx.quantize.insert_qdq`), as the model names them.
         policy: What to do about ranges that the cache lacks.
+        weights: As for :func:`fold`.
 
     Raises:
         EngineBuildError: If ONNX Runtime refuses the model.
@@ -358,7 +373,7 @@ def quantize(
     """
     _require_fp32_layers(proto)
     kept = kept_names(proto, keep)
-    folded = fold(proto, log)
+    folded = fold(proto, log, weights)
     # Folding removes nodes and renames some, but a kept layer keeps its name, its output, or both.
     there = [name for node in folded.graph.node for name in (node.name, *node.output) if name in kept]
     done = insert_qdq(folded, cache, style="onnxruntime", keep=there, op_types=INT8_OP_TYPES, policy=policy)

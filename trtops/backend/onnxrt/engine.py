@@ -12,6 +12,7 @@ from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
+from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.session import (
     DEFAULT_PROVIDERS,
     MOST_THREADS,
@@ -32,12 +33,17 @@ _VERSION = 1
 
 
 def pack(
-    plan: bytes, candidate: Candidate, *, providers: tuple[str, ...], threads: int, environment: Environment
+    plan: bytes | memoryview,
+    candidate: Candidate,
+    *,
+    providers: tuple[str, ...],
+    threads: int,
+    environment: Environment,
 ) -> Engine:
     """An engine with the session options that it is loaded with (``providers``, ``intra_op_threads``) and was built with.
 
     Args:
-        plan: The optimized model in ONNX Runtime's format.
+        plan: The optimized model in ONNX Runtime's format, or as :mod:`trtops.backend.onnxrt.large` has it.
         candidate: What it was optimized with.
         providers: Execution providers in order of preference.
         threads: Threads within one operator; 0 lets ONNX Runtime decide.
@@ -85,7 +91,7 @@ class SessionFromEngine:
 
 
 def open_plan(
-    plan: bytes, *, providers: tuple[str, ...], threads: int, beside_others: bool = False
+    plan: bytes | memoryview, *, providers: tuple[str, ...], threads: int, beside_others: bool = False
 ) -> ort.InferenceSession:
     """Create a session from an optimized model as it is.
 
@@ -94,13 +100,15 @@ def open_plan(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.load_model_format", "ORT")
     if beside_others:
         sleep_between_runs(options)
     if len(plan) < SMALL:
         limit_run_memory(options)
     try:
-        return ort.InferenceSession(plan, options, providers=find_providers(providers))
+        if large.is_packed(plan):
+            return large.open_session(plan, options, find_providers(providers))
+        options.add_session_config_entry("session.load_model_format", "ORT")
+        return ort.InferenceSession(bytes(plan), options, providers=find_providers(providers))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 

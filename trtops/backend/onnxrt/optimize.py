@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -13,18 +15,27 @@ import onnx
 import onnxruntime as ort
 
 from trtops import errors
-from trtops.backend.onnx import walk
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, model_bytes
+from trtops.backend.onnx import copying, shapes, walk
+from trtops.backend.onnx.external import expected_bytes
+from trtops.backend.onnx.model import is_lean
+from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.with_onnxruntime import check_loads
+from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
-from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, session_options, unsupported_op, why
+from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, lean_bytes, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.limits import limited_memory, too_much
+from trtops.mapped import map_file, take_file
 from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_MOST_READ = 1 << 30  # bytes
+_SHAPE_BYTES = 1024
+_put_small = copying.put_small(_SHAPE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -33,23 +44,33 @@ class Optimized:
 
     Attributes:
         candidate: The candidate.
-        path: File with the optimized model in ONNX Runtime's format; there as long as its :class:`Optimizer` is open.
+        path: File with the optimized model, an engine's plan; there as long as its :class:`Optimizer` is open.
         seconds: How long it took.
+        providers: Full names of the execution providers it was optimized for.
     """
 
     candidate: Candidate
     path: Path
     seconds: float
+    providers: tuple[str, ...]
 
     @property
-    def plan(self) -> bytes:
-        """The file's content, read anew each time."""
+    def plan(self) -> bytes | memoryview:
+        """The file's content, read anew each time; one of more than 2 GiB is mapped."""
+        if self.path.stat().st_size > _MOST_READ:
+            return map_file(self.path)
         return self.path.read_bytes()
 
     @cached_property
     def graph(self) -> Plan:
         """The optimized graph."""
-        return read_plan(self.plan)
+        return read_plan(self.plan, self.providers)
+
+    def taken_plan(self) -> bytes | memoryview:
+        """The file's content once the :class:`Optimizer` is closed: one of more than 2 GiB is taken out of its folder."""
+        if self.path.stat().st_size > _MOST_READ:
+            return take_file(self.path)
+        return self.path.read_bytes()
 
 
 class Optimizer:
@@ -58,8 +79,11 @@ class Optimizer:
     What comes out is kept in a temporary folder, since a handful of engines can be too much for memory. Creating a session
     is what optimizes, so each candidate costs about one loading of the model.
 
+    A model whose engine may have more than 2 GiB goes by way of files, and its engine is not in ONNX Runtime's format
+    (:mod:`trtops.backend.onnxrt.large`).
+
     Attributes:
-        model: The model, after its precision was rewritten.
+        model: The model, after its precision was rewritten; a large one without its weights.
     """
 
     def __init__(
@@ -74,7 +98,7 @@ class Optimizer:
         """Take a model, which must not be changed afterwards.
 
         Args:
-            model: The model, with all its weights inside.
+            model: The model, with all its weights inside or anchored (:meth:`trtops.backend.onnx.model.Model.proto`).
             providers: Execution providers in order of preference.
             threads: Threads within one operator; 0 lets ONNX Runtime decide.
             log: Collects what ONNX Runtime says.
@@ -82,16 +106,9 @@ class Optimizer:
                 down.
 
         Raises:
-            EngineBuildError: If the model is too large for ONNX Runtime's format.
+            OSError: If a large model cannot be written to a temporary folder.
         """
-        size = model_bytes(model)
-        if size >= PROTOBUF_LIMIT:
-            raise errors.EngineBuildError(
-                f"The model has {size / 2**30:.1f} GiB; an engine in ONNX Runtime's format holds at most "
-                "2 GiB. Build it with TensorRT, or run the model itself in a session."
-            )
         self.model = model
-        self._bytes = model.SerializeToString()
         self._providers = find_providers(providers)
         self._threads = threads
         self._log = log
@@ -99,6 +116,33 @@ class Optimizer:
         self._made = 0
         self._attempt_file = attempt_file
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
+        self._bytes = sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(model))
+        self._is_large = large.is_needed(model)
+        self._source: bytes | str = ""
+        self._lean: onnx.ModelProto | None = None
+        if is_lean(model):
+            self._lean = model
+            self._declare_types(model)
+        elif self._is_large:
+            try:
+                self._write(model)
+            except BaseException:
+                self._folder.cleanup()
+                raise
+        else:
+            self._source = model.SerializeToString()
+
+    def _write(self, model: onnx.ModelProto) -> None:
+        """Write a large model that is in memory to a file, and keep its structure alone."""
+        self._declare_types(model)
+        self.model = copying.copy_model(model, _put_small)
+        self._source = str(Path(self._folder.name, "model.onnx"))
+        save_model(model, self._source, external_data_path="")
+
+    def _declare_types(self, model: onnx.ModelProto) -> None:
+        """Let a model declare what is known of its tensors, which the graph of an engine that is no ORT file keeps."""
+        with contextlib.suppress(errors.ModelError):
+            shapes.infer_shapes(model)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +163,8 @@ class Optimizer:
             self._made += 1
             start = time.perf_counter()
             self._write_optimized(candidate, path)
-            done = self._done[candidate.id] = Optimized(candidate, path, time.perf_counter() - start)
+            names = tuple(each if isinstance(each, str) else each[0] for each in self._providers)
+            done = self._done[candidate.id] = Optimized(candidate, path, time.perf_counter() - start, names)
         return done
 
     def may_change(self, tactic: Tactic) -> bool:
@@ -154,18 +199,29 @@ class Optimizer:
         if candidate == Candidate():
             options.log_severity_level = 0  # see `may_change`
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, candidate.optimization_level)
-        options.add_session_config_entry("session.save_model_format", "ORT")
         for key, value in candidate.session_config.items():
             options.add_session_config_entry(key, value)
-        options.optimized_model_filepath = str(path)
+        if self._is_large:
+            folder = Path(self._folder.name, f"{path.stem}-parts")
+            folder.mkdir()
+            options.add_session_config_entry("session.disable_prepacking", "1")  # nobody runs it; twice the memory
+            options.optimized_model_filepath = str(folder / "model.onnx")
+            prefix = "session.optimized_model_external_initializers_"
+            options.add_session_config_entry(f"{prefix}file_name", large.WEIGHTS)
+            options.add_session_config_entry(f"{prefix}min_size_in_bytes", str(_SHAPE_BYTES))
+        else:
+            options.add_session_config_entry("session.save_model_format", "ORT")
+            options.optimized_model_filepath = str(path)
+        source = self._source if self._lean is None else lean_bytes(self._lean, options)
         try:
-            check_loads(self._bytes)
+            if self._lean is None:  # whose weights a child would not find; nor is it a few bytes that outgrow all
+                check_loads(source)
         except errors.InferenceError as exc:
             raise errors.EngineBuildError(str(exc)) from exc
         try:
-            with self._log.collecting(), limited_memory(6 * len(self._bytes)):
+            with self._log.collecting(), limited_memory(6 * self._bytes):
                 ort.InferenceSession(
-                    self._bytes,
+                    source,
                     options,
                     providers=self._providers,
                     disabled_optimizers=candidate.disabled_optimizers,
@@ -173,6 +229,9 @@ class Optimizer:
         except ORT_ERRORS as exc:
             path.unlink(missing_ok=True)
             raise errors.EngineBuildError(self._refusal_text(exc)) from exc
+        if self._is_large:
+            large.pack(folder / "model.onnx", folder / large.WEIGHTS)
+            os.replace(folder / large.WEIGHTS, path)
 
     def _refusal_text(self, exc: Exception) -> str:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"

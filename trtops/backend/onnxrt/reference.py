@@ -14,9 +14,9 @@ import onnx
 import onnxruntime as ort
 
 from trtops.backend.base import Feed
-from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.model import Model, is_large, is_lean
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Arrays, is_large
+from trtops.backend.onnx.submodel import Arrays
 from trtops.backend.onnxrt.loader import SessionFromOnnx
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.processes import temporary_prefix
@@ -30,6 +30,7 @@ class SessionFromMemory:
         model: The model, with its weights inside; shared, not changed.
         optimized: Whether ONNX Runtime may optimize it.
         by_file: Whether its weights go through a temporary file; None sends those of models that protobuf cannot hold.
+            Weights that lie in files already stay there.
     """
 
     model: onnx.ModelProto
@@ -39,12 +40,12 @@ class SessionFromMemory:
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller; raises as :class:`SessionFromOnnx`."""
         level = None if self.optimized else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if not (is_large(self.model) if self.by_file is None else self.by_file):
-            return SessionFromOnnx(self.model, graph_optimization_level=level, beside_others=True)()
-        with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
-            path = Path(folder, "model.onnx")
-            save_model(self.model, path, external_data_path="")
-            return SessionFromOnnx(path, graph_optimization_level=level, beside_others=True)()
+        if self.by_file or (self.by_file is None and is_large(self.model) and not is_lean(self.model)):
+            with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
+                path = Path(folder, "model.onnx")
+                save_model(self.model, path, external_data_path="")
+                return SessionFromOnnx(path, graph_optimization_level=level, beside_others=True)()
+        return SessionFromOnnx(self.model, graph_optimization_level=level, beside_others=True)()
 
 
 def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
@@ -67,7 +68,7 @@ def reference_runner(model: Model, name: str | None = None) -> OnnxrtRunner:
     """
 
     def load() -> ort.InferenceSession:
-        proto = model.proto()  # which also checks that the file still holds the model that was loaded
+        proto = model.proto(lean=True)  # which also checks that the file still holds the model that was loaded
         if model.path is not None and is_large(proto):
             level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             return SessionFromOnnx(model.path, graph_optimization_level=level, beside_others=True)()

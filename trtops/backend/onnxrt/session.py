@@ -12,6 +12,9 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
+from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx.model import is_lean
+from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.limits import bytes_of_files, limited_memory, too_much
 
@@ -115,9 +118,14 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         InvalidModelError: If the model is missing, damaged or contradicts itself.
         UnsupportedFeatureError: If an op has no kernel here.
     """
+    own, lean = 0, False
     if not isinstance(source, (bytes, str, os.PathLike)):
+        own = sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
+        lean = is_lean(source)
         try:
-            source = source.SerializeToString()
+            source = lean_bytes(source, options) if lean else source.SerializeToString()
+        except errors.TrtopsError:
+            raise
         except Exception as exc:  # EncodeError or ValueError, as protobuf's release has it
             raise errors.InvalidModelError(
                 f"The model cannot be serialized ({exc}); a message holds at most 2 GiB. Save it with external data and "
@@ -126,11 +134,12 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     name = "The model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")
-    own = len(source) if isinstance(source, bytes) else bytes_of_files(source)
+    own = max(own, len(source)) if isinstance(source, bytes) else bytes_of_files(source)
     if (len(source) if isinstance(source, bytes) else Path(source).stat().st_size) < SMALL and own < 64 * SMALL:
         limit_run_memory(options)
     try:
-        check_loads(source if isinstance(source, bytes) else os.fspath(source))
+        if not lean:  # whose weights a child would not find; nor is it a few bytes that outgrow all
+            check_loads(source if isinstance(source, bytes) else os.fspath(source))
     except errors.InferenceError as exc:
         raise errors.InvalidModelError(f"{name}: {exc}") from exc
     try:
@@ -149,6 +158,46 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
                 f"these types on {providers[0]}. It said: {why(exc)}"
             ) from exc
         raise errors.InvalidModelError(f"{name} does not load in onnxruntime {ort.__version__}: {why(exc)}") from exc
+
+
+def lean_bytes(model: onnx.ModelProto, options: ort.SessionOptions) -> bytes:
+    """A lean model (:meth:`trtops.backend.onnx.model.Model.proto`) serialized, for a session that reads its weights from their files.
+
+    Args:
+        model: The model; not changed.
+        options: The session's, which are told where the files are.
+
+    Raises:
+        InvalidModelError: If what is inside it is more than a message holds.
+        ExternalDataError: If a file of weights is gone.
+    """
+    knows_folder = _release() >= (
+        1,
+        21,
+    )  # before it a model in memory may name files by their whole paths, and from then on not
+    if knows_folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        if not external.is_anchored(tensor):
+            target.CopyFrom(tensor)
+            return
+        found = external.locate(tensor)
+        location = found.path.as_posix()
+        copying.copy_header(tensor, target)
+        external.put_place(target, location.lstrip("/") if knows_folder else location, found.offset, found.length)
+
+    bare = copying.copy_model(model, put)
+    if copying.message_bytes(bare) >= PROTOBUF_LIMIT:
+        raise errors.InvalidModelError(
+            "The model holds more than 2 GiB beside the weights that lie in files. Save it and load it again."
+        )
+    data: bytes = bare.SerializeToString()
+    return data
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
 def why(exc: Exception) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
+from trtops.backend.onnx.model import is_large
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import is_large
 from trtops.files import open_atomically
 from trtops.masking import masked
 from trtops.ops.bundling.case import Case

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
-from trtops.backend.engines import engine_backend, reference_runner
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances, compare_outputs
@@ -27,7 +27,15 @@ from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.computed import computed, log_computed, weight_bytes
 from trtops.ops.judging.emulated import with_emulated
-from trtops.ops.judging.judgement import CheckConfig, Judgement, collect, judge, log_judgement, tolerances_for
+from trtops.ops.judging.judgement import (
+    CheckConfig,
+    Judgement,
+    collect,
+    golden_outputs,
+    judge,
+    log_judgement,
+    tolerances_for,
+)
 from trtops.ops.judging.realised import Computed, Emulated
 from trtops.ops.judging.submodel import CheckOutcome
 from trtops.ops.result import op_run
@@ -283,12 +291,9 @@ def compare_in_child(
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     feeds = check.open_for(model)
     backend = engine_backend(engine.backend)
+    golden = golden_outputs(model, feeds, check.golden)
     with backend.runner(engine) as runner:
-        if check.golden is not None:
-            judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
-        else:
-            with reference_runner(model) as reference:
-                judged = judge(runner, reference, feeds, check, tolerances)
+        judged = judge(runner, golden, feeds, check, tolerances)
     with backend.runner(other) as runner:
         expected = collect(runner, feeds)
     return judged[0], Judgement(report=compare_outputs(judged[1], expected, tolerances))

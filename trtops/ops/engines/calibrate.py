@@ -282,7 +282,7 @@ def collect_ranges(
 
     try:
         collected = collect(
-            model.proto(),
+            model.proto(lean=True),
             feeds,
             inputs=inputs,
             algorithm=config.algorithm,

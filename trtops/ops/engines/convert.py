@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend, Feed
-from trtops.backend.engines import engine_backend, reference_runner
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash, warm_worker
 from trtops.comparator.results import RunResults
@@ -28,6 +28,7 @@ from trtops.ops.judging.judgement import (
     Judgement,
     describe,
     describe_beside,
+    golden_outputs,
     judge,
     log_judgement,
     shown_value,
@@ -387,20 +388,16 @@ def _judge_build(
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
     if config.build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
+    golden = golden_outputs(model, feeds, check.golden)
     with backend.runner(build.engine) as runner:
-        if check.golden is not None:
-            judged = judge(runner, RunResults.load(check.golden), feeds, check, tolerances)
-        else:
-            with reference_runner(model) as reference:
-                judged = judge(runner, reference, feeds, check, tolerances)
-        judgement, outputs, golden = judged
+        judgement, outputs, _ = judge(runner, golden, feeds, check, tolerances)
         judgement = replace(judgement, computed=computed(build, weight_bytes(model), check.min_precision_share))
-        judgement = with_emulated(judgement, model, config.build, feeds, golden, tolerances)
         if config.attribute_error:
+            judgement = with_emulated(judgement, model, config.build, feeds, golden, tolerances)
             seen = Seen(runner, outputs, golden, golden_given=check.golden is not None)
             found = attribute(model, build, judgement, seen, list(feeds), tolerances)
-            judgement = replace(judgement, attribution=found)
-    return judgement, outputs, golden
+            return replace(judgement, attribution=found), outputs, golden
+    return with_emulated(judgement, model, config.build, feeds, golden, tolerances), outputs, golden
 
 
 def _log_plots(run: Run, outputs: RunResults, golden: RunResults) -> None:

@@ -15,7 +15,6 @@ from trtops.backend.base import BaseRunner, Build, Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import DEFAULT_OP_TYPES, insert_qdq, is_quantized
-from trtops.backend.onnx.submodel import is_large
 from trtops.calibration.cache import read_cache
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
@@ -101,16 +100,15 @@ def _emulated(model: Model, build: Build, feeds: Sequence[Feed], plain: RunResul
     """The model in the precision asked for, with every result rounded and nothing fused.
 
     Raises:
-        UnsupportedFeatureError: If the precision cannot be emulated, or the model is too large for it.
+        UnsupportedFeatureError: If the precision cannot be emulated.
         CalibrationError: If an INT8 build left no ranges.
     """
     config = build.spec.config
     precision = config.precision
     if precision == "fp32" or is_quantized(model.structure()):
         return _Emulation(plain)  # whose own rounding the golden outputs have
-    if precision == "fp8" or is_large(model.structure()):
-        what = "FP8" if precision == "fp8" else "a model of more than 2 GB"
-        raise errors.UnsupportedFeatureError(f"{what} cannot be emulated")
+    if precision == "fp8":
+        raise errors.UnsupportedFeatureError("FP8 cannot be emulated")
     if precision == "int8":
         return _Emulation(_of_names(run_unoptimized(_in_int8(model, build), feeds), plain))
     low = run_in_16_bit(model, precision, feeds, config.keep)
@@ -127,7 +125,7 @@ def _in_int8(model: Model, build: Build) -> onnx.ModelProto:
         from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
 
         op_types = INT8_OP_TYPES
-    proto = model.proto()
+    proto = model.proto(lean=True)
     ranges = read_cache(build.calibration_cache)
     insert_qdq(proto, ranges, style=config.backend, keep=config.keep, op_types=op_types, policy="partial")
     return proto

@@ -7,8 +7,10 @@ a GPU will give does not show. The model is run once more with each 16-bit resul
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -24,6 +26,7 @@ from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.ops.judging.judgement import Judgement
 from trtops.ops.judging.realised import Emulated, Overflow
+from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig
 
 
@@ -95,18 +98,19 @@ def run_in_16_bit(model: Model, precision: LowPrecision, feeds: Iterable[Feed], 
     Raises:
         BackendError: If the rewritten model does not run.
     """
-    low = lower_precision(model.proto(), precision, exclude=keep).model
-    emulate_low_precision(low)
-    outputs = [value.name for value in low.graph.output]
-    peaks = watch_peaks(low) if precision == "fp16" else {}
-    feeds = list(feeds)
-    try:
-        found = run_unoptimized(low, feeds)
-    except errors.BackendError:
-        if not peaks:
-            raise
-        del low.graph.output[len(outputs) :]  # a tensor without elements has no largest
-        found, peaks = run_unoptimized(low, feeds), {}
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("emulated")) as folder:
+        low = lower_precision(model.proto(lean=True), precision, exclude=keep, weights=Path(folder)).model
+        emulate_low_precision(low)
+        outputs = [value.name for value in low.graph.output]
+        peaks = watch_peaks(low) if precision == "fp16" else {}
+        feeds = list(feeds)
+        try:
+            found = run_unoptimized(low, feeds)
+        except errors.BackendError:
+            if not peaks:
+                raise
+            del low.graph.output[len(outputs) :]  # a tensor without elements has no largest
+            found, peaks = run_unoptimized(low, feeds), {}
     largest = {tensor: max(float(arrays[peak]) for arrays in found) for tensor, peak in peaks.items()}
     return In16Bit(
         outputs=[{name: arrays[name] for name in outputs} for arrays in found],

@@ -16,6 +16,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.engines import reference_runner
 from trtops.comparator.report import ComparisonReport, OutputComparison, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.table import RECORDED, Metric
@@ -212,6 +213,22 @@ def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
         outputs = {name: np.array(array) for name, array in runner.infer(feed).items()}
         iterations.append(IterationResult(outputs, runtime=runner.last_inference_time(), runner_name=runner.name))
     return RunResults([(runner.name, iterations)])
+
+
+def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
+    """The outputs to judge by: those of a file, or the model's own, of a session that is closed again.
+
+    Each session of a large model takes as much memory as it has weights: not two of them at a time.
+
+    Args:
+        model: The model.
+        feeds: Inputs.
+        golden: A result file; None runs the model.
+    """
+    if golden is not None:
+        return RunResults.load(golden)
+    with reference_runner(model) as reference:
+        return collect(reference, feeds)
 
 
 def judge(

@@ -15,8 +15,7 @@ import onnx
 
 from trtops.backend.base import Feed
 from trtops.backend.engines import reference_runner
-from trtops.backend.onnx.model import Model
-from trtops.backend.onnx.submodel import is_large
+from trtops.backend.onnx.model import Model, is_large
 from trtops.comparator.results import RunResults
 from trtops.ops.judging.judgement import collect
 from trtops.spec import Precision
@@ -34,9 +33,9 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
     Returns:
         Its outputs for each feed; None for models too large to be changed in memory, and where nothing can be moved.
     """
-    proto = model.proto()
-    if is_large(proto):
+    if is_large(model.structure()):
         return None
+    proto = model.proto()
     random = np.random.default_rng(seed)
     for tensor in proto.graph.initializer:
         if tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE):

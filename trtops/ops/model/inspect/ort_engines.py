@@ -7,18 +7,21 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from trtops.backend.onnxrt.loader import SessionFromOnnx
+from trtops.backend.onnxrt.engine import open_plan
 from trtops.backend.onnxrt.plan import read_plan
 from trtops.backend.onnxrt.runner import OnnxrtRunner
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS
+from trtops.mapped import map_file
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, to_jsonable
 
 
 def inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     """An engine of ONNX Runtime: loaded by it first, since the reader trusts its bytes."""
-    with OnnxrtRunner(SessionFromOnnx(str(path)), "inspected") as runner:
+    plan = map_file(path)
+    with OnnxrtRunner(open_plan(plan, providers=DEFAULT_PROVIDERS, threads=0), "inspected") as runner:
         inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()
-    nodes = [dataclasses.asdict(node) for node in read_plan(path.read_bytes()).nodes]
+    nodes = [dataclasses.asdict(node) for node in read_plan(plan, DEFAULT_PROVIDERS).nodes]
     record: dict[str, JSONValue] = {
         "inputs": [str(spec) for spec in inputs.values()],
         "outputs": [str(spec) for spec in outputs.values()],

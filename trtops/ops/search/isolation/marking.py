@@ -139,7 +139,7 @@ def opened_sides(
     precision = actual.precision if isinstance(actual, BuildConfig) else "fp32"
     tolerances = replace(tolerances_for(precision, config.tolerances, opened), clamped_equal=True)
     make: MakeRunner = Built(actual) if isinstance(actual, BuildConfig) else actual
-    return Sides(opened.proto(), make, reference, given, tolerances)
+    return Sides(opened.proto(lean=True), make, reference, given, tolerances)
 
 
 def find_marks(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TypeAlias
 
 import onnx
 
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import emulate
+from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.precision import Rewritten, lower_precision
 from trtops.ops.judging.submodel import onnxruntime_runner
 from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.processes import temporary_prefix
 
 Names: TypeAlias = frozenset[str]
 """Names of the nodes that stay in FP32."""
@@ -40,7 +44,15 @@ class Candidate:
     def rewritten(self) -> Rewritten:
         """The model in mixed precision; inputs and outputs stay FP32."""
         patterns = [*self.config.exclude, *map(literal_pattern, sorted(self.keep))]
-        return lower_precision(self.original, self.config.to, exclude=patterns, keep_types=self.config.keep_types)
+        weights = Path(self._folder.name) if is_lean(self.original) else None
+        return lower_precision(
+            self.original, self.config.to, exclude=patterns, keep_types=self.config.keep_types, weights=weights
+        )
+
+    @cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for weights, which goes with this."""
+        return tempfile.TemporaryDirectory(prefix=temporary_prefix("lowered"))
 
 
 MakeRunner: TypeAlias = Callable[[Candidate], BaseRunner]

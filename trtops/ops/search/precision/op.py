@@ -102,14 +102,14 @@ def _search_result(trial: Trial, keep: Names, outcome: Outcome, minimal: bool) -
         steps=tuple(trial.steps),
         points=_trade_offs(trial, keep),
         path=trial.config.output,
-        _proto=trial.candidate(keep).rewritten.model,
+        _candidate=trial.candidate(keep),
     )
 
 
 def _write_files(result: PrecisionResult, config: PrecisionConfig) -> None:
     """Write the files that the config names."""
     if config.output is not None:
-        save_model(result.model, config.output)
+        save_model(result.lean_model, config.output)
     if config.exclude_list is not None:
         Path(config.exclude_list).write_text("".join(f"{name}\n" for name in result.keep), encoding="utf-8")
 

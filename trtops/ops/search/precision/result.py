@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import onnx
 
 from trtops import errors
+from trtops.backend.onnx.save import with_weights
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.tables import table
@@ -92,7 +93,7 @@ class PrecisionResult(OpResult):
     steps: tuple[PrecisionStep, ...]
     points: tuple[TradeOff, ...]
     path: str | None = None
-    _proto: Any = field(default=None, repr=False, compare=False)
+    _candidate: Any = field(default=None, repr=False, compare=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -111,11 +112,16 @@ class PrecisionResult(OpResult):
         Raises:
             ConfigError: If this was read from JSON, which does not hold it.
         """
-        if self._proto is None:
+        return with_weights(self.lean_model)
+
+    @property
+    def lean_model(self) -> onnx.ModelProto:
+        """The same, with the large weights of a model beyond 2 GiB in files that go with this result."""
+        if self._candidate is None:
             raise errors.ConfigError(
                 f"This result was read from a file, without its model; its path was {self.path!r}."
             )
-        proto: onnx.ModelProto = self._proto
+        proto: onnx.ModelProto = self._candidate.rewritten.model
         return proto
 
     @property

@@ -79,7 +79,7 @@ class Trial:
         progress: Callable[[PrecisionStep], None] | None,
     ) -> Trial:
         """Find the nodes that can be lowered, read the data, and run the model in FP32."""
-        original = without_functions(model.proto())
+        original = without_functions(model.proto(lean=True))
         rewritten = lower_precision(original, config.to, exclude=config.exclude, keep_types=config.keep_types)
         lowered = set(rewritten.lowered)
         given: list[Feed] = []
@@ -146,8 +146,9 @@ class Trial:
 
     def _compare(self, keep: Names) -> ComparisonReport | None:
         """Run a candidate; None if the back end does not take it."""
+        candidate = self.candidate(keep)  # whose weights may be in files that go with it
         try:
-            with self.make(self.candidate(keep)) as runner:
+            with self.make(candidate) as runner:
                 outputs = [{k: np.array(v) for k, v in runner.infer(feed).items()} for feed in self.feeds]
         except (errors.BackendError, errors.ModelError) as exc:
             log.warning("%d nodes kept: %s", len(keep), exc)

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.model import Model, is_large
 from trtops.backend.onnx.save import save_model
-from trtops.backend.onnx.submodel import Cutter, Declared, Values, is_large
+from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnxrt.observe import RandomInputs, observe
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
@@ -116,7 +116,7 @@ def _find_culprits(
     """What is found, and every check on the way."""
     started = time.perf_counter()
     _check_paths(model, check, config)
-    cutter = Cutter(model.proto())
+    cutter = Cutter(model.proto(lean=True))
     if not cutter.parts:
         raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
     with ExitStack() as stack:

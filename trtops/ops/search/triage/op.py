@@ -75,7 +75,7 @@ def triage(
         tolerances = tolerances_for(_tested_precision(actual), config.tolerances, opened)
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
-        found = _compare_sides(Sides(opened.proto(), make, golden, given, tolerances), config, built, started)
+        found = _compare_sides(Sides(opened.proto(lean=True), make, golden, given, tolerances), config, built, started)
         result = replace(found, title=f"triage {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
