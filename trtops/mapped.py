@@ -16,6 +16,9 @@ from pathlib import Path
 
 from trtops.processes import temporary_prefix
 
+MOST_READ = 1 << 30
+"""Bytes of a file above which it is mapped and not read."""
+
 _BLOCK = 16 << 20
 
 
@@ -23,6 +26,7 @@ class _MappedFile(mmap.mmap):
     """A file's content, read only, and where the file is; one in a folder of its own goes with it."""
 
     path: Path
+    owner: object = None
 
     def __new__(cls, path: Path, folder: Path | None = None) -> _MappedFile:
         with open(path, "rb") as file:
@@ -33,13 +37,24 @@ class _MappedFile(mmap.mmap):
         return mapped
 
 
-def map_file(path: Path) -> memoryview:
+def map_file(path: Path, owner: object = None) -> memoryview:
     """A file's content; the file stays the caller's, and must not be changed as long as this is used.
+
+    Args:
+        path: The file.
+        owner: Whatever the file goes with; kept as long as the content.
 
     Raises:
         OSError: If it cannot be read, or is empty.
     """
-    return memoryview(_MappedFile(path))
+    mapped = _MappedFile(path)
+    mapped.owner = owner
+    return memoryview(mapped)
+
+
+def read_or_map(path: Path, owner: object = None) -> bytes | memoryview:
+    """A file's content: read, or mapped from 1 GiB on; arguments and errors as for :func:`map_file`."""
+    return map_file(path, owner) if path.stat().st_size > MOST_READ else path.read_bytes()
 
 
 def take_file(path: Path) -> memoryview:

@@ -28,6 +28,7 @@ from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.mapped import file_of
 from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.judging.compare import CompareConfig, compare
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
@@ -42,7 +43,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is large, and every weight of more than 64 bytes."""
     monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
     monkeypatch.setattr("trtops.backend.onnx.external._SMALL_BYTES", 64)
-    monkeypatch.setattr("trtops.backend.onnxrt.optimize._MOST_READ", 64)
+    monkeypatch.setattr("trtops.mapped.MOST_READ", 64)
 
 
 @pytest.fixture
@@ -139,9 +140,10 @@ def test_a_large_engine_goes_through_the_memory_and_to_other_processes(
     loaded = load_build(tracker.load(run.id))
     sent = pickle.loads(pickle.dumps(build.engine))
 
-    assert isinstance(loaded.engine.plan, bytes) and loaded.engine.plan == build.engine.plan
+    assert isinstance(loaded.engine.plan, memoryview) and loaded.engine.plan == build.engine.plan
+    in_memory = dataclasses.replace(build.engine, plan=bytes(build.engine.plan))
     assert isinstance(sent.plan, memoryview) and file_of(sent.plan) != file_of(build.engine.plan)
-    for engine in (loaded.engine, sent):
+    for engine in (loaded.engine, sent, in_memory):
         assert same(outputs(dataclasses.replace(build, engine=engine), case.feed), expected)
 
 
@@ -154,6 +156,18 @@ def test_convert_builds_judges_and_rebuilds_a_large_model(limit: None, temporary
 
     assert result.verdict == "good" and result.engine_bytes == len(engines[0])
     assert convert(path, config, tracker=tracker).reused_from == result.run_id
+
+
+def test_a_large_engine_is_compared_with_its_model(limit: None, temporary_files: Path, tmp_path: Path) -> None:
+    path = written(models.conv_net(), tmp_path / "model")
+    tracker = MemoryTracker()
+    file = tmp_path / "engine.ort"
+    config = ConvertConfig(build=BuildConfig(options=QUICK), check=CheckConfig(latency_runs=2))
+    run = convert(path, config, tracker=tracker, built=lambda build: file.write_bytes(build.engine.plan)).run_id
+
+    for side in (file, f"run:{run}"):
+        result = compare(side, path, CompareConfig(check=CheckConfig(latency_runs=2)), tracker=tracker)
+        assert result.verdict == "good" and result.judgement.latency is not None
 
 
 def test_a_large_engine_is_inspected(limit: None, temporary_files: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import onnx
 import onnxruntime as ort
 
-from trtops import errors
+from trtops import errors, mapped
 from trtops.backend.onnx import copying, shapes, walk
 from trtops.backend.onnx.external import expected_bytes
 from trtops.backend.onnx.model import is_lean
@@ -26,14 +26,12 @@ from trtops.backend.onnxrt.plan import Plan, read_plan
 from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, lean_bytes, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.limits import limited_memory, too_much
-from trtops.mapped import map_file, take_file
 from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_MOST_READ = 1 << 30  # bytes
 _SHAPE_BYTES = 1024
 _put_small = copying.put_small(_SHAPE_BYTES)
 
@@ -57,9 +55,7 @@ class Optimized:
     @property
     def plan(self) -> bytes | memoryview:
         """The file's content, read anew each time; one of more than 2 GiB is mapped."""
-        if self.path.stat().st_size > _MOST_READ:
-            return map_file(self.path)
-        return self.path.read_bytes()
+        return mapped.read_or_map(self.path)
 
     @cached_property
     def graph(self) -> Plan:
@@ -68,8 +64,8 @@ class Optimized:
 
     def taken_plan(self) -> bytes | memoryview:
         """The file's content once the :class:`Optimizer` is closed: one of more than 2 GiB is taken out of its folder."""
-        if self.path.stat().st_size > _MOST_READ:
-            return take_file(self.path)
+        if self.path.stat().st_size > mapped.MOST_READ:
+            return mapped.take_file(self.path)
         return self.path.read_bytes()
 
 

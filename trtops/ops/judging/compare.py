@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +12,16 @@ from trtops.backend.engines import backend_of_suffix, engine_backend, reference_
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
+from trtops.mapped import read_or_map
 from trtops.ops.judging.judgement import (
     CheckConfig,
     Judgement,
+    assess,
+    collect,
     describe,
     describe_beside,
-    judge,
     log_judgement,
+    measure_latency,
     tolerances_for,
 )
 from trtops.ops.result import OpResult, finish_with, op_run
@@ -118,19 +120,23 @@ def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker)
     models = [Model.load(side) for side in (golden, actual) if _is_model(side)]
     precision = _lowest_precision((actual, golden), tracker)
     tolerances = tolerances_for(precision, check.tolerances, models[0] if models else None)
-    with ExitStack() as stack:
-        sides = [open_side(actual, tracker), open_side(golden, tracker, beside_others=True)]
-        # Saved results are data; only runners need to be activated and let go.
-        under_test, right = (stack.enter_context(s) if isinstance(s, BaseRunner) else s for s in sides)
-        if isinstance(under_test, RunResults):
-            if not isinstance(right, RunResults):
-                raise errors.ConfigError(
-                    f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
-                    "Compare saved outputs with saved outputs, or put the saved ones second."
-                )
-            return Judgement(report=compare_outputs(under_test, right, tolerances))
+    under_test, right = open_side(actual, tracker), open_side(golden, tracker)
+    if isinstance(under_test, RunResults):
+        if not isinstance(right, RunResults):
+            raise errors.ConfigError(
+                f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
+                "Compare saved outputs with saved outputs, or put the saved ones second."
+            )
+        return Judgement(report=compare_outputs(under_test, right, tolerances))
+    # One side after the other: each takes as much memory as it has weights.
+    with under_test:
         feeds = check.open(under_test.get_input_metadata())
-        return judge(under_test, right, feeds, check, tolerances)[0]
+        outputs = collect(under_test, feeds)
+        latency = measure_latency(under_test, feeds, check)
+    if isinstance(right, BaseRunner):
+        with right:
+            right = collect(right, feeds)
+    return assess(outputs, right, latency, check, tolerances)
 
 
 def _lowest_precision(sides: Iterable[str], tracker: Tracker) -> Precision:
@@ -146,13 +152,12 @@ def _is_model(side: str) -> bool:
     return path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
 
 
-def open_side(side: str, tracker: Tracker, *, beside_others: bool = False) -> BaseRunner | RunResults:
+def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     """A runner (not yet active) or saved results, from the text that names one.
 
     Args:
         side: The text.
         tracker: The memory.
-        beside_others: Whether another side is timed while this one is open.
 
     Raises:
         ConfigError: If the text names nothing that can be compared.
@@ -160,7 +165,7 @@ def open_side(side: str, tracker: Tracker, *, beside_others: bool = False) -> Ba
     if side.startswith(RUN_PREFIX):
         info = tracker.info(tracker.whole_id(side))
         engine = builds.load_engine(builds.holder_of_engine(tracker, info))
-        return engine_backend(engine.backend).runner(engine, beside_others=beside_others)
+        return engine_backend(engine.backend).runner(engine)
     path = Path(side)
     if not path.exists():
         raise errors.ConfigError(
@@ -172,8 +177,8 @@ def open_side(side: str, tracker: Tracker, *, beside_others: bool = False) -> Ba
     if backend_name is None:
         return reference_runner(Model.load(path))
     backend = engine_backend(backend_name)
-    engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
-    return backend.runner(engine, beside_others=beside_others)
+    engine = Engine(backend=backend_name, plan=read_or_map(path), environment=backend.environment())
+    return backend.runner(engine)
 
 
 def _with_whole_id(side: str | Path, tracker: Tracker) -> str:

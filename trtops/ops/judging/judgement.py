@@ -254,14 +254,21 @@ def judge(
         InputError: If a feed does not fit the model.
         IterationMismatchError: If there are more or fewer golden outputs than feeds.
     """
-    actual_results = collect(runner, feeds)
+    outputs = collect(runner, feeds)
+    latency = measure_latency(runner, feeds, config)
     golden_results = golden if isinstance(golden, RunResults) else collect(golden, feeds)
-    report = compare_outputs(actual_results, golden_results, tolerances)
+    return assess(outputs, golden_results, latency, config, tolerances), outputs, golden_results
+
+
+def assess(
+    outputs: RunResults, golden: RunResults, latency: Latency | None, config: CheckConfig, tolerances: Tolerances
+) -> Judgement:
+    """Compare outputs with golden ones, and with labels if there are any; arguments and errors as for :func:`judge`."""
+    report = compare_outputs(outputs, golden, tolerances)
     accuracy = None
     if config.labels is not None:
-        accuracy = measure_accuracy(actual_results, golden_results, read_labels(Path(config.labels)), tolerances)
-    judgement = Judgement(report=report, latency=measure_latency(runner, feeds, config), accuracy=accuracy)
-    return judgement, actual_results, golden_results
+        accuracy = measure_accuracy(outputs, golden, read_labels(Path(config.labels)), tolerances)
+    return Judgement(report=report, latency=latency, accuracy=accuracy)
 
 
 def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
