@@ -6,6 +6,8 @@ It passes the same contract tests as the trackers over MLflow. Its runs are lost
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import tempfile
 import threading
 import time
 import types
@@ -13,7 +15,8 @@ import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from trtops import errors
+from trtops import errors, mapped
+from trtops.processes import temporary_prefix
 from trtops.record import sha256
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
@@ -46,14 +49,17 @@ class _Kept:
     tags: dict[str, str] = dataclasses.field(default_factory=dict)
     params: dict[str, str] = dataclasses.field(default_factory=dict)
     metrics: dict[MetricName, float] = dataclasses.field(default_factory=dict)
-    artifacts: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    artifacts: dict[str, bytes | memoryview] = dataclasses.field(default_factory=dict)
 
     def end(self, status: RunStatus, at: float | None = None) -> None:
         self.status, self.end_time = status, time.time() if at is None else at
 
 
 class MemoryTracker:
-    """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs."""
+    """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs.
+
+    Artifacts of more than 1 GiB are in temporary files, which go with it.
+    """
 
     shown = "The memory of this process"
     context: Mapping[str, str] = types.MappingProxyType({})
@@ -136,7 +142,7 @@ class MemoryTracker:
     def load(self, run_id: str) -> StoredRun:
         """A whole run."""
         info, kept = self.info(run_id), self._kept(run_id)
-        manifest = read_manifest(run_id, kept.artifacts.get(Artifact.MANIFEST))
+        manifest = read_manifest(run_id, _in_memory(kept, Artifact.MANIFEST))
         return _MemoryStoredRun(info, manifest, kept, self._scratch.folder())
 
     def find(
@@ -190,7 +196,7 @@ class MemoryTracker:
     def peek(self, run_id: str, path: str) -> bytes | None:
         """An artifact of a run that need not be whole."""
         with self._lock:
-            return self._kept(run_id).artifacts.get(path)
+            return _in_memory(self._kept(run_id), path)
 
     def register(
         self, name: str, run_id: str, path: str, *, alias: str, tags: Mapping[str, str] | None = None
@@ -282,7 +288,7 @@ class MemoryRun(RunWriter):
             self._kept.metrics.update(metrics)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+        data = _kept_file(source) if isinstance(source, Path) else bytes(source)
         with self._store_lock:
             self._kept.artifacts[path] = data
         return ArtifactEntry(path=path, size=len(data), sha256=sha256(data))
@@ -292,6 +298,19 @@ class MemoryRun(RunWriter):
             self._kept.end(status, at)
 
 
+def _in_memory(kept: _Kept, path: str) -> bytes | None:
+    data = kept.artifacts.get(path)
+    return None if data is None else bytes(data)
+
+
+def _kept_file(source: Path) -> bytes | memoryview:
+    """A file's content, which stays as it is now."""
+    if source.stat().st_size <= mapped.MOST_READ:
+        return source.read_bytes()
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("memory")) as folder:
+        return mapped.take_file(Path(shutil.copyfile(source, Path(folder, source.name))))
+
+
 class _MemoryStoredRun(RunReader):
     def __init__(self, info: RunInfo, manifest: Manifest, kept: _Kept, folder: Path) -> None:
         super().__init__(info, manifest)
@@ -299,12 +318,14 @@ class _MemoryStoredRun(RunReader):
         self._folder = folder
 
     def unlisted(self, path: str) -> bytes | None:
-        return self._kept.artifacts.get(path)
+        return _in_memory(self._kept, path)
 
     def _fetch(self, entry: ArtifactEntry) -> Path | None:
         data = self._kept.artifacts.get(entry.path)
         if data is None:
             return None
+        if isinstance(data, memoryview):
+            return mapped.file_of(data)
         file = self._folder / sha256(data) / Path(entry.path).name
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
