@@ -8,6 +8,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,16 @@ def test_a_large_engine_is_inspected(limit: None, temporary_files: Path, tmp_pat
     text = inspect_model(file, show={"layers"}).text()
 
     assert f"{len(build.layers)} nodes" in text and "Conv" in text
+
+
+def test_a_disk_without_room_for_a_large_engine_is_named_before_anything_is_written(
+    limit: None, temporary_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(models.conv_net(), tmp_path / "model")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
+
+    with pytest.raises(errors.EngineBuildError, match=rf"{temporary_files} cannot take the engine.*TMPDIR"):
+        built(path)
 
 
 @pytest.mark.parametrize("cut", [20, 200, 2000])

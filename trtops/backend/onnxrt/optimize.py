@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -200,6 +201,7 @@ class Optimizer:
         if self._is_large:
             folder = Path(self._folder.name, f"{path.stem}-parts")
             folder.mkdir()
+            self._require_room(folder)
             options.add_session_config_entry("session.disable_prepacking", "1")  # nobody runs it; twice the memory
             options.optimized_model_filepath = str(folder / "model.onnx")
             prefix = "session.optimized_model_external_initializers_"
@@ -228,6 +230,19 @@ class Optimizer:
         if self._is_large:
             large.pack(folder / "model.onnx", folder / large.WEIGHTS)
             os.replace(folder / large.WEIGHTS, path)
+
+    def _require_room(self, folder: Path) -> None:
+        """Refuse to begin what the disk does not take: ONNX Runtime would say in the end that it failed to write.
+
+        Raises:
+            EngineBuildError: If the engine will not fit.
+        """
+        free = shutil.disk_usage(folder).free
+        if free < self._bytes:
+            raise errors.EngineBuildError(
+                f"{tempfile.gettempdir()} cannot take the engine of about {self._bytes / 1e6:.0f} MB: {free / 1e6:.0f} MB are "
+                "free. Make room, or set TMPDIR to another folder."
+            )
 
     def _refusal_text(self, exc: Exception) -> str:
         said = f"ONNX Runtime {ort.__version__} said: {why(exc)}"
