@@ -27,6 +27,7 @@ from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.reference import reference_outputs
+from trtops.backend.onnxrt.session import READS_LEAN
 from trtops.mapped import file_of
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.judging.compare import CompareConfig, compare
@@ -35,6 +36,7 @@ from trtops.ops.model.inspect.models import inspect_model
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
 from trtops.tracking.builds import load_build, log_build, log_spec
 
+needs_engines = pytest.mark.skipif(not READS_LEAN, reason="engines beyond 2 GiB need ONNX Runtime 1.21")
 QUICK = OnnxRuntimeOptions(timing_iterations=1, intra_op_threads=1, tactics=())
 CASES = {"conv": models.conv_net, "transformer": models.transformer, "branch": models.branch, "loop": models.loop}
 
@@ -76,6 +78,7 @@ def same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+@needs_engines
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_an_engine_beyond_the_limit_of_the_format_computes_the_same_in_the_same_kernels(
@@ -101,6 +104,7 @@ def test_an_engine_beyond_the_limit_of_the_format_computes_the_same_in_the_same_
     assert [layer.name for layer in build.layers] == [layer.name for layer in usual.layers]
 
 
+@needs_engines
 def test_int8_is_made_of_weights_in_files(
     tmp_path: Path, request: pytest.FixtureRequest, temporary_files: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_int8_is_made_of_weights_in_files(
     assert same(outputs(build, case.feed), outputs(expected, case.feed))
 
 
+@needs_engines
 def test_a_model_in_memory_may_be_large_as_well(limit: None, temporary_files: Path) -> None:
     case = models.conv_net()
     build = OnnxRuntimeBackend().build(Model.from_proto(case.proto), BuildConfig(options=QUICK))
@@ -126,6 +131,7 @@ def test_a_model_in_memory_may_be_large_as_well(limit: None, temporary_files: Pa
         np.testing.assert_allclose(array, golden[name], rtol=1e-4, atol=1e-5)
 
 
+@needs_engines
 def test_a_large_engine_goes_through_the_memory_and_to_other_processes(
     limit: None, temporary_files: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +154,7 @@ def test_a_large_engine_goes_through_the_memory_and_to_other_processes(
         assert same(outputs(dataclasses.replace(build, engine=engine), case.feed), expected)
 
 
+@needs_engines
 def test_convert_builds_judges_and_rebuilds_a_large_model(limit: None, temporary_files: Path, tmp_path: Path) -> None:
     path = written(models.conv_net(), tmp_path / "model")
     config = ConvertConfig(build=BuildConfig(options=QUICK), check=CheckConfig(latency_runs=2))
@@ -159,6 +166,7 @@ def test_convert_builds_judges_and_rebuilds_a_large_model(limit: None, temporary
     assert convert(path, config, tracker=tracker).reused_from == result.run_id
 
 
+@needs_engines
 def test_a_large_engine_is_compared_with_its_model(limit: None, temporary_files: Path, tmp_path: Path) -> None:
     path = written(models.conv_net(), tmp_path / "model")
     tracker = MemoryTracker()
@@ -171,6 +179,7 @@ def test_a_large_engine_is_compared_with_its_model(limit: None, temporary_files:
         assert result.verdict == "good" and result.judgement.latency is not None
 
 
+@needs_engines
 def test_a_large_engine_is_inspected(limit: None, temporary_files: Path, tmp_path: Path) -> None:
     build = built(written(models.conv_net(), tmp_path / "model"))
     file = tmp_path / "engine.ort"
@@ -181,6 +190,7 @@ def test_a_large_engine_is_inspected(limit: None, temporary_files: Path, tmp_pat
     assert f"{len(build.layers)} nodes" in text and "Conv" in text
 
 
+@needs_engines
 def test_a_disk_without_room_for_a_large_engine_is_named_before_anything_is_written(
     limit: None, temporary_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +201,7 @@ def test_a_disk_without_room_for_a_large_engine_is_named_before_anything_is_writ
         built(path)
 
 
+@needs_engines
 @pytest.mark.parametrize("cut", [20, 200, 2000])
 def test_a_damaged_large_engine_is_refused(cut: int, limit: None, temporary_files: Path, tmp_path: Path) -> None:
     build = built(written(models.conv_net(), tmp_path / "model"))
@@ -202,6 +213,7 @@ def test_a_damaged_large_engine_is_refused(cut: int, limit: None, temporary_file
         pass
 
 
+@needs_engines
 def test_weights_that_a_large_engine_says_are_elsewhere_are_refused(
     limit: None, temporary_files: Path, tmp_path: Path
 ) -> None:
@@ -213,6 +225,26 @@ def test_weights_that_a_large_engine_says_are_elsewhere_are_refused(
         engine = dataclasses.replace(build.engine, plan=elsewhere, options={})
         with pytest.raises(errors.EngineLoadError, match="is not in it"), OnnxRuntimeBackend().runner(engine):
             pass
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_older_onnx_runtime_is_told_to_be_too_old_for_it(
+    precision: Precision, limit: None, temporary_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtops.backend.onnxrt.large.READS_LEAN", False)
+
+    with pytest.raises(errors.EngineBuildError, match=r"2 GiB.*ONNX Runtime 1.21"):
+        built(written(models.conv_net(), tmp_path / "model"), precision)
+
+
+def test_an_older_onnx_runtime_is_given_lean_models_as_files(
+    limit: None, temporary_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtops.backend.onnxrt.session.READS_LEAN", False)
+    case = models.transformer()
+    lean = Model.load(written(case, tmp_path / "model")).proto(lean=True)
+
+    assert same(reference_outputs(lean, [case.feed])[0], reference_outputs(case.proto, [case.feed])[0])
 
 
 def test_a_lean_model_is_the_model_it_was_read_from(limit: None, tmp_path: Path) -> None:

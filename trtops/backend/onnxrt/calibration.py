@@ -6,6 +6,7 @@ algorithm, and what was collected survives data that fails half-way. See :mod:`t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import time
@@ -28,7 +29,7 @@ from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnxrt.inference import run_session
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.reference import SessionFromMemory
-from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, lean_bytes, session_options, why
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, ORT_ERRORS, lean_source, session_options, why
 from trtops.calibration.cache import CalibrationCache, FitPolicy, TensorRange
 from trtops.calibration.data import FeedDigest, samples_in
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogram, check_algorithm
@@ -292,13 +293,14 @@ def fold(proto: onnx.ModelProto, log: SessionLog, weights: Path | None = None) -
     """
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")))
         path = Path(folder, "folded.onnx")
         options.optimized_model_filepath = str(path)
         source: bytes | str
         outside = is_large(proto)  # for one protobuf message, on the way in and on the way out
         if is_lean(proto):
-            source = lean_bytes(proto, options)
+            source = stack.enter_context(lean_source(proto, options))
         elif outside:
             source = str(Path(folder, "model.onnx"))
             save_model(proto, source, external_data_path="")

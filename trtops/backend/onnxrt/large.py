@@ -24,7 +24,7 @@ from trtops import errors
 from trtops.backend.onnx import external, shapes, walk
 from trtops.backend.onnx.model import is_large
 from trtops.backend.onnxrt.ort_format import Node
-from trtops.backend.onnxrt.session import lean_bytes
+from trtops.backend.onnxrt.session import READS_LEAN, lean_source
 from trtops.mapped import file_of
 from trtops.processes import temporary_prefix
 from trtops.record import JSONValue
@@ -44,6 +44,22 @@ def is_needed(model: onnx.ModelProto) -> bool:
     16-bit weights count as FP32, which ONNX Runtime makes of them on a processor.
     """
     return is_large(model, widened=True)
+
+
+def check_supported(size: int) -> None:
+    """Refuse what this ONNX Runtime cannot do.
+
+    Args:
+        size: Bytes of the model's weights, for the message.
+
+    Raises:
+        EngineBuildError: If it is too old.
+    """
+    if not READS_LEAN:
+        raise errors.EngineBuildError(
+            f"The model has {size / 2**30:.1f} GiB; an engine in ONNX Runtime's format holds at most 2 GiB, and larger ones need "
+            f"ONNX Runtime 1.21 or later (this is {ort.__version__}). Install it, or build with TensorRT."
+        )
 
 
 def pack(model: Path, weights: Path) -> None:
@@ -141,7 +157,8 @@ def open_session(plan: bytes | memoryview, options: ort.SessionOptions, provider
                 offset, length = int(entries["offset"]), int(entries["length"])
                 place = external.ExternalData(tensor=tensor.name, path=file.resolve(), offset=offset, length=length)
                 external.put_anchor(tensor, place)
-        return ort.InferenceSession(lean_bytes(model, options), options, providers=providers)
+        source = stack.enter_context(lean_source(model, options))
+        return ort.InferenceSession(source, options, providers=providers)
 
 
 def read(plan: bytes | memoryview, providers: tuple[str, ...]) -> tuple[list[Node], dict[str, str]]:

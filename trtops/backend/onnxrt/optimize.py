@@ -24,7 +24,7 @@ from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
-from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, lean_bytes, session_options, unsupported_op, why
+from trtops.backend.onnxrt.session import ORT_ERRORS, find_providers, lean_source, session_options, unsupported_op, why
 from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.limits import limited_memory, too_much
 from trtops.processes import temporary_prefix
@@ -103,6 +103,7 @@ class Optimizer:
                 down.
 
         Raises:
+            EngineBuildError: If the model is large, and this ONNX Runtime too old for its engine.
             OSError: If a large model cannot be written to a temporary folder.
         """
         self.model = model
@@ -112,9 +113,11 @@ class Optimizer:
         self._done: dict[str, Optimized] = {}
         self._made = 0
         self._attempt_file = attempt_file
-        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
         self._bytes = sum(expected_bytes(tensor) or 0 for tensor in walk.tensors(model))
         self._is_large = large.is_needed(model)
+        if self._is_large:
+            large.check_supported(self._bytes)
+        self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
         self._source: bytes | str = ""
         self._lean: onnx.ModelProto | None = None
         if is_lean(model):
@@ -202,7 +205,9 @@ class Optimizer:
             folder = Path(self._folder.name, f"{path.stem}-parts")
             folder.mkdir()
             self._require_room(folder)
-            options.add_session_config_entry("session.disable_prepacking", "1")  # nobody runs it; twice the memory
+            options.add_session_config_entry(
+                "session.disable_prepacking", "1"
+            )  # nobody runs it, and packed weights are more
             options.optimized_model_filepath = str(folder / "model.onnx")
             prefix = "session.optimized_model_external_initializers_"
             options.add_session_config_entry(f"{prefix}file_name", large.WEIGHTS)
@@ -210,26 +215,32 @@ class Optimizer:
         else:
             options.add_session_config_entry("session.save_model_format", "ORT")
             options.optimized_model_filepath = str(path)
-        source = self._source if self._lean is None else lean_bytes(self._lean, options)
+        with contextlib.ExitStack() as stack:
+            if self._lean is None:
+                source = self._source
+                self._check_loads(source)
+            else:  # whose weights a child would not find; nor is it a few bytes that outgrow all
+                source = stack.enter_context(lean_source(self._lean, options))
+            self._optimize(source, options, candidate, path)
+        if self._is_large:
+            large.pack(folder / "model.onnx", folder / large.WEIGHTS)
+            os.replace(folder / large.WEIGHTS, path)
+
+    def _check_loads(self, source: bytes | str) -> None:
         try:
-            if self._lean is None:  # whose weights a child would not find; nor is it a few bytes that outgrow all
-                check_loads(source)
+            check_loads(source)
         except errors.InferenceError as exc:
             raise errors.EngineBuildError(str(exc)) from exc
+
+    def _optimize(self, source: bytes | str, options: ort.SessionOptions, candidate: Candidate, path: Path) -> None:
         try:
             with self._log.collecting(), limited_memory(6 * self._bytes):
                 ort.InferenceSession(
-                    source,
-                    options,
-                    providers=self._providers,
-                    disabled_optimizers=candidate.disabled_optimizers,
+                    source, options, providers=self._providers, disabled_optimizers=candidate.disabled_optimizers
                 )
         except ORT_ERRORS as exc:
             path.unlink(missing_ok=True)
             raise errors.EngineBuildError(self._refusal_text(exc)) from exc
-        if self._is_large:
-            large.pack(folder / "model.onnx", folder / large.WEIGHTS)
-            os.replace(folder / large.WEIGHTS, path)
 
     def _require_room(self, folder: Path) -> None:
         """Refuse to begin what the disk does not take: ONNX Runtime would say in the end that it failed to write.

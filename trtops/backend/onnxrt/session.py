@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,9 +16,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.model import is_lean
-from trtops.backend.onnx.save import PROTOBUF_LIMIT
+from trtops.backend.onnx.save import PROTOBUF_LIMIT, save_model
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.limits import bytes_of_files, limited_memory, too_much
+from trtops.processes import temporary_prefix
 
 if TYPE_CHECKING:
     import onnx
@@ -118,14 +121,13 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         InvalidModelError: If the model is missing, damaged or contradicts itself.
         UnsupportedFeatureError: If an op has no kernel here.
     """
-    own, lean = 0, False
     if not isinstance(source, (bytes, str, os.PathLike)):
-        own = sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
-        lean = is_lean(source)
+        if is_lean(source):
+            own = sum(external.expected_bytes(tensor) or 0 for tensor in walk.tensors(source))
+            with lean_source(source, options) as place:  # a child would not find its weights, which `check_loads` uses
+                return _new_session(place, "The model", own, options, providers)
         try:
-            source = lean_bytes(source, options) if lean else source.SerializeToString()
-        except errors.TrtopsError:
-            raise
+            source = source.SerializeToString()
         except Exception as exc:  # EncodeError or ValueError, as protobuf's release has it
             raise errors.InvalidModelError(
                 f"The model cannot be serialized ({exc}); a message holds at most 2 GiB. Save it with external data and "
@@ -134,19 +136,24 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
     name = "The model" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise errors.InvalidModelError(f"{name} is not a file; expected an ONNX model.")
-    own = max(own, len(source)) if isinstance(source, bytes) else bytes_of_files(source)
+    own = len(source) if isinstance(source, bytes) else bytes_of_files(source)
     if (len(source) if isinstance(source, bytes) else Path(source).stat().st_size) < SMALL and own < 64 * SMALL:
         limit_run_memory(options)
+    source = source if isinstance(source, bytes) else os.fspath(source)
     try:
-        if not lean:  # whose weights a child would not find; nor is it a few bytes that outgrow all
-            check_loads(source if isinstance(source, bytes) else os.fspath(source))
+        check_loads(source)
     except errors.InferenceError as exc:
         raise errors.InvalidModelError(f"{name}: {exc}") from exc
+    return _new_session(source, name, own, options, providers)
+
+
+def _new_session(
+    source: bytes | str, name: str, own: int, options: ort.SessionOptions, providers: Sequence[Any]
+) -> ort.InferenceSession:
+    """A session of a model of so many bytes; raises as :func:`create_session`."""
     try:
         with limited_memory(4 * own):  # it computes what is constant, which may be of any size
-            return ort.InferenceSession(
-                source if isinstance(source, bytes) else os.fspath(source), options, providers=list(providers)
-            )
+            return ort.InferenceSession(source, options, providers=list(providers))
     except MemoryError:
         raise errors.InvalidModelError(too_much(f"{name}, loaded in onnxruntime,")) from None
     except ORT_ERRORS as exc:
@@ -160,32 +167,41 @@ def create_session(source: ModelSource, options: ort.SessionOptions, providers: 
         raise errors.InvalidModelError(f"{name} does not load in onnxruntime {ort.__version__}: {why(exc)}") from exc
 
 
-def lean_bytes(model: onnx.ModelProto, options: ort.SessionOptions) -> bytes:
-    """A lean model (:meth:`trtops.backend.onnx.model.Model.proto`) serialized, for a session that reads its weights from their files.
+READS_LEAN = tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2]) >= (1, 21)
+"""Whether this ONNX Runtime finds the weights of a model in memory in files; it has since 1.21.1 (tried: 1.20.1 does not)."""
+
+
+@contextlib.contextmanager
+def lean_source(model: onnx.ModelProto, options: ort.SessionOptions) -> Iterator[bytes | str]:
+    """What a session of a lean model is made of, while it is made: its weights are read from their files, one at a time.
 
     Args:
-        model: The model; not changed.
+        model: The model (:meth:`trtops.backend.onnx.model.Model.proto`); not changed.
         options: The session's, which are told where the files are.
 
     Raises:
         InvalidModelError: If what is inside it is more than a message holds.
         ExternalDataError: If a file of weights is gone.
     """
-    knows_folder = _release() >= (
-        1,
-        21,
-    )  # before it a model in memory may name files by their whole paths, and from then on not
-    if knows_folder:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+    if READS_LEAN:
+        yield _lean_bytes(model, options)
+        return
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
+        path = Path(folder, "model.onnx")
+        save_model(model, path, external_data_path="")
+        yield str(path)
+
+
+def _lean_bytes(model: onnx.ModelProto, options: ort.SessionOptions) -> bytes:
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
 
     def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
         if not external.is_anchored(tensor):
             target.CopyFrom(tensor)
             return
         found = external.locate(tensor)
-        location = found.path.as_posix()
         copying.copy_header(tensor, target)
-        external.put_place(target, location.lstrip("/") if knows_folder else location, found.offset, found.length)
+        external.put_place(target, found.path.as_posix().lstrip("/"), found.offset, found.length)
 
     bare = copying.copy_model(model, put)
     if copying.message_bytes(bare) >= PROTOBUF_LIMIT:
@@ -194,10 +210,6 @@ def lean_bytes(model: onnx.ModelProto, options: ort.SessionOptions) -> bytes:
         )
     data: bytes = bare.SerializeToString()
     return data
-
-
-def _release() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
 def why(exc: Exception) -> str:
