@@ -46,6 +46,8 @@ TESTS = (
     "tests/backend/onnxrt/test_budget.py",
     "tests/backend/onnxrt/test_runner.py",
     "tests/backend/onnxrt/test_ort_format.py",
+    "tests/backend/onnxrt/test_large.py",
+    "tests/test_mapped.py",
     "tests/ops/engines/test_everything_converts.py",
     "tests/ops/judging/test_computed.py",
     "tests/comparator/test_compare.py",
