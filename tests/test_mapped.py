@@ -6,10 +6,11 @@ import gc
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trtops import mapped
-from trtops.mapped import Handed, blocks, file_of, map_file, take_file
+from trtops.mapped import Handed, blocks, file_of, kept, map_file, take_file
 from trtops.record import sha256
 from trtops.worker import Worker
 
@@ -52,6 +53,23 @@ def test_a_file_that_was_taken_goes_with_the_last_that_uses_it(file: Path, tempo
     gc.collect()
     assert part == CONTENT[10:20] and len(list(temporary_files_here.iterdir())) == 1
     del part
+    gc.collect()
+    assert list(temporary_files_here.iterdir()) == []
+
+
+def test_what_a_library_holds_is_kept_in_memory_or_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, temporary_files_here: Path
+) -> None:
+    held = np.frombuffer(CONTENT, np.uint16).reshape(-1, 64)
+    assert kept(held) == CONTENT and isinstance(kept(held), bytes)
+    monkeypatch.setattr(mapped, "MOST_READ", 1000)
+    monkeypatch.setattr(mapped, "_BLOCK", 1 << 14)
+
+    view = kept(held)
+
+    assert isinstance(view, memoryview) and view == CONTENT
+    assert file_of(view) is not None and len(list(temporary_files_here.iterdir())) == 1
+    del view
     gc.collect()
     assert list(temporary_files_here.iterdir()) == []
 

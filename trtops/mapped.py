@@ -57,6 +57,30 @@ def read_or_map(path: Path, owner: object = None) -> bytes | memoryview:
     return map_file(path, owner) if path.stat().st_size > MOST_READ else path.read_bytes()
 
 
+def kept(data: object) -> bytes | memoryview:
+    """A copy of what a library holds in its own memory: as bytes, or from 1 GiB on in a temporary file that is mapped.
+
+    Args:
+        data: Anything with Python's buffer protocol.
+
+    Raises:
+        OSError: If the temporary folder cannot take it.
+    """
+    view = memoryview(data)  # type: ignore[arg-type]  # Buffer is not known to typing before Python 3.12
+    if view.nbytes <= MOST_READ:
+        return bytes(view)
+    folder = Path(tempfile.mkdtemp(prefix=temporary_prefix("mapped")))
+    try:
+        target = folder / "content"
+        with open(target, "wb") as file:
+            for block in blocks(view.cast("B")):
+                file.write(block)
+        return memoryview(_MappedFile(target, folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def take_file(path: Path) -> memoryview:
     """A file's content, with the file moved away from where it is, and removed when nobody uses it any more.
 

@@ -36,6 +36,33 @@ def serialize(model: onnx.ModelProto) -> bytes:
     return data
 
 
+def serialize_lean(model: onnx.ModelProto) -> bytes:
+    """The bytes of a lean model (:meth:`trtops.backend.onnx.model.Model.proto`), whose weights stay in their files.
+
+    The files are named as seen from the root folder, ``/``: that is what a reader must take for the model's own.
+
+    Raises:
+        InvalidModelError: If what is inside it is more than a message holds.
+        ExternalDataError: If a file of weights is gone.
+    """
+
+    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
+        if not external.is_anchored(tensor):
+            target.CopyFrom(tensor)
+            return
+        found = external.locate(tensor)
+        copying.copy_header(tensor, target)
+        external.put_place(target, found.path.as_posix().lstrip("/"), found.offset, found.length)
+
+    bare = copying.copy_model(model, put)
+    if copying.message_bytes(bare) >= PROTOBUF_LIMIT:
+        raise errors.InvalidModelError(
+            "The model holds more than 2 GiB beside the weights that lie in files. Save it and load it again."
+        )
+    data: bytes = bare.SerializeToString()
+    return data
+
+
 def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with all weights inside: itself, or a copy of a lean one (:meth:`trtops.backend.onnx.model.Model.proto`)."""
     if not is_lean(model):

@@ -14,9 +14,9 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from trtops import errors
-from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import is_lean
-from trtops.backend.onnx.save import PROTOBUF_LIMIT, save_model
+from trtops.backend.onnx.save import save_model, serialize_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
 from trtops.limits import bytes_of_files, limited_memory, too_much
 from trtops.processes import temporary_prefix
@@ -184,32 +184,13 @@ def lean_source(model: onnx.ModelProto, options: ort.SessionOptions) -> Iterator
         ExternalDataError: If a file of weights is gone.
     """
     if READS_LEAN:
-        yield _lean_bytes(model, options)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+        yield serialize_lean(model)
         return
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
         path = Path(folder, "model.onnx")
         save_model(model, path, external_data_path="")
         yield str(path)
-
-
-def _lean_bytes(model: onnx.ModelProto, options: ort.SessionOptions) -> bytes:
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
-
-    def put(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
-        if not external.is_anchored(tensor):
-            target.CopyFrom(tensor)
-            return
-        found = external.locate(tensor)
-        copying.copy_header(tensor, target)
-        external.put_place(target, found.path.as_posix().lstrip("/"), found.offset, found.length)
-
-    bare = copying.copy_model(model, put)
-    if copying.message_bytes(bare) >= PROTOBUF_LIMIT:
-        raise errors.InvalidModelError(
-            "The model holds more than 2 GiB beside the weights that lie in files. Save it and load it again."
-        )
-    data: bytes = bare.SerializeToString()
-    return data
 
 
 def why(exc: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtops import errors
+from trtops import errors, mapped
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
@@ -18,7 +18,7 @@ from trtops.backend.trt.build import int8
 from trtops.backend.trt.build.calibrator import Calibrator, TrtopsCalibrator, calibrator_class
 from trtops.backend.trt.build.config import CreateConfig
 from trtops.backend.trt.build.engine import build_plan, engine_from_bytes
-from trtops.backend.trt.build.network import NetworkFromOnnxBytes, NetworkFromOnnxPath
+from trtops.backend.trt.build.network import NetworkFromModel, NetworkFromOnnxPath
 from trtops.backend.trt.build.network_changes import ModifyNetworkOutputs, SetLayerPrecisions
 from trtops.backend.trt.build.profile import Profile
 from trtops.backend.trt.choices import editable, selector, timing_cache
@@ -130,7 +130,7 @@ def _load_checked(built: Engine) -> Any:
 class _Made:
     """A plan as the builder made it, the config that it was made with, the seconds it took, and whether a selector watched."""
 
-    plan: bytes
+    plan: bytes | memoryview
     config: Any
     seconds: float
     watched: bool
@@ -218,9 +218,18 @@ class _Building:
         seconds = time.perf_counter() - started
         return _Made(plan, builder_config, seconds, watched=algorithm_selector is not None)
 
-    def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
-        def build_once() -> bytes:
-            return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
+    def _build_plan(
+        self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any
+    ) -> bytes | memoryview:
+        def build_once() -> bytes | memoryview:
+            plan = build_plan(builder, network, builder_config, selector=algorithm_selector)
+            try:
+                return mapped.kept(plan)
+            except OSError as exc:
+                raise errors.EngineBuildError(
+                    f"{tempfile.gettempdir()} cannot take the engine of {plan.nbytes / 1e6:.0f} MB: {exc}. Make room, or set "
+                    "TMPDIR to another folder."
+                ) from exc
 
         if not self._edits:
             if self._times_first:
@@ -410,7 +419,7 @@ class _Building:
         return None if self.calibrator is None else self.calibrator.cache_contents
 
     def _is_quantized(self) -> bool:
-        return is_quantized(self.model.proto())
+        return is_quantized(self.model.structure())
 
     def _network(self, loader: CreateConfig) -> tuple[Any, Any, Any]:
         strongly = self.options.strongly_typed
@@ -419,7 +428,7 @@ class _Building:
             network = NetworkFromOnnxPath(self.model.path, strongly_typed=strongly, config=loader)
         else:
             proto = self.model.proto() if self.quantized is None else self.quantized.model
-            network = NetworkFromOnnxBytes(proto.SerializeToString(), strongly_typed=strongly, config=loader)
+            network = NetworkFromModel(model=proto, strongly_typed=strongly, config=loader)
         if self.options.layer_precisions or self._kept:
             network = SetLayerPrecisions(network, {**self._kept, **dict(self.options.layer_precisions)})
         if self.build_config.mark:
@@ -438,7 +447,7 @@ class _Building:
         before = None if self.timings_read == 0 else self.timing
         return timing_cache.collect(made.config, self.environment, before, made.seconds, tuple(self.ops.values()))
 
-    def _layers(self, plan: bytes) -> tuple[Layer, ...]:
+    def _layers(self, plan: bytes | memoryview) -> tuple[Layer, ...]:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
@@ -465,7 +474,7 @@ class _Building:
                 "layer: build from the tactic record of a good run, or without a timing cache, which times all of them again."
             )
 
-    def _engine(self, plan: bytes) -> Engine:
+    def _engine(self, plan: bytes | memoryview) -> Engine:
         return Engine(
             backend=self.backend.name,
             plan=plan,

@@ -65,7 +65,7 @@ def tensorrt_text(data: bytes, model: Model, config: BuildConfig, *, release: st
         CalibrationError: If the cache cannot be read or does not fit the model.
     """
     cache = read_cache(data)
-    wanted = tensors_to_calibrate(model.proto())
+    wanted = tensors_to_calibrate(model.proto(lean=True))
     missing = fit(cache, wanted, config.calibration_fit if cache.tensorrt_header is None else "partial")
     if missing:
         log.warning(
@@ -92,7 +92,7 @@ def quantize(model: Model, config: BuildConfig, cache: bytes | None, data: Itera
         CalibrationError: If there is neither cache nor data, or they do not fit the model.
         BackendUnavailableError: If calibration needs ONNX Runtime, and it is not installed.
     """
-    proto = model.proto()
+    proto = model.proto(lean=True)
     if cache is not None:
         ranges = read_cache(cache)
     elif data is not None:

@@ -7,10 +7,11 @@ holds the weights. Each has a twin in snake_case, which does the same at once.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
 from trtops.backend.base import ValueOrCallable
@@ -18,9 +19,16 @@ from trtops.backend.trt import library
 from trtops.backend.trt.build import precision
 from trtops.backend.trt.lines import Feature, ReleaseLine
 from trtops.func import value_of
+from trtops.processes import temporary_prefix
+
+if TYPE_CHECKING:
+    import onnx
 
 NetworkParts: TypeAlias = "tuple[Any, ...]"
 """``(builder, network)`` or ``(builder, network, parser)``."""
+
+_IN_THE_ROOT = "/model.onnx"
+"""The place of a model whose weights are named from the root folder."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,24 @@ class ParserOptions:
             return precision.ModelPrecision()
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
 
+    def _parse_model(self, model: onnx.ModelProto, what: str) -> tuple[Any, Any, Any]:
+        """Parse a model in memory, with the precisions that are to be written into it.
+
+        Weights that a lean model (:meth:`trtops.backend.onnx.model.Model.proto`) has in files, the parser reads there.
+        """
+        from trtops.backend.onnx.model import is_lean
+        from trtops.backend.onnx.save import serialize, serialize_lean
+
+        wanted = self._model_precision(library.line())
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")) as folder:
+            if wanted:
+                model = precision.write_into_model(model, wanted, Path(folder))
+            if not is_lean(model):
+                data = readable(serialize(model))
+                return self._parse(lambda parser: parser.parse(data), what)
+            lean = readable(serialize_lean(model))
+            return self._parse(lambda parser: parser.parse(lean, _IN_THE_ROOT), what)
+
     def _parse(self, read: Callable[[Any], bool], what: str) -> tuple[Any, Any, Any]:
         line = library.line()
         trt = library.load()
@@ -139,15 +165,13 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         path = os.fspath(self.path)
         if not os.path.isfile(path):
             raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
-        wanted = self._model_precision(library.line())
-        if wanted:
+        if self._model_precision(library.line()):
             from trtops.backend.onnx.model import Model
 
-            data = precision.write_into_model(Model.load(path).proto(), wanted).SerializeToString()
-        elif library.line().reads_bare_constants:
+            return self._parse_model(Model.load(path).proto(lean=True), path)
+        if library.line().reads_bare_constants:
             return self._parse(lambda parser: parser.parse_from_file(path), path)
-        else:
-            data = readable(Path(path).read_bytes())
+        data = readable(Path(path).read_bytes())
         return self._parse(lambda parser: parser.parse(data, path), path)  # the path says where external data is
 
 
@@ -170,6 +194,21 @@ def network_from_onnx_path(
         enable_uint8_asymmetric_quantization_dla,
         config,
     )()
+
+
+@dataclass(frozen=True)
+class NetworkFromModel(ParserOptions):
+    """Parses a model in memory, whose weights may lie in files (:meth:`trtops.backend.onnx.model.Model.proto`, lean).
+
+    Attributes:
+        model: The model; not changed. The other attributes are those of :class:`NetworkFromOnnxBytes`.
+    """
+
+    model: onnx.ModelProto = field(kw_only=True, repr=False)
+
+    def __call__(self) -> tuple[Any, Any, Any]:
+        """Parse the model; raises what :class:`NetworkFromOnnxPath` raises, and InvalidModelError beyond 2 GiB inside."""
+        return self._parse_model(self.model, "the ONNX model")
 
 
 @dataclass(frozen=True)
@@ -196,11 +235,10 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
     def __call__(self) -> tuple[Any, Any, Any]:
         """Parse the bytes; raises what :class:`NetworkFromOnnxPath` raises."""
         data = value_of(self.model_bytes)
-        wanted = self._model_precision(library.line())
-        if wanted:
+        if self._model_precision(library.line()):
             from trtops.backend.onnx.parsing import parse_proto
 
-            data = precision.write_into_model(parse_proto(bytes(data)), wanted).SerializeToString()
+            return self._parse_model(parse_proto(bytes(data)), "the ONNX model")
         data = readable(data)
         return self._parse(lambda parser: parser.parse(data), "the ONNX model")
 

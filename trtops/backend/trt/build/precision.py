@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
@@ -44,12 +45,13 @@ def _own_type(dtype: object) -> object:
     return dtypes.from_trt(dtype) if isinstance(dtype, library.load().DataType) else dtype
 
 
-def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.ModelProto:
+def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision, weights: Path | None = None) -> onnx.ModelProto:
     """Write precisions into an ONNX model: Cast nodes around what becomes FP16; inputs and outputs keep their types.
 
     Args:
-        model: The model, with its weights inside; not changed.
+        model: The model, with its weights inside, or lean (:meth:`trtops.backend.onnx.model.Model.proto`); not changed.
         wanted: What to write.
+        weights: A folder of the caller's for a lean model's weights in FP16, as long as the result is used.
 
     Returns:
         The model to parse as a strongly typed network.
@@ -71,7 +73,7 @@ def write_into_model(model: onnx.ModelProto, wanted: ModelPrecision) -> onnx.Mod
         return model
     from trtops.backend.onnx.precision import convert_to_fp16
 
-    return convert_to_fp16(model, keep_io=True, exclude=excluded)
+    return convert_to_fp16(model, keep_io=True, exclude=excluded, weights=weights)
 
 
 def require_quantized(quantized: bool) -> None:

@@ -1,0 +1,124 @@
+"""Models beyond 2 GiB on releases that take precisions from the model, with the limit lowered: weights stay in files."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.onnx.model import Model, is_lean
+from trtops.backend.trt import NetworkFromOnnxPath, SetLayerPrecisions, TensorRTBackend, describe_network
+from trtops.backend.trt.build import network as parsing
+from trtops.backend.trt.describe.network import NetworkLayer
+from trtops.mapped import file_of
+from trtops.spec import BuildConfig, OptimizationProfile, Precision, TensorRTOptions
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+QUICK = TensorRTOptions(optimization_level=1)
+
+
+@pytest.fixture
+def case() -> models.Case:
+    return models.conv_net()
+
+
+@pytest.fixture
+def path(case: models.Case, tmp_path: Path) -> Path:
+    return models.write_external(case, tmp_path / "model", threshold=1)
+
+
+@pytest.fixture
+def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for temporary files, which must be empty again when nothing is used any more."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch, temporary_files: Path) -> list[int]:
+    """Every model is large, and every weight of more than 64 bytes; the sizes of what is handed to parsers."""
+    monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
+    monkeypatch.setattr("trtops.backend.onnx.external._SMALL_BYTES", 64)
+    parsed: list[int] = []
+    readable = parsing.readable
+
+    def noted(data: bytes) -> bytes:
+        parsed.append(len(data))
+        return readable(data)
+
+    monkeypatch.setattr(parsing, "readable", noted)
+    return parsed
+
+
+def layers_of(parts: tuple[Any, ...]) -> tuple[NetworkLayer, ...]:
+    """The layers of a parsed network, with the types of what they give and their weights."""
+    return describe_network(parts[1]).layers
+
+
+def half(path: Path) -> SetLayerPrecisions:
+    return SetLayerPrecisions(NetworkFromOnnxPath(path), {"conv*": "float16"})
+
+
+def test_layers_get_their_precision_while_weights_stay_in_files(path: Path, request: pytest.FixtureRequest) -> None:
+    expected = layers_of(half(path)())
+    parsed = request.getfixturevalue("limit")
+
+    found = layers_of(half(path)())
+
+    assert found == expected and any(layer.weights for layer in found)
+    assert "float16" in {tensor.dtype.value for layer in found for tensor in layer.outputs}
+    assert 0 < max(parsed) < sum(file.stat().st_size for file in path.parent.iterdir()) / 2
+
+
+def calibration(case: models.Case) -> list[Feed]:
+    return [dict(case.feed) for _ in range(2)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_an_engine_of_a_large_model_is_that_of_a_small_one(
+    precision: Precision, path: Path, case: models.Case, request: pytest.FixtureRequest
+) -> None:
+    profile = OptimizationProfile.fixed(image=case.feed["image"].shape)
+    config = BuildConfig(precision=precision, profiles=(profile,), options=QUICK)
+    given: dict[str, Any] = {"calibration_data": calibration(case)} if precision == "int8" else {}
+    expected = TensorRTBackend().build(Model.load(path), config, **given)
+    request.getfixturevalue("limit")
+    model = Model.load(path)
+    assert is_lean(model.proto(lean=True))
+
+    found = TensorRTBackend().build(model, config, **given)
+
+    assert len(found.engine.plan) == len(expected.engine.plan)
+    assert found.calibration_cache == expected.calibration_cache
+
+
+def test_a_large_engine_lies_in_a_file_for_which_there_must_be_room(
+    path: Path, case: models.Case, temporary_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtops.mapped.MOST_READ", 64)
+    profile = OptimizationProfile.fixed(image=case.feed["image"].shape)
+    config = BuildConfig(profiles=(profile,), options=QUICK)
+
+    plan = TensorRTBackend().build(Model.load(path), config).engine.plan
+
+    assert isinstance(plan, memoryview) and file_of(plan) is not None and bytes(plan[:4]) == b"vtrt"
+
+    def full(data: object) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trtops.mapped.kept", full)
+    with pytest.raises(errors.EngineBuildError, match=r"cannot take the engine of .* MB: .*No space left.*TMPDIR"):
+        TensorRTBackend().build(Model.load(path), config)
