@@ -201,13 +201,12 @@ class Optimizer:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, candidate.optimization_level)
         for key, value in candidate.session_config.items():
             options.add_session_config_entry(key, value)
+        # Nobody runs it, and packing weights takes up to half of its time, and their size in memory once more.
+        options.add_session_config_entry("session.disable_prepacking", "1")
         if self._is_large:
             folder = Path(self._folder.name, f"{path.stem}-parts")
             folder.mkdir()
             self._require_room(folder)
-            options.add_session_config_entry(
-                "session.disable_prepacking", "1"
-            )  # nobody runs it, and packed weights are more
             options.optimized_model_filepath = str(folder / "model.onnx")
             prefix = "session.optimized_model_external_initializers_"
             options.add_session_config_entry(f"{prefix}file_name", large.WEIGHTS)
