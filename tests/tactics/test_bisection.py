@@ -131,6 +131,24 @@ def test_a_trial_without_a_coin_says_which_unit_and_nothing_against_chance():
     assert bisection.best.units == (0,)
 
 
+@pytest.mark.parametrize("units", [5, 30])
+def test_once_there_is_evidence_against_chance_no_coin_is_thrown(units):
+    threw = {False: 0, True: 0}
+    for seed in range(10):
+        bisection = Bisection(np.ones(units), seed)
+        for _ in range(20):
+            enough = bisection.log_e_value >= math.log(2)
+            taken, opposite = bisection.next(confidence=0.5)
+            assert (opposite is None) == enough
+            threw[not enough] += 1
+            before = bisection.log_e_value
+            bisection.add(taken, bool(taken[1] and taken[3]), opposite)
+            if enough:
+                assert bisection.log_e_value == pytest.approx(before)
+
+    assert threw[False] and threw[True]
+
+
 def test_what_is_known_already_is_asked_first():
     prior = np.full(64, 0.001)
     prior[[5, 6]] = 1.0

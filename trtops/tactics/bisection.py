@@ -10,7 +10,8 @@ hypothesis is not struck out by one trial against it. It is weighed by the proba
 few rates at which trials that it expects to be bad, and others, come out bad (:data:`RATES`).
 
 **Which trial is next.** Units are put in the order of their guilt; a trial takes the first few of them, as many as make
-its verdict least certain beforehand. Then a coin decides whether it takes these units or all *others*.
+its verdict least certain beforehand. Then a coin decides whether it takes these units or all *others*. Once there is enough
+evidence against chance, no coin is thrown any more: the next trial is the one that tells most.
 
 **The coin is the guard against accusing chance.** Suppose that verdicts have nothing to do with the units: whatever they
 depend on, be it chance, the time of day or the machine, they do not depend on the coin. So for every hypothesis the ratio
@@ -67,8 +68,6 @@ _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
 _MAX_SEVERAL = 7
 """Units up to which sets of more than two are thought of: there are some 900 then."""
-_EVIDENCE_AT_HAND = 0.01
-"""What more evidence against chance is worth once there is enough; telling one bit of the hypotheses apart is worth 1."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
 
@@ -312,14 +311,15 @@ class Bisection:
         """The evidence against chance that a conviction needs: more, once chance has seemed certain."""
         return -math.log((1 - confidence) / (_DOUBT_OF_CHANCE if self._was_doubted else 1))
 
-    def next(self, confidence: float = 0.95) -> tuple[Bools, Bools]:
-        """The next trial, and its opposite, which the coin decided against: units taken from the bad build.
+    def next(self, confidence: float = 0.95) -> tuple[Bools, Bools | None]:
+        """The next trial: units taken from the bad build. And its opposite, if a coin decided between the two.
 
         Args:
-            confidence: As :meth:`decided` is asked: evidence against chance counts for as long as it is lacking.
+            confidence: As :meth:`decided` is asked: a coin is thrown for as long as evidence against chance is lacking.
         """
-        lacking = self.log_e_value < self._needed(confidence)
-        aim = _Aim(*self._mass, self._chance_rate, 1.0 if lacking else _EVIDENCE_AT_HAND)
+        aim = _Aim(*self._mass, self._chance_rate)
+        if self.log_e_value >= self._needed(confidence):
+            return self._most_telling(aim), None
         one, other = self._best_of_all(aim) if self.units <= _MAX_SEVERAL else self._best_of_splits(aim)
         return (one, other) if self._coin.random() < 0.5 else (other, one)
 
@@ -341,7 +341,7 @@ class Bisection:
         p_bad = expected @ aim.mass
         told = aim.told(p_bad)
         differing = p_bad[:, None] + p_bad - 2 * (expected * aim.mass) @ expected.T
-        worth = (told[:, None] + told) / 2 + aim.evidence * differing
+        worth = (told[:, None] + told) / 2 + differing
         known = [taken.tobytes() in self._shunned for taken in trials]
         worth[known, :] = worth[:, known] = -1.0
         np.fill_diagonal(worth, -1.0)
@@ -356,12 +356,28 @@ class Bisection:
 
     def _best_of_splits(self, aim: _Aim) -> tuple[Bools, Bools]:
         """The best of a few ways to share many units out."""
+        return max(self._buildable_splits(aim), key=lambda pair: aim.worth(*map(self.expected_bad, pair)))
+
+    def _most_telling(self, aim: _Aim) -> Bools:
+        """The trial that tells most of which hypothesis holds."""
+        if self.units > _MAX_SEVERAL:
+            trials = np.array([taken for pair in self._buildable_splits(aim) for taken in pair])
+            expected = np.array([self.expected_bad(taken) for taken in trials], np.float64)
+        else:
+            trials, expected = self._all_trials
+        told = aim.told(expected @ aim.mass)
+        told[[taken.tobytes() in self._shunned for taken in trials]] = -1.0
+        best: Bools = trials[int(told.argmax())]
+        return best
+
+    def _buildable_splits(self, aim: _Aim) -> list[tuple[Bools, Bools]]:
+        """A few ways to share many units out, without those that cannot be built."""
         splits = [pair for pair in self._splits(aim.mass) if not self._shunned & {taken.tobytes() for taken in pair}]
         while not splits:  # what tells most cannot be built: some other way of sharing the units out
             one = self._coin.random(self.units) < 0.5
             if not self._shunned & {one.tobytes(), (~one).tobytes()}:
                 splits.append((one, ~one))
-        return max(splits, key=lambda pair: aim.worth(*map(self.expected_bad, pair)))
+        return splits
 
     def shun(self, taken: Bools) -> None:
         """Ask for this mixture no more: it cannot be built as wanted."""
@@ -411,13 +427,11 @@ class _Aim:
         mass: Posterior of every hypothesis.
         chance: Posterior of chance.
         rate: How often chance makes trials bad.
-        evidence: What evidence against chance is worth, beside telling hypotheses apart.
     """
 
     mass: Floats
     chance: float
     rate: float
-    evidence: float
 
     def told(self, p_bad: Floats) -> Floats:
         """Bits that trials are expected to tell of which hypothesis holds, or chance, verdicts being right.
@@ -430,9 +444,9 @@ class _Aim:
         return told
 
     def worth(self, here: Bools, there: Bools) -> float:
-        """Of a trial and its opposite, given what every hypothesis expects of both."""
+        """Of a trial and its opposite, given what every hypothesis expects of both: bits told, and evidence against chance."""
         told = self.told(np.array([self.mass[here].sum(), self.mass[there].sum()]))
-        return float(told.mean() + self.evidence * self.mass[here != there].sum())
+        return float(told.mean() + self.mass[here != there].sum())
 
 
 def _entropy_bits(p: Floats) -> Floats:
