@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -133,7 +133,7 @@ def play(world: World, limit: int = LIMIT) -> Played:
         if pair is not None:
             result = bisected(world, table, pair, turning.confidence(), limit)
             turning.take(result, len(table))
-            when = world.built if result.culprits else when
+            when = world.built if result.culprits or (result.together and result.outcome == "enough") else when
             continue
         rows.append(world.draw(clauses_of(turning.done)))
         bad.append(world.is_bad(rows[-1]))
@@ -167,12 +167,16 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
     for layer, code in map(key_of, pair.given):
         good[layer] = code
     begun = world.built
-    is_enough = bool(pair.given) and any(world.is_bad(good) for _ in range(2 if holds(pair, table) else 3))
+    tries = (world.is_bad(good) for _ in range(2 if holds(pair, table) else 3))
+    is_enough = bool(pair.given) and nth_is_there(tries, 2 if pair.together else 1)
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
     units = [
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
     ]
-    outcome, found = ("enough", []) if is_enough else searched(world, table, pair, good, bad, units, confidence, limit)
+    if is_enough or pair.together:
+        outcome, found = "enough" if is_enough else "not repeatable", []
+    else:
+        outcome, found = searched(world, table, pair, good, bad, units, confidence, limit)
     return BisectResult(
         outcome=outcome,  # type: ignore[arg-type]
         summary="",
@@ -183,10 +187,16 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
         units=len(units),
         consequences=(),
         given=pair.given,
+        together=pair.together,
         trials=(),
         seconds=0.0,
         overhead_seconds=float(world.built - begun),
     )
+
+
+def nth_is_there(bad: Iterable[bool], wanted: int) -> bool:
+    """Whether so many are true, looking no further than that."""
+    return len(list(islice(filter(None, bad), wanted))) == wanted
 
 
 def holds(pair: Pair, table: CampaignTable) -> bool:

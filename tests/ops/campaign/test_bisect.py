@@ -292,6 +292,20 @@ def test_what_was_convicted_is_tried_in_another_good_build_too(campaign, bisecte
         assert result.trials[-1].verdict == "bad" and not result.culprits and "needs nothing beside" in result.summary
 
 
+def test_whether_two_choices_are_bad_together_is_asked_and_nothing_else_is_searched_for(campaign, bisected, tracker):
+    mixture = Mixture(tracker.load(bisected.good_run), tracker.load(bisected.bad_run))
+    guilty = bisected.culprits[0].units
+    innocent = tuple(unit for unit in mixture.units if unit not in guilty)
+
+    found = bisect(bisected.good_run, bisected.bad_run, tracker=tracker, given=guilty, together=guilty)
+    assert (found.outcome, [t.verdict for t in found.trials]) == ("enough", ["bad", "bad"])
+    assert "bad as well" in found.summary and found.together == guilty and not found.culprits
+    if innocent:
+        found = bisect(bisected.good_run, bisected.bad_run, tracker=tracker, given=innocent, together=innocent)
+        assert (found.outcome, {t.verdict for t in found.trials}) == ("not repeatable", {"good"})
+        assert len(found.trials) == 3 and "not bad" in found.summary and not found.culprits
+
+
 def way_of(result: DebugBuildResult) -> object:
     trials = [(trial.taken, trial.verdict, trial.counted) for b in result.bisections for trial in b.trials]
     culprits = [culprit.units for b in result.bisections for culprit in b.culprits]

@@ -9,7 +9,7 @@ import numpy as np
 from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning, joined
+from trtops.ops.campaign.turning import Pair, Turning, choices_of, joined
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import schema
@@ -33,7 +33,12 @@ def unit(layer: int, bad: int = 1) -> Unit:
 
 
 def bisection(
-    good: str, bad: str, *convicted: tuple[Unit, ...], outcome: Outcome = "convicted", given: tuple[Unit, ...] = ()
+    good: str,
+    bad: str,
+    *convicted: tuple[Unit, ...],
+    outcome: Outcome = "convicted",
+    given: tuple[Unit, ...] = (),
+    together: tuple[Unit, ...] = (),
 ) -> BisectResult:
     culprits = tuple(
         Culprit(units=units, clauses=(tuple(range(len(units))),), probability=0.99, log10_e_value=1.5, builds=8)
@@ -49,6 +54,7 @@ def bisection(
         units=3,
         consequences=(),
         given=given,
+        together=together,
         trials=(),
         seconds=0.0,
         overhead_seconds=0.0,
@@ -99,6 +105,58 @@ def test_what_is_guilty_alone_needs_nothing_that_was_convicted_with_it_before():
     found = joined([bisection("0", "1", (unit(0), unit(1))), bisection("0", "2", (unit(0),))])
 
     assert [guilty.units for guilty in found] == [(unit(0),)]
+
+
+def test_what_is_guilty_is_known_by_its_bad_choice_whatever_good_builds_had_in_its_place():
+    other = Unit(kind="layer", name="layer-0", good="tactic-2", bad="tactic-1")
+
+    assert len(joined([bisection("0", "1", (unit(0),)), bisection("2", "3", (other,))])) == 1
+    assert [g.units for g in joined([bisection("0", "1", (unit(0), unit(1))), bisection("2", "3", (other,))])] == [
+        (other,)
+    ]
+
+
+TWO_PAIRS = (
+    # Two of the first three layers' choices make a build bad; the pair that nobody has met is the last two.
+    bisection("0", "1", (unit(0), unit(1))),
+    bisection("0", "2", (unit(0), unit(2))),
+)
+
+
+def test_choices_that_were_convicted_with_others_are_tried_with_one_another():
+    found = turning(*TWO_PAIRS)
+    seen = table(["0000", "1101", "1011", "0101", "0010", "0001"], "gbbggg")
+
+    while (pair := found.pair(seen)) is not None and not pair.together:  # each of the two in other good builds
+        found.take(bisection(pair.good, pair.bad, outcome="enough", given=pair.given), len(seen))
+
+    # Build 3 has the second layer's choice, and lacks the third one's, which build 2 has.
+    assert pair is not None and choices_of(pair.together) == choices_of((unit(1), unit(2)))
+    assert set(pair.given) <= set(pair.together) and pair.good in "034" and pair.bad in "12"
+    assert all(u.taken_by(seen)[int(pair.bad)] for u in pair.given)
+    assert all(u.taken_by(seen)[int(pair.good)] != (u in pair.given) for u in pair.together)
+    assert not found.is_answered(seen)
+
+    bad, good = (
+        turning(*found.done, bisection(pair.good, pair.bad, outcome=outcome, given=pair.given, together=pair.together))
+        for outcome in ("enough", "not repeatable")
+    )
+    assert {g.choices for g in joined(bad.done)} == {
+        choices_of((unit(a), unit(b))) for a, b in ((0, 1), (0, 2), (1, 2))
+    }
+    assert len(joined(good.done)) == 2
+    for asked in (bad, good):
+        again = asked.pair(seen)
+        assert again is None or choices_of(again.together) != choices_of(pair.together)
+
+
+def test_a_choice_that_is_guilty_alone_is_not_tried_with_others():
+    found = turning(bisection("0", "1", (unit(0),)), bisection("0", "2", (unit(1),)), clean=1)
+    seen = table(["000", "101", "010"], "gbb")
+
+    pair = found.pair(seen)
+
+    assert pair is None or not pair.together
 
 
 def test_what_was_good_in_more_builds_than_bad_is_not_guilty():

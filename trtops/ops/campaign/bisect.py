@@ -141,6 +141,7 @@ class BisectResult(OpResult):
         units: How many layers and settings could be chosen.
         consequences: Layers that differ and cannot be chosen; what they got follows from the others.
         given: What was convicted before, and every mixture has.
+        together: What was asked about, if no culprits were searched for.
         trials: The builds.
         seconds: Wall time.
         overhead_seconds: What of it was spent on choosing and weighing, not on building.
@@ -155,6 +156,7 @@ class BisectResult(OpResult):
     units: int
     consequences: tuple[str, ...]
     given: tuple[Unit, ...] = ()
+    together: tuple[Unit, ...] = ()
     trials: tuple[Trial, ...]
     seconds: float
     overhead_seconds: float
@@ -208,6 +210,7 @@ class BisectPlan(Record):
             whether it was bad.
         config: How long, and how sure.
         given: What every mixture has, since it is convicted already: the question is what it needs beside.
+        together: What is asked about: whether it makes the good build bad. Empty if culprits are searched for.
         chance: Prior probability that the bad build was misjudged, or replayed choices do not decide.
     """
 
@@ -216,6 +219,7 @@ class BisectPlan(Record):
     seen: tuple[tuple[str, bool], ...]
     config: BisectConfig
     given: tuple[Unit, ...] = ()
+    together: tuple[Unit, ...] = ()
     chance: float = CHANCE
 
 
@@ -229,6 +233,7 @@ def bisect(
     judge: EngineJudge | None = None,
     progress: OnProgress | None = None,
     given: Sequence[Unit] = (),
+    together: Sequence[Unit] = (),
     chance: float = CHANCE,
 ) -> BisectResult:
     """Find what makes a build bad, by building mixtures of it and a good one.
@@ -247,6 +252,7 @@ def bisect(
         progress: Told how many builds are done, of how many at most.
         given: What was convicted in the bad build before, and every mixture is to have. If the good build with it is bad,
             the outcome is ``enough``; else something that the good build lacks is needed beside, and is searched for.
+        together: What is asked about, if nothing is to be searched for: ``given``, and what the good build has of it already.
         chance: Probability beforehand that the bad build was misjudged, or that replayed choices do not decide.
 
     Raises:
@@ -257,7 +263,14 @@ def bisect(
     info = ended_if_whole(tracker, tracker.info(tracker.whole_id(run)))
     if bad is not None or info.kind != _KIND:
         begun = _start_bisection(
-            tracker, run, bad, BisectConfig() if config is None else config, tags, given=tuple(given), chance=chance
+            tracker,
+            run,
+            bad,
+            BisectConfig() if config is None else config,
+            tags,
+            given=tuple(given),
+            together=tuple(together),
+            chance=chance,
         )
     elif info.status == "finished":
         return BisectResult.from_json(tracker.load(info.id).read_bytes(schema.Artifact.BISECTION))
@@ -306,6 +319,7 @@ def _start_bisection(
     tags: Mapping[str, str] | None,
     *,
     given: tuple[Unit, ...],
+    together: tuple[Unit, ...],
     chance: float,
 ) -> _Begun:
     campaign, mixture, seen = _open_pair(tracker, run, bad, config, given)
@@ -315,6 +329,7 @@ def _start_bisection(
         seen=seen,
         config=config,
         given=given,
+        together=together,
         chance=chance,
     )
     parent = tracker.start(campaign.experiment, _title_of(plan), kind=_KIND, tags=tags, parent=campaign.run_id)
@@ -426,8 +441,10 @@ class _Search:
         outcome: Outcome = "cannot be told"
         complete = False
         free = ~self.held  # what is still suspected; the others stay as in the good build
-        if self.plan.given and (enough := self._is_enough()) is not False:
-            outcome, free = "enough" if enough else "cannot be told", np.zeros(len(units), np.bool_)
+        enough = self._is_enough() if self.plan.given else False
+        if enough is not False or self.plan.together:
+            outcome = "enough" if enough else "cannot be told" if enough is None else "not repeatable"
+            free = np.zeros(len(units), np.bool_)
         while free.any() and len(culprits) < self.config.max_culprits and not complete:
             found = self._culprit(free)
             if not isinstance(found, Culprit):
@@ -440,7 +457,7 @@ class _Search:
         complete = complete and outcome == "convicted"
         return BisectResult(
             outcome=outcome,
-            summary=_summary_text(outcome, culprits, complete, self.mixture, self.trials, self.plan.given),
+            summary=_summary_text(outcome, culprits, complete, self.mixture, self.trials, self.plan),
             culprits=tuple(culprits),
             complete=complete,
             good_run=self.mixture.good.info.id,
@@ -448,6 +465,7 @@ class _Search:
             units=len(units),
             consequences=self.mixture.consequences,
             given=self.plan.given,
+            together=self.plan.together,
             trials=tuple(self.trials),
             seconds=time.perf_counter() - self.began,
             overhead_seconds=time.perf_counter() - self.began - self.building,
@@ -464,15 +482,17 @@ class _Search:
         """Whether the good build is bad with what is given; None if it cannot be built, or there is no budget to tell.
 
         A good verdict may be wrong, and culprits may fail only sometimes: it takes :data:`_GOOD_ONES` of them, the good
-        build's own among them if that has what is given.
+        build's own among them if that has what is given. What nobody suspected before is bad twice, or it is not.
         """
+        wanted = 2 if self.plan.together else 1
         for _ in range(_GOOD_ONES - (not self.held.any())):
             if self._spent():
                 return None
             trial, taken = self._build(self.held)
             if taken is None or not np.array_equal(taken, self.held):
                 return None
-            if trial.verdict == "bad":
+            wanted -= trial.verdict == "bad"
+            if not wanted:
                 return True
         return False
 
@@ -635,14 +655,17 @@ def _summary_text(
     complete: bool,
     mixture: Mixture,
     trials: Sequence[Trial],
-    given: Sequence[Unit],
+    plan: BisectPlan,
 ) -> str:
-    builds = f"{len(trials)} builds"
+    builds, given = f"{len(trials)} builds", plan.given
     if not mixture.units:
         return "The two builds differ in nothing that can be chosen" + (
             f"; {len(mixture.consequences)} layers differ that cannot." if mixture.consequences else "."
         )
     convicted = " together with ".join(unit.describe() for unit in given)
+    if plan.together and outcome != "cannot be told":
+        asked = " together with ".join(unit.describe() for unit in plan.together)
+        return f"{asked}: {'bad as well' if outcome == 'enough' else 'not bad'} in a good build, by {builds}."
     if outcome == "enough":
         return f"With {convicted} the good build is bad too, so it needs nothing beside that the good build lacks."
     if outcome == "convicted" and given:

@@ -341,6 +341,7 @@ class _CampaignState:
             judge=judge,
             progress=lambda done, most: self.report(progress, None, before + done),
             given=pair.given,
+            together=pair.together,
             chance=pair.chance,
         )
         turning.take(result, len(self._table))

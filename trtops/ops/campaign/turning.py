@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +45,15 @@ class Pair:
         good: Run of the good build.
         bad: Run of the bad one.
         given: What was convicted in the bad build, and all mixtures have.
+        together: What is asked about, and nothing else is searched for: whether it makes the good build bad, which has what
+            is not in ``given``. Empty if culprits are searched for.
         chance: Probability beforehand that replayed choices do not decide.
     """
 
     good: str
     bad: str
     given: tuple[Unit, ...] = ()
+    together: tuple[Unit, ...] = ()
     chance: float = CHANCE
 
 
@@ -100,7 +105,8 @@ class Turning:
         """The good and the bad build to mix next, the most alike ones.
 
         First a good build that has what was convicted, which then needs something beside. Then a bad build that nothing
-        convicted explains. At last, with good builds enough, one that shows whether what was convicted is bad there too.
+        convicted explains. Then, with good builds enough, one that shows whether what was convicted is bad there too. At last
+        two choices that were convicted with others, and may be bad with one another.
         """
         found = joined(self.done)
         for guilty in (guilty for guilty in found if not guilty.settled):
@@ -117,7 +123,8 @@ class Turning:
         if good and bad:
             return Pair(*most_alike(table, good, bad), chance=_MISJUDGED if found else CHANCE)
         waited = self._has_waited(table)
-        return next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
+        elsewhere = next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
+        return elsewhere or (_of_two(found, self.done, table) if waited else None)
 
     def is_answered(self, table: CampaignTable) -> bool:
         """Whether nothing is left to ask.
@@ -156,6 +163,14 @@ class Turning:
         return explained
 
 
+Choices: TypeAlias = "frozenset[tuple[str, str, str]]"
+
+
+def choices_of(units: Iterable[Unit]) -> Choices:
+    """Kind, name and bad choice of each unit."""
+    return frozenset((unit.kind, unit.name, unit.bad) for unit in units)
+
+
 @dataclass(frozen=True)
 class Guilty:
     """What makes builds bad, all of it together.
@@ -175,6 +190,11 @@ class Guilty:
     settled: bool = False
     enough: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> Choices:
+        """What it is, whatever good builds have in its place."""
+        return choices_of(self.units)
 
     @property
     def refuted(self) -> bool:
@@ -206,6 +226,10 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
     """
     found: list[Guilty] = []
     for result in done:
+        if result.together:
+            if result.outcome == "enough":
+                found.append(Guilty(result.together, result.good_run, result.bad_run, settled=True))
+            continue
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
         before = [g for g in found if result.given and set(g.units) == set(result.given)]
         for guilty in before:
@@ -222,7 +246,7 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
     if sum(result.outcome == "not repeatable" and not result.given for result in done) >= _WITHDRAWING:
         return []
     found = [guilty for guilty in found if not guilty.refuted]
-    sets = [frozenset(guilty.units) for guilty in found]
+    sets = [guilty.choices for guilty in found]
     return [
         guilty
         for place, guilty in enumerate(found)
@@ -257,6 +281,35 @@ def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | 
     best = int(np.argmax(told))
     says = told[best] > 0 and (waited or told[best] >= _MUCH * needed.sum())
     return Pair(good[best], guilty.bad_run, given=guilty.units) if says else None
+
+
+def _of_two(found: Sequence[Guilty], done: Sequence[BisectResult], table: CampaignTable) -> Pair | None:
+    """A good and a bad build that show whether two choices are bad together, each of which was convicted with others.
+
+    Of four, two of which make a build bad, a campaign convicts the pairs that it happens to meet. The good build may have one
+    of the two already, and has nothing else that was convicted with others; the bad build has the rest.
+    """
+    known = [guilty.choices for guilty in found]
+    asked = [choices_of(result.together) for result in done if result.together]
+    units = {choice: unit for g in found if len(g.units) > 1 for unit in g.units for choice in choices_of((unit,))}
+    has = {choice: unit.taken_by(table) for choice, unit in units.items()}
+    good, bad = (table.verdicts == VERDICTS.index(verdict) for verdict in ("good", "bad"))
+    for two in combinations(units, 2):
+        pair = frozenset(two)
+        if two[0][:2] == two[1][:2] or pair in asked or any(of <= pair for of in known):
+            continue
+        others = np.logical_or.reduce([has[choice] for choice in units if choice not in pair] or [np.zeros_like(good)])
+        # What the good build lacks of the two. Settings are denied together, as one build has them.
+        for given in (two,) if "setting" in (two[0][0], two[1][0]) else (two, two[:1], two[1:]):
+            there = np.logical_and.reduce([has[choice] == (choice not in given) for choice in two])
+            from_good = np.flatnonzero(good & there & ~others)
+            from_bad = np.flatnonzero(bad & np.logical_and.reduce([has[choice] for choice in given]))
+            if len(from_good) and len(from_bad):
+                lacking = tuple(units[choice] for choice in given)
+                rest = tuple(units[choice] for choice in two if choice not in given)
+                names = table.names
+                return Pair(names[from_good[0]], names[from_bad[0]], given=lacking, together=(*lacking, *rest))
+    return None
 
 
 def _denied(tracker: Tracker, guilty: Guilty) -> DeniedTactic:
