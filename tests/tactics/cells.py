@@ -21,7 +21,7 @@ import numpy as np
 from trtops.ops.campaign.bisect import BisectResult, Culprit
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning, joined
+from trtops.ops.campaign.turning import Pair, Turning, joined, kept_out
 from trtops.tactics.bisection import Bisection
 from trtops.tactics.table import CampaignTable, Choice
 
@@ -82,17 +82,17 @@ class World:
         size = 2 if self.kind in ("together", "two of four") else 1
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
 
-    def draw(self, without: Iterable[Clause] = ()) -> np.ndarray:
+    def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
         """What a build chooses by itself; -1 where it has no such layer.
 
         Args:
-            without: What it is not to choose: the first choice of each is not offered.
+            without: What is not offered, layers and choices.
         """
         codes = np.array([self._rng.choice(len(f), p=f) for f in self._frequencies])
         follows = (self._copied >= 0) & (self._rng.random(self.layers) >= self._loose)
         codes[follows] = codes[self._copied[follows]]
         codes[self._rng.random(self.layers) < self._missing] = -1
-        for (layer, code), *_ in without:
+        for layer, code in without:
             others = self._frequencies[layer] * (np.arange(len(self._frequencies[layer])) != code)
             if codes[layer] == code and others.sum() > 0:
                 codes[layer] = self._rng.choice(len(others), p=others / others.sum())
@@ -135,7 +135,7 @@ def play(world: World, limit: int = LIMIT) -> Played:
             turning.take(result, len(table))
             when = world.built if result.culprits or (result.together and result.outcome == "enough") else when
             continue
-        rows.append(world.draw(clauses_of(turning.done)))
+        rows.append(world.draw(key_of(unit) for unit in kept_out(joined(turning.done)) if unit is not None))
         bad.append(world.is_bad(rows[-1]))
     return Played(frozenset(clauses_of(turning.done)), when, world.built)
 

@@ -9,10 +9,11 @@ import numpy as np
 from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning, choices_of, joined
+from trtops.ops.campaign.turning import Pair, Turning, choices_of, joined, kept_out
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import schema
+from trtops.tracking.base import Verdict
 from trtops.tracking.memory import MemoryTracker
 
 
@@ -150,6 +151,13 @@ def test_choices_that_were_convicted_with_others_are_tried_with_one_another():
         assert again is None or choices_of(again.together) != choices_of(pair.together)
 
 
+def test_one_choice_keeps_out_as_many_culprits_as_can_be():
+    found = joined([bisection("0", str(n), (unit(first), unit(4))) for n, first in enumerate((0, 1, 2), 1)])
+
+    assert kept_out(found) == [unit(4)] * 3
+    assert kept_out(joined([bisection("0", "1", (unit(3),))])) == [unit(3)]
+
+
 def test_a_choice_that_is_guilty_alone_is_not_tried_with_others():
     found = turning(bisection("0", "1", (unit(0),)), bisection("0", "2", (unit(1),)), clean=1)
     seen = table(["000", "101", "010"], "gbb")
@@ -211,16 +219,34 @@ def test_where_mixtures_of_three_pairs_follow_nothing_choices_do_not_decide():
     assert found.confidence() > 0.95
 
 
-def test_what_was_convicted_is_kept_out_of_further_builds_unless_they_fail_for_it():
-    tracker = MemoryTracker()
-    run = tracker.start("e", "bad", kind="iteration")
-    choices = tuple(TacticChoice(layer=f"layer-{n}", op="Conv", tactic="tactic-1") for n in range(2))
+def build_of(tracker: MemoryTracker, verdict: Verdict, tactics: str) -> str:
+    """The run of a build whose layers have these tactics, a digit each."""
+    run = tracker.start("e", verdict, kind="iteration")
+    choices = tuple(TacticChoice(layer=f"layer-{n}", op="Conv", tactic=f"tactic-{of}") for n, of in enumerate(tactics))
     run.log_json(
         TacticRecord(mechanism="algorithm_selector", backend_version="8.6", device_sha256="d", choices=choices),
         schema.Artifact.TACTICS,
     )
-    run.finish("bad")
-    found = turning(bisection("0", run.id, (unit(0), unit(1))), after=2)
+    run.finish(verdict)
+    return run.id
+
+
+def test_of_two_that_are_bad_together_the_one_that_the_good_build_had_is_kept_out_as_well():
+    tracker = MemoryTracker()
+    good, bad, other = (build_of(tracker, *of) for of in (("good", "100"), ("bad", "011"), ("bad", "101")))
+    pair = (unit(1), unit(0))
+    asked = bisection(good, bad, outcome="enough", given=pair[:1], together=pair)
+    found = turning(asked, bisection(good, other, (unit(0), unit(2))), after=2)
+
+    entries = found.denied(tracker, table(["100", "011", "101"], "gbb")).entries
+
+    assert [[(c.layer, c.tactic) for c in entry.choices] for entry in entries] == [[("layer-0", "tactic-1")]] * 2
+
+
+def test_what_was_convicted_is_kept_out_of_further_builds_unless_they_fail_for_it():
+    tracker = MemoryTracker()
+    bad = build_of(tracker, "bad", "11")
+    found = turning(bisection("0", bad, (unit(0), unit(1))), after=2)
 
     (entry,) = found.denied(tracker, table(["00", "11", "00"], "gbg")).entries
 

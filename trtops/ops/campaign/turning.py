@@ -17,6 +17,7 @@ from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.prove import most_alike
 from trtops.tactics.bisection import CHANCE, Bools
 from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
@@ -145,7 +146,8 @@ class Turning:
         """What the next builds are not to choose: what was convicted. Nothing, where a build has failed since."""
         if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
             return DenyList()
-        return DenyList(entries=tuple(_denied(tracker, guilty) for guilty in joined(self.done)))
+        found = joined(self.done)
+        return DenyList(entries=tuple(_denied(tracker, *each) for each in zip(found, kept_out(found))))
 
     def _has_waited(self, table: CampaignTable) -> bool:
         wanted = self.config.clean_builds
@@ -312,19 +314,39 @@ def _of_two(found: Sequence[Guilty], done: Sequence[BisectResult], table: Campai
     return None
 
 
-def _denied(tracker: Tracker, guilty: Guilty) -> DeniedTactic:
-    """What keeps a culprit out of builds: one of its layers' choices, or all of its settings."""
+def kept_out(found: Sequence[Guilty]) -> list[Unit | None]:
+    """What keeps each culprit out of builds: a choice of one of its layers; None for settings, all of which it takes.
+
+    The same choice for as many culprits as can be: of two that are both kept out nobody sees whether they are bad together.
+    """
+    counts = Counter(choice for guilty in found for choice in guilty.choices)
+    chosen = []
+    for guilty in found:
+        layers = [unit for unit in guilty.units if unit.kind == "layer"]
+        chosen.append(max(layers, key=lambda unit: counts[unit.kind, unit.name, unit.bad], default=None))
+    return chosen
+
+
+def _denied(tracker: Tracker, guilty: Guilty, kept: Unit | None) -> DeniedTactic:
+    """The entry that keeps a culprit out of builds: of one of its layers' choices, or of all its settings."""
     record = load_record(tracker.load(guilty.bad_run))
+    if record is not None and kept is not None and not _chosen(record, kept):
+        # Of two choices that are bad together, the good build may have had one.
+        record = load_record(tracker.load(guilty.good_run))
     assert record is not None  # or there would have been nothing to mix
-    layer = next((unit.name for unit in guilty.units if unit.kind == "layer"), None)
-    names = {unit.name for unit in guilty.units} if layer is None else set()
+    names = {unit.name for unit in guilty.units} if kept is None else set()
     return DeniedTactic(
         backend_version=record.backend_version,
         device_sha256=record.device_sha256,
-        choices=tuple(choice for choice in record.choices if choice.layer == layer),
+        choices=() if kept is None else _chosen(record, kept),
         settings=tuple(pair for pair in record.settings if pair[0] in names),
         evidence=guilty.bad_run,
     )
+
+
+def _chosen(record: TacticRecord, unit: Unit) -> tuple[TacticChoice, ...]:
+    """A build's choice of a layer, if it is the one that a unit has from bad builds."""
+    return tuple(choice for choice in record.choices if (choice.layer, choice.tactic) == (unit.name, unit.bad))
 
 
 def bisections(tracker: Tracker, campaign: RunInfo) -> list[RunInfo]:
