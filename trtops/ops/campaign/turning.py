@@ -105,9 +105,10 @@ class Turning:
     def pair(self, table: CampaignTable) -> Pair | None:
         """The good and the bad build to mix next, the most alike ones.
 
-        First a good build that has what was convicted, which then needs something beside. Then a bad build that nothing
-        convicted explains. Then, with good builds enough, one that shows whether what was convicted is bad there too. At last
-        two choices that were convicted with others, and may be bad with one another.
+        First a good build that has what was convicted, which then needs something beside. Then two choices that were convicted
+        with others, and may be bad with one another: that takes two builds, and a dozen where a bad build has to show it. Then a
+        bad build that nothing convicted explains. At last, with good builds enough, one that shows whether what was convicted is
+        bad there too.
         """
         found = joined(self.done)
         for guilty in (guilty for guilty in found if not guilty.settled):
@@ -115,6 +116,8 @@ class Turning:
             against = [name for name in table.named("good") if having[name] and name not in guilty.asked]
             if against:
                 return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
+        if (two := _of_two(found, self.done, table)) is not None:
+            return two
         tried = {result.bad_run for result in self.done if not result.given}
         # Mixtures with a good build that failed only by chance not to be bad follow nothing.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
@@ -124,8 +127,7 @@ class Turning:
         if good and bad:
             return Pair(*most_alike(table, good, bad), chance=_MISJUDGED if found else CHANCE)
         waited = self._has_waited(table)
-        elsewhere = next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
-        return elsewhere or (_of_two(found, self.done, table) if waited else None)
+        return next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
 
     def is_answered(self, table: CampaignTable) -> bool:
         """Whether nothing is left to ask.
