@@ -132,7 +132,7 @@ class Engine:
 
     Attributes:
         backend: Name of the back end that loads it.
-        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format. One of more than 2 GiB is a view
+        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format. One of more than 1 GiB is a view
             of a file (:mod:`trtops.mapped`), and not in memory.
         options: What the loader needs beside the bytes (session options); JSON values.
         environment: Where it was built.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import pickle
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,22 +41,9 @@ CASES = {"conv": models.conv_net, "transformer": models.transformer, "branch": m
 
 
 @pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model is large, and every weight of more than 64 bytes."""
-    monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
-    monkeypatch.setattr("trtops.backend.onnx.external._SMALL_BYTES", 64)
+def limit(large_models: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is large, and so is every file."""
     monkeypatch.setattr("trtops.mapped.MOST_READ", 64)
-
-
-@pytest.fixture
-def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty folder for temporary files, which must be empty again when nothing is used any more."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    gc.collect()
-    assert list(folder.iterdir()) == []
 
 
 def written(case: models.Case, folder: Path) -> Path:

@@ -5,16 +5,13 @@ Run with ``-s`` to read the pages.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.gates import built, claiming, convolutions, kept, with_wrong_weight, write
-from trtops.backend.trt.library import memory
 from trtops.ops.campaign.promote import resolve
 from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.op import gate
@@ -23,15 +20,10 @@ from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-_ABSENT = importlib.util.find_spec("tensorrt") is None or memory.device_count() < 1
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.skipif(
-        _ABSENT and os.environ.get("TRTOPS_REQUIRE_GPU") != "1",
-        reason="needs TensorRT and a GPU; TRTOPS_REQUIRE_GPU=1 makes this an error",
-    ),
 ]
 
 # Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider limits

@@ -116,7 +116,7 @@ class Turning:
             against = [name for name in table.named("good") if having[name] and name not in guilty.asked]
             if against:
                 return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
-        if (two := _of_two(found, self.done, table)) is not None:
+        if (two := _unasked_pair(found, self.done, table)) is not None:
             return two
         tried = {result.bad_run for result in self.done if not result.given}
         # Mixtures with a good build that failed only by chance not to be bad follow nothing.
@@ -168,6 +168,7 @@ class Turning:
 
 
 Choices: TypeAlias = "frozenset[tuple[str, str, str]]"
+"""Kind, name and bad choice of units."""
 
 
 def choices_of(units: Iterable[Unit]) -> Choices:
@@ -287,7 +288,7 @@ def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | 
     return Pair(good[best], guilty.bad_run, given=guilty.units) if says else None
 
 
-def _of_two(found: Sequence[Guilty], done: Sequence[BisectResult], table: CampaignTable) -> Pair | None:
+def _unasked_pair(found: Sequence[Guilty], done: Sequence[BisectResult], table: CampaignTable) -> Pair | None:
     """A good and a bad build that show whether two choices are bad together, each of which was convicted with others.
 
     Of four, two of which make a build bad, a campaign convicts the pairs that it happens to meet. The good build may have one

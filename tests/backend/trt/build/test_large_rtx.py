@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +35,8 @@ def path(case: models.Case, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty folder for temporary files, which must be empty again when nothing is used any more."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    gc.collect()
-    assert list(folder.iterdir()) == []
-
-
-@pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch, temporary_files: Path) -> list[int]:
-    """Every model is large, and every weight of more than 64 bytes; the sizes of what is handed to parsers."""
-    monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
-    monkeypatch.setattr("trtops.backend.onnx.external._SMALL_BYTES", 64)
+def limit(large_models: None, monkeypatch: pytest.MonkeyPatch, temporary_files: Path) -> list[int]:
+    """Every model is large; the sizes of what is handed to parsers."""
     parsed: list[int] = []
     readable = parsing.readable
 
