@@ -125,13 +125,18 @@ def test_a_table_that_is_cut_short_is_refused(cut):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_table_with_a_changed_byte_is_refused(data):
-    whole = bytearray(campaign(1, 12, culprit="none", layers=20).table.to_bytes())
+def test_a_table_with_a_changed_byte_is_refused_unless_it_says_the_same(data):
+    """A few bits of compressed data can be otherwise and unpack to the same, whose digest is right."""
+    sound = campaign(1, 12, culprit="none", layers=20).table.to_bytes()
+    whole = bytearray(sound)
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
 
-    with pytest.raises(errors.FormatError):
-        CampaignTable.from_bytes(bytes(whole))
+    try:
+        found = CampaignTable.from_bytes(bytes(whole))
+    except errors.FormatError:
+        return
+    assert found.to_bytes() == sound
 
 
 def packed(body: bytes, version: int = 1, size: int | None = None) -> bytes:
