@@ -20,9 +20,10 @@ import numpy as np
 
 from trtops.ops.campaign.bisect import BisectResult, Culprit
 from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning, joined, kept_out
-from trtops.tactics.bisection import Bisection
+from trtops.ops.campaign.turning import Pair, Turning
+from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.table import CampaignTable, Choice
 
 Kind = Literal["one", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
@@ -135,7 +136,7 @@ def play(world: World, limit: int = LIMIT) -> Played:
             turning.take(result, len(table))
             when = world.built if result.culprits or (result.together and result.outcome == "enough") else when
             continue
-        rows.append(world.draw(key_of(unit) for unit in kept_out(joined(turning.done)) if unit is not None))
+        rows.append(world.draw(key_of(unit) for unit in kept_out(joined(turning.done), len(rows)) if unit is not None))
         bad.append(world.is_bad(rows[-1]))
     return Played(frozenset(clauses_of(turning.done)), when, world.built)
 
@@ -232,7 +233,7 @@ def searched(
     while free.any() and len(found) < 4:
         places = np.flatnonzero(free)
         seen = [(taken_by[places, row], bool(table.verdicts[row])) for row in np.flatnonzero(having).tolist()]
-        bisection = Bisection(np.ones(len(places)), world.seed, seen, pair.chance)
+        bisection = Narrowing(np.ones(len(places)), world.seed, seen, pair.chance)
         while (decided := bisection.decided(confidence)) is None and world.built < limit:
             wanted, opposite = bisection.next(confidence)
             taken = np.zeros(len(units), np.bool_)
@@ -248,7 +249,7 @@ def searched(
     return ("convicted" if found else "cannot be told"), found
 
 
-def culprit_of(bisection: Bisection, units: Sequence[Unit]) -> Culprit:
+def culprit_of(bisection: Narrowing, units: Sequence[Unit]) -> Culprit:
     best = bisection.best
     clauses = tuple(tuple(best.units.index(unit) for unit in clause) for clause in best.clauses)
     return Culprit(

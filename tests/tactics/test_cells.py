@@ -20,6 +20,7 @@ SEEDS = amount(10, in_every_run=6)
         (Cell(20, "together"), 0.8, 30),
         (Cell(20, "either"), 0.8, 30),
         (Cell(20, "sometimes"), 0.8, 45),
+        (Cell(20, "two of four"), 0.8, 95),
     ],
     ids=str,
 )

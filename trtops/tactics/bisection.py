@@ -1,6 +1,7 @@
 """Which differences between a good and a bad build make it bad: builds that mix the two, chosen so that each tells most.
 
-Plain numbers in, plain numbers out; :mod:`trtops.ops.campaign.bisect` makes the builds.
+Plain numbers in, plain numbers out; :mod:`trtops.ops.campaign.bisect` makes the builds, and :mod:`trtops.tactics.narrowing`
+goes from many units to a few where that is needed.
 
 The two builds differ in *units*: layers and settings that can be taken from either. A *trial* takes some units from the
 bad build and the others from the good one. A *hypothesis* says which trials come out bad: those with one certain unit;
@@ -66,7 +67,7 @@ _KEPT_RATES = np.array([0.95, 0.8, 0.05])
 """How often a verdict is that of the build before, where chance drifts, or two machines take turns."""
 _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
-_MAX_SEVERAL = 7
+MAX_SEVERAL = 7
 """Units up to which sets of more than two are thought of: there are some 900 then."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
@@ -109,7 +110,7 @@ class _Several:
     def of(cls, units: int) -> _Several:
         """All hypotheses of this kind about so many units."""
         rows: list[tuple[int | None, tuple[int, ...], int]] = []
-        if units <= _MAX_SEVERAL:
+        if units <= MAX_SEVERAL:
             for size in range(3, units + 1):
                 for members in itertools.combinations(range(units), size):
                     rows += [(None, members, least) for least in range(1, size + 1)]
@@ -145,6 +146,8 @@ class Bisection:
         seen: Builds that were there before, which nobody mixed: units that they had from the bad build, and whether they were
             bad. They say whom to suspect first, and nothing against chance.
         chance: Prior probability that no unit decides.
+        log_e_value: Evidence against chance from trials before these; natural logarithm. A product of e-values, each of
+            which is about trials that come after those of the ones before, is one again.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class Bisection:
         seed: int = 0,
         seen: Sequence[tuple[Bools, bool]] = (),
         chance: float = CHANCE,
+        log_e_value: float = 0.0,
     ) -> None:
         weights = np.asarray(prior, np.float64)
         weights = weights / weights.sum()
@@ -160,6 +164,7 @@ class Bisection:
         self._weights = 0.5 * weights + 0.5 / len(weights)
         self._coin = np.random.default_rng(seed)
         self._prior_of_chance = chance
+        self._log_e_before = log_e_value
         self.units = len(weights)
         self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
         self._first, self._second = np.triu_indices(len(self._paired), 1)
@@ -276,7 +281,7 @@ class Bisection:
         logs = np.array([math.log(rate[2]) for rate in RATES])
         ratios = self._prior + logs[:, None] + self._log_p - self._log_mean
         peak = float(ratios.max())
-        return peak + math.log(float(np.exp(ratios - peak).sum()))
+        return self._log_e_before + peak + math.log(float(np.exp(ratios - peak).sum()))
 
     @property
     def best(self) -> Culprits:
@@ -320,7 +325,7 @@ class Bisection:
         aim = _Aim(*self._mass, self._chance_rate)
         if self.log_e_value >= self._needed(confidence):
             return self._most_telling(aim), None
-        one, other = self._best_of_all(aim) if self.units <= _MAX_SEVERAL else self._best_of_splits(aim)
+        one, other = self._best_of_all(aim) if self.units <= MAX_SEVERAL else self._best_of_splits(aim)
         return (one, other) if self._coin.random() < 0.5 else (other, one)
 
     @property
@@ -360,7 +365,7 @@ class Bisection:
 
     def _most_telling(self, aim: _Aim) -> Bools:
         """The trial that tells most of which hypothesis holds."""
-        if self.units > _MAX_SEVERAL:
+        if self.units > MAX_SEVERAL:
             trials = np.array([taken for pair in self._buildable_splits(aim) for taken in pair])
             expected = np.array([self.expected_bad(taken) for taken in trials], np.float64)
         else:

@@ -21,8 +21,8 @@ from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
+from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.mixture import Mixture
-from trtops.ops.campaign.turning import joined
 from trtops.tactics.sizes import welch
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker

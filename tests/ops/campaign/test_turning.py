@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.turning import Pair, Turning, choices_of, joined, kept_out
+from trtops.ops.campaign.guilty import joined, kept_out
+from trtops.ops.campaign.mixture import Key, Unit
+from trtops.ops.campaign.turning import Pair, Turning
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import schema
@@ -31,6 +33,10 @@ def table(rows: Sequence[str], verdicts: str) -> CampaignTable:
 
 def unit(layer: int, bad: int = 1) -> Unit:
     return Unit(kind="layer", name=f"layer-{layer}", good="tactic-0", bad=f"tactic-{bad}")
+
+
+def choices_of(units: Iterable[Unit]) -> frozenset[Key]:
+    return frozenset(unit.choice for unit in units)
 
 
 def bisection(
@@ -150,6 +156,55 @@ def test_choices_that_were_convicted_with_others_are_tried_with_one_another():
         assert again is None or choices_of(again.together) != choices_of(pair.together)
 
 
+def test_one_that_is_bad_with_either_of_two_is_convicted_with_each():
+    given = Culprit(units=(unit(1), unit(2)), clauses=((0,), (1,)), probability=0.99, log10_e_value=1.5, builds=8)
+    first = bisection("0", "1", (unit(0),))
+    second = replace(bisection("2", "1", given=(unit(0),)), culprits=(given,))
+
+    found = joined([first, second])
+
+    assert [g.choices for g in found] == [choices_of((unit(0), unit(n))) for n in (1, 2)]
+    assert all(guilty.settled for guilty in found)
+
+
+def test_what_seems_guilty_alone_is_put_into_a_good_build_without_what_was_convicted_with_others():
+    """Of four choices two make a build bad; nearly every build has one, so that another one seems to be guilty alone."""
+    pairs = [(unit(a), unit(b)) for a, b in ((0, 1), (0, 2), (1, 2))]
+    known = [bisection("0", "1", outcome="enough", given=pair, together=pair) for pair in pairs]
+    found = turning(*known, bisection("3", "4", (unit(3),)))
+    seen = table(["0000", "1100", "1010", "1000", "1001", "0100", "0000"], "gbbgbgg")
+
+    asked = found.pair(seen)
+
+    assert asked == Pair("0", "4", given=(unit(3),))  # builds 3 and 5 have one of the others
+    twice = [bisection(good, "4", given=(unit(3),), outcome="enough") for good in "06"]
+    assert turning(*found.done, *twice).pair(seen) == replace(asked, good="5")  # the last one that it was not put into
+
+
+def test_where_mixtures_followed_nothing_the_good_build_lacks_what_bad_builds_share():
+    """The good builds most like bad ones have the culprit, and failed by chance not to be bad."""
+    seen = table(["1100", "1101", "1110", "0012", "0021"], "gbbgg")
+    first = turning().pair(seen)
+    assert first is not None and first.good == "0"
+
+    after = turning(bisection(first.good, first.bad, outcome="not repeatable")).pair(seen)
+
+    assert after is not None and after.good in "34"
+
+
+def test_a_campaign_waits_for_builds_that_say_what_choices_do_with_one_another():
+    pair = (unit(0), unit(1))
+    settled = bisection("0", "1", outcome="enough", given=pair, together=pair)
+    enough = ["0000"] * 3
+    alone = ["1000"] * 3 + ["0100"] * 3
+    found = turning(settled, clean=3, after=0)
+
+    assert not replace(found, after=4).is_answered(table(["0000", "1100", *enough], "gb" + "ggg"))
+    assert replace(found, after=10).is_answered(table(["0000", "1100", *enough, *alone], "gb" + "g" * 9))
+    # Not for ever: what was convicted may keep them out.
+    assert replace(found, after=2).is_answered(table(["0000", "1100", *enough], "gb" + "ggg"))
+
+
 def test_one_choice_keeps_out_as_many_culprits_as_can_be():
     found = joined([bisection("0", str(n), (unit(first), unit(4))) for n, first in enumerate((0, 1, 2), 1)])
 
@@ -247,11 +302,11 @@ def test_what_was_convicted_is_kept_out_of_further_builds_unless_they_fail_for_i
     bad = build_of(tracker, "bad", "11")
     found = turning(bisection("0", bad, (unit(0), unit(1))), after=2)
 
-    (entry,) = found.denied(tracker, table(["00", "11", "00"], "gbg")).entries
+    entries = [found.denied(tracker, table(["00", "11", *["00"] * more], "gb" + more * "g")).entries for more in (1, 2)]
 
-    assert [choice.layer for choice in entry.choices] == [
-        "layer-0"
-    ]  # either of the two keeps both from coming together
+    # Either of the two keeps both from coming together; by turns, so that each is seen without the other.
+    assert sorted(choice.layer for (entry,) in entries for choice in entry.choices) == ["layer-0", "layer-1"]
+    ((entry,), _) = entries
     assert (entry.backend_version, entry.device_sha256) == ("8.6", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
     assert turning().denied(tracker, table(["00"], "g")).entries == ()

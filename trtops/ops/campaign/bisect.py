@@ -28,8 +28,9 @@ from trtops.ops.campaign.prove import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
-from trtops.tactics.bisection import CHANCE, Bisection, Bools, Clauses
+from trtops.tactics.bisection import CHANCE, Bools, Clauses
 from trtops.tactics.denied import DeniedTactic
+from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.sizes import Effect, welch
 from trtops.tracking import campaigns, schema
@@ -501,7 +502,7 @@ class _Search:
         places = np.flatnonzero(free)
         units = [self.mixture.units[place] for place in places]
         seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
-        bisection = Bisection(np.ones(len(units)), self.config.seed, seen, self.plan.chance)
+        bisection = Narrowing(np.ones(len(units)), self.config.seed, seen, self.plan.chance)
         first, failed = len(self.trials), 0
         while (decided := bisection.decided(self.config.confidence)) is None:
             if self._spent() or failed >= _FAILURES:

@@ -26,9 +26,10 @@ from trtops.locks import held
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
+from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.opened import remembered_config
-from trtops.ops.campaign.turning import Pair, Turning, bisections, joined, results, summaries
+from trtops.ops.campaign.turning import Pair, Turning, bisections, results, summaries
 from trtops.ops.judging.feeds import check_source
 from trtops.ops.judging.judgement import collect
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record
+
+Key: TypeAlias = "tuple[str, str, str]"
+"""Kind, name and bad choice of a unit: what it is, whatever good builds have in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,11 @@ class Unit(Record):
     name: str
     good: str
     bad: str
+
+    @property
+    def choice(self) -> Key:
+        """What it is, whatever the good build has in its place."""
+        return self.kind, self.name, self.bad
 
     def describe(self) -> str:
         """The unit with what the bad build has."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from trtops.ops.campaign.bisect import BisectResult
 from trtops.ops.campaign.config import DebugBuildConfig
+from trtops.ops.campaign.guilty import Guilty, joined, kept_out, of_several, unasked
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.prove import most_alike
 from trtops.tactics.bisection import CHANCE, Bools
@@ -33,8 +32,7 @@ _ELSEWHERE = 5  # good builds that something convicted is put into, to see wheth
 _AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
 _MUCH = 0.4  # share of what it may need that a build has to lack for that
 _SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
-_REFUTING = 2  # good builds with what was convicted, each seen to be good repeatedly, that refute it
-_WITHDRAWING = 6  # pairs whose mixtures follow nothing, after which convictions by others are withdrawn
+_PAIRED = 256  # builds of each verdict that pairs are looked for among
 _MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
 
 
@@ -107,8 +105,8 @@ class Turning:
 
         First a good build that has what was convicted, which then needs something beside. Then two choices that were convicted
         with others, and may be bad with one another: that takes two builds, and a dozen where a bad build has to show it. Then a
-        bad build that nothing convicted explains. At last, with good builds enough, one that shows whether what was convicted is
-        bad there too.
+        good build that shows whether what seems to be guilty alone needs one of such choices. Then a bad build that nothing
+        convicted explains. At last, with good builds enough, one that shows whether what was convicted is bad there too.
         """
         found = joined(self.done)
         for guilty in (guilty for guilty in found if not guilty.settled):
@@ -118,6 +116,8 @@ class Turning:
                 return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
         if (two := _unasked_pair(found, self.done, table)) is not None:
             return two
+        if (alone := _without_others(found, table)) is not None:
+            return alone
         tried = {result.bad_run for result in self.done if not result.given}
         # Mixtures with a good build that failed only by chance not to be bad follow nothing.
         unsafe = {result.good_run for result in self.done if result.outcome == "not repeatable" and not result.given}
@@ -125,7 +125,8 @@ class Turning:
         good = [name for name in table.named("good") if name not in unsafe]
         bad = [name for name in table.named("bad") if name not in tried and not explained[name]]
         if good and bad:
-            return Pair(*most_alike(table, good, bad), chance=_MISJUDGED if found else CHANCE)
+            choose = most_telling if self._not_repeatable else most_alike
+            return Pair(*choose(table, good, bad), chance=_MISJUDGED if found else CHANCE)
         waited = self._has_waited(table)
         return next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
 
@@ -135,9 +136,16 @@ class Turning:
         Either mixtures of several pairs follow nothing: choices do not decide. Or enough builds are good without what was
         convicted, and what was convicted is bad in others of them as well, so that it needs nothing beside.
         """
-        if not joined(self.done):
+        found = joined(self.done)
+        if not found:
             return self._not_repeatable >= _DOUBTS
-        return self._has_waited(table) and self.pair(table) is None
+        return self._has_waited(table) and not self._may_tell_more(found, table) and self.pair(table) is None
+
+    def _may_tell_more(self, found: Sequence[Guilty], table: CampaignTable) -> bool:
+        """Whether builds without what was convicted may still show what its choices do with one another, or alone."""
+        if len(table) - self.after >= self.config.clean_builds:
+            return False
+        return bool(unasked(found, self.done)) or any(g.may_be_guilty_without_others(table) for g in found)
 
     def confidence(self) -> float:
         """What the next bisection needs to convict: more, where one before found that choices do not decide."""
@@ -149,7 +157,7 @@ class Turning:
         if (table.verdicts[self.after :] == VERDICTS.index("error")).any():
             return DenyList()
         found = joined(self.done)
-        return DenyList(entries=tuple(_denied(tracker, *each) for each in zip(found, kept_out(found))))
+        return DenyList(entries=tuple(_denied(tracker, *each) for each in zip(found, kept_out(found, len(table)))))
 
     def _has_waited(self, table: CampaignTable) -> bool:
         wanted = self.config.clean_builds
@@ -167,96 +175,24 @@ class Turning:
         return explained
 
 
-Choices: TypeAlias = "frozenset[tuple[str, str, str]]"
-"""Kind, name and bad choice of units."""
+def most_telling(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
+    """The good and the bad build that differ most in choices which bad builds have more often than good ones.
 
-
-def choices_of(units: Iterable[Unit]) -> Choices:
-    """Kind, name and bad choice of each unit."""
-    return frozenset((unit.kind, unit.name, unit.bad) for unit in units)
-
-
-@dataclass(frozen=True)
-class Guilty:
-    """What makes builds bad, all of it together.
-
-    Attributes:
-        units: With what the bad build has.
-        good_run: The good build of the mixtures that convicted it.
-        bad_run: The bad one.
-        settled: Whether what it needs beside was found.
-        enough: Good builds that are bad with it.
-        lacking: Good builds that were not, and whose mixtures did not say why.
+    A good build that failed only by chance not to be bad has the culprit as well, and so do the good builds most like bad ones.
     """
-
-    units: tuple[Unit, ...]
-    good_run: str
-    bad_run: str
-    settled: bool = False
-    enough: tuple[str, ...] = ()
-    lacking: tuple[str, ...] = ()
-
-    @property
-    def choices(self) -> Choices:
-        """What it is, whatever good builds have in its place."""
-        return choices_of(self.units)
-
-    @property
-    def refuted(self) -> bool:
-        """Whether it was good in several other builds, more than it was bad in, and nothing was found that it needs."""
-        return not self.settled and len(self.lacking) >= _REFUTING and len(self.lacking) > len(self.enough)
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """All good builds that it was put into."""
-        return self.enough + self.lacking
-
-    def held_by(self, table: CampaignTable) -> Bools:
-        """Which builds of a table have all of it."""
-        held: Bools = np.logical_and.reduce([unit.taken_by(table) for unit in self.units])
-        return held
-
-    def describe(self) -> str:
-        """In words."""
-        return " together with ".join(unit.describe() for unit in self.units)
-
-
-def joined(done: Sequence[BisectResult]) -> list[Guilty]:
-    """What bisections convicted, one after the other.
-
-    Two builds that both have one of two that fail only together differ in the other one, and that alone is convicted, until a
-    good build has it too and is mixed with the bad one: what is found then belongs to it. And what is guilty alone, needs
-    nothing that was convicted with it before. What was refuted since is left out, and all
-    of it where so many bad builds follow nothing that a few convictions are to be expected by chance.
-    """
-    found: list[Guilty] = []
-    for result in done:
-        if result.together:
-            if result.outcome == "enough":
-                found.append(Guilty(result.together, result.good_run, result.bad_run, settled=True))
-            continue
-        new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
-        before = [g for g in found if result.given and set(g.units) == set(result.given)]
-        for guilty in before:
-            place = found.index(guilty)
-            if new:
-                beside = dict.fromkeys(unit for clause in new for unit in clause if unit not in guilty.units)
-                found[place] = replace(guilty, units=(*guilty.units, *beside), settled=True)
-            elif result.outcome == "enough":
-                found[place] = replace(guilty, enough=(*guilty.enough, result.good_run))
-            else:
-                found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
-        if not result.given:
-            found += [Guilty(clause, result.good_run, result.bad_run) for clause in new]
-    if sum(result.outcome == "not repeatable" and not result.given for result in done) >= _WITHDRAWING:
-        return []
-    found = [guilty for guilty in found if not guilty.refuted]
-    sets = [guilty.choices for guilty in found]
-    return [
-        guilty
-        for place, guilty in enumerate(found)
-        if not any(of < sets[place] for of in sets) and sets[place] not in sets[:place]
-    ]
+    good, bad = good[:_PAIRED], bad[:_PAIRED]
+    place = {name: row for row, name in enumerate(table.names)}
+    codes = np.hstack((table.codes, table.setting_codes))
+    ours = codes[[place[name] for name in good]]
+    judged = [codes[table.verdicts == VERDICTS.index(verdict)] for verdict in ("bad", "good")]
+    told = np.zeros((len(good), len(bad)))
+    for column, name in enumerate(bad):
+        choices = codes[place[name]]
+        in_bad, in_good = (((of == choices).sum(axis=0) + 1) / (len(of) + 2) for of in judged)
+        suspicion = np.where(choices >= 0, np.log(in_bad / in_good).clip(0) ** 2, 0)
+        told[:, column] = (ours != choices) @ suspicion
+    i, j = np.unravel_index(int(told.argmax()), told.shape)
+    return good[int(i)], bad[int(j)]
 
 
 def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | None:
@@ -288,22 +224,38 @@ def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | 
     return Pair(good[best], guilty.bad_run, given=guilty.units) if says else None
 
 
+def _without_others(found: Sequence[Guilty], table: CampaignTable) -> Pair | None:
+    """A good build that shows whether a culprit needs one of the choices that were convicted with others: it has none of them.
+
+    Of several choices two of which make a build bad, one seems to be guilty alone where most builds have one of the others.
+    """
+    rows = {name: row for row, name in enumerate(table.names)}
+    good = table.verdicts == VERDICTS.index("good")
+    for guilty in (guilty for guilty in found if not guilty.settled):
+        others = [unit.taken_by(table) for choice, unit in of_several(found).items() if choice not in guilty.choices]
+        if not others:
+            continue
+        without = ~np.logical_or.reduce(others)
+        if sum(without[rows[name]] for name in guilty.asked) >= _SURE:
+            continue
+        free = without & good & ~guilty.held_by(table)
+        names = (table.names[row] for row in np.flatnonzero(free))
+        if (name := next((name for name in names if name not in guilty.asked), None)) is not None:
+            return Pair(name, guilty.bad_run, given=guilty.units)
+    return None
+
+
 def _unasked_pair(found: Sequence[Guilty], done: Sequence[BisectResult], table: CampaignTable) -> Pair | None:
     """A good and a bad build that show whether two choices are bad together, each of which was convicted with others.
 
     Of four, two of which make a build bad, a campaign convicts the pairs that it happens to meet. The good build may have one
     of the two already, and has nothing else that was convicted with others; the bad build has the rest.
     """
-    known = [guilty.choices for guilty in found]
-    asked = [choices_of(result.together) for result in done if result.together]
-    units = {choice: unit for g in found if len(g.units) > 1 for unit in g.units for choice in choices_of((unit,))}
+    units = of_several(found)
     has = {choice: unit.taken_by(table) for choice, unit in units.items()}
     good, bad = (table.verdicts == VERDICTS.index(verdict) for verdict in ("good", "bad"))
-    for two in combinations(units, 2):
-        pair = frozenset(two)
-        if two[0][:2] == two[1][:2] or pair in asked or any(of <= pair for of in known):
-            continue
-        others = np.logical_or.reduce([has[choice] for choice in units if choice not in pair] or [np.zeros_like(good)])
+    for two in map(sorted, unasked(found, done)):
+        others = np.logical_or.reduce([has[choice] for choice in units if choice not in two] or [np.zeros_like(good)])
         # What the good build lacks of the two. Settings are denied together, as one build has them.
         for given in (two,) if "setting" in (two[0][0], two[1][0]) else (two, two[:1], two[1:]):
             there = np.logical_and.reduce([has[choice] == (choice not in given) for choice in two])
@@ -315,19 +267,6 @@ def _unasked_pair(found: Sequence[Guilty], done: Sequence[BisectResult], table: 
                 names = table.names
                 return Pair(names[from_good[0]], names[from_bad[0]], given=lacking, together=(*lacking, *rest))
     return None
-
-
-def kept_out(found: Sequence[Guilty]) -> list[Unit | None]:
-    """What keeps each culprit out of builds: a choice of one of its layers; None for settings, all of which it takes.
-
-    The same choice for as many culprits as can be: of two that are both kept out nobody sees whether they are bad together.
-    """
-    counts = Counter(choice for guilty in found for choice in guilty.choices)
-    chosen = []
-    for guilty in found:
-        layers = [unit for unit in guilty.units if unit.kind == "layer"]
-        chosen.append(max(layers, key=lambda unit: counts[unit.kind, unit.name, unit.bad], default=None))
-    return chosen
 
 
 def _denied(tracker: Tracker, guilty: Guilty, kept: Unit | None) -> DeniedTactic:
