@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from trtops.ops.campaign.bisect import BisectResult, Culprit
+from trtops.ops.campaign.bisect import BisectResult, Culprit, Trial
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Unit
@@ -40,6 +40,7 @@ class World:
     Attributes:
         culprits: Clauses of ``(layer, tactic)`` that make a build bad.
         built: How many builds there were, whatever they were for.
+        verdicts: Which of them were bad.
     """
 
     seed: int
@@ -48,6 +49,7 @@ class World:
     noise: float = 0.0
     culprits: tuple[tuple[tuple[int, int], ...], ...] = ()
     built: int = 0
+    verdicts: list[bool] = field(default_factory=list)
     _frequencies: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,6 +103,10 @@ class World:
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
+        self.verdicts.append(self._judged(codes))
+        return self.verdicts[-1]
+
+    def _judged(self, codes: np.ndarray) -> bool:
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
         if self.kind == "sometimes":
@@ -167,7 +173,7 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
     good, bad = (table.codes[table.names.index(name)].copy() for name in (pair.good, pair.bad))
     for layer, code in map(key_of, pair.given):
         good[layer] = code
-    begun = world.built
+    begun = len(world.verdicts)
     tries = (world.is_bad(good) for _ in range(2 if holds(pair, table) else 3))
     is_enough = bool(pair.given) and nth_is_there(tries, 2 if pair.together else 1)
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
@@ -189,9 +195,11 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
         consequences=(),
         given=pair.given,
         together=pair.together,
-        trials=(),
+        trials=tuple(
+            Trial(run_id="", taken=(), verdict="bad" if bad else "good", counted=True) for bad in world.verdicts[begun:]
+        ),
         seconds=0.0,
-        overhead_seconds=float(world.built - begun),
+        overhead_seconds=0.0,
     )
 
 

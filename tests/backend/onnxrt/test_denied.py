@@ -59,6 +59,15 @@ def test_a_lot_is_drawn_again_by_the_same_seed_and_shows_every_combination() -> 
     }
 
 
+def test_seeds_in_a_row_show_every_combination_before_one_comes_again() -> None:
+    drawn = [
+        next(random_candidates(("GeluFusionL2", "BiasGeluFusion", "MatMulAddFusion"), seed)) for seed in range(-8, 16)
+    ]
+
+    assert [len(set(drawn[first : first + 8])) for first in (0, 8, 16)] == [8, 8, 8]
+    assert drawn[:8] != drawn[8:16] != drawn[16:]
+
+
 def test_a_build_with_random_tactics_times_nothing_and_repeats(model: Model) -> None:
     builds = [BACKEND.build(model, config(tactic_seed=seed)) for seed in (3, 3, 4, 5, 6, 7)]
 

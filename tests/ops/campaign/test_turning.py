@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome
+from trtops.ops.campaign.bisect import BisectResult, Culprit, Outcome, Trial
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Key, Unit
@@ -237,6 +238,22 @@ def test_where_most_bad_builds_follow_nothing_a_conviction_among_them_is_withdra
 
     assert joined([convicted, *chance[:5]])
     assert joined([convicted, *chance]) == []
+
+
+@pytest.mark.parametrize(("bad", "guilty"), [(0, 1), (1, 1), (4, 0)])
+def test_what_was_convicted_is_withdrawn_where_builds_without_it_are_bad_by_chance_quite_often(bad, guilty):
+    trials = tuple(
+        Trial(run_id="", taken=(), verdict="bad" if number < bad else "good", counted=True) for number in range(10)
+    )
+    followed_nothing = [
+        replace(bisection("0", str(number), outcome="not repeatable"), trials=trials) for number in (2, 3, 4)
+    ]
+
+    found = joined([bisection("0", "1", (unit(0),)), *followed_nothing])
+
+    assert len(found) == guilty
+    # Before the conviction, good builds may have had the culprit.
+    assert len(joined([*followed_nothing, bisection("0", "1", (unit(0),))])) == 1
 
 
 def test_a_campaign_ends_with_enough_good_builds_in_several_of_which_the_culprit_was_bad_too():

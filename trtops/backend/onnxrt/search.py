@@ -339,10 +339,16 @@ class Search:
 
 
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
-    """Combinations of tactics in random order, each once; the same for the same names and seed."""
-    draw = random.Random(seed)
+    """Combinations of tactics in random order, each once; the same for the same names and seed.
+
+    The first ones of seeds in a row, as a campaign has them, differ until all combinations were there, or a thousand of them:
+    a combination that was judged already says nothing new.
+    """
     combinations_ = 1 << len(names)
-    for bits in draw.sample(range(combinations_), min(combinations_, _MAX_DRAWN)):
+    drawn = min(combinations_, _MAX_DRAWN)
+    shuffled, first = divmod(seed, drawn)
+    order = random.Random(shuffled).sample(range(combinations_), drawn)
+    for bits in (*order[first:], *order[:first]):
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 
 

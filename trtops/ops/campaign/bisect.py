@@ -173,6 +173,12 @@ class BisectResult(OpResult):
         return self.outcome
 
     @property
+    def bad_share(self) -> float:
+        """The share of bad mixtures among those that say something; 0 if there were none."""
+        verdicts = [trial.verdict for trial in self.trials if trial.counted]
+        return verdicts.count("bad") / len(verdicts) if verdicts else 0.0
+
+    @property
     def next_step(self) -> str:
         """Pin the good build, which has none of the culprits."""
         return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step

@@ -18,6 +18,8 @@ from trtops.verdict import VERDICTS
 _REFUTING = 2  # good builds with what was convicted, each seen to be good repeatedly, that refute it
 _GOOD_ALONE = 3  # good builds with a choice that show that it is not guilty without what it was convicted with
 _WITHDRAWING = 6  # pairs whose mixtures follow nothing, after which convictions by others are withdrawn
+_WITHDRAWING_SINCE = 3  # of them, such as came after the first conviction and whose mixtures were bad quite often
+_BY_CHANCE = 0.2  # share of bad mixtures that is more than a few wrong verdicts
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
                 found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
         if not result.given:
             found += [Guilty(clause, result.good_run, result.bad_run) for clause in new]
-    if sum(result.outcome == "not repeatable" and not result.given for result in done) >= _WITHDRAWING:
+    if _is_withdrawn(done):
         return []
     found = [guilty for guilty in found if not guilty.refuted]
     sets = [guilty.choices for guilty in found]
@@ -108,6 +110,19 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
         for place, guilty in enumerate(found)
         if not any(of < sets[place] for of in sets) and sets[place] not in sets[:place]
     ]
+
+
+def _is_withdrawn(done: Sequence[BisectResult]) -> bool:
+    """Whether builds are bad by chance so often that what was convicted was probably convicted by chance as well.
+
+    Of several culprits, each bad build that the ones known do not explain has another one. One that is bad by mistake is rare,
+    and most mixtures of it are good.
+    """
+    pairs = [result for result in done if not result.given]
+    first = next((place for place, result in enumerate(pairs) if result.culprits), len(pairs))
+    followed_nothing = [result for result in pairs if result.outcome == "not repeatable"]
+    by_chance = [r for r in pairs[first:] if r.outcome == "not repeatable" and r.bad_share >= _BY_CHANCE]
+    return len(followed_nothing) >= _WITHDRAWING or len(by_chance) >= _WITHDRAWING_SINCE
 
 
 def of_several(found: Sequence[Guilty]) -> dict[Key, Unit]:
