@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -174,8 +174,9 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
     for layer, code in map(key_of, pair.given):
         good[layer] = code
     begun = len(world.verdicts)
-    tries = (world.is_bad(good) for _ in range(2 if holds(pair, table) else 3))
-    is_enough = bool(pair.given) and nth_is_there(tries, 2 if pair.together else 1)
+    is_enough = bool(pair.given) and is_bad_often(
+        world, good, 2 if holds(pair, table) else 3, 2 if pair.together else 1
+    )
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
     units = [
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
@@ -203,9 +204,12 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
     )
 
 
-def nth_is_there(bad: Iterable[bool], wanted: int) -> bool:
-    """Whether so many are true, looking no further than that."""
-    return len(list(islice(filter(None, bad), wanted))) == wanted
+def is_bad_often(world: World, codes: np.ndarray, tries: int, wanted: int) -> bool:
+    """Whether builds are bad so often, trying no more often than it takes to know."""
+    while wanted and tries >= wanted:
+        wanted -= world.is_bad(codes)
+        tries -= 1
+    return not wanted
 
 
 def holds(pair: Pair, table: CampaignTable) -> bool:

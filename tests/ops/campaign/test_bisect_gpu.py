@@ -42,6 +42,7 @@ from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -280,6 +281,20 @@ class Planted:
         return known.index(tactic) % 2 == 1
 
 
+@dataclasses.dataclass(frozen=True)
+class PlantedTogether(Planted):
+    """As :class:`Planted`, for builds in which two layers both got a tactic that is planted.
+
+    Attributes:
+        other: The other layer.
+    """
+
+    other: Planted
+
+    def _is_planted(self, engine: Engine) -> bool:
+        return all([super()._is_planted(engine), self.other._is_planted(engine)])  # both note what they see
+
+
 class _Scaled:
     """A back end whose engines give outputs a tenth too large, or as they are."""
 
@@ -445,6 +460,32 @@ def test_bisections_of_several_pairs_name_the_planted_layer(
         f"{time.monotonic() - began:.0f} s; tactics: {(tmp_path / 'seen.txt').read_text().splitlines()}"
     )
     check_pairs(network, pairs_of(tracker, campaign.run_id), tracker, log)
+
+
+def test_layers_are_asked_whether_they_are_bad_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a campaign asks about choices that were convicted with others: the good build with two layers of the bad one."""
+    tracker, network = MlflowTracker(tmp_path / "mlruns"), of_stride_two()
+    log = Log("together")
+    model, data = written(network, tmp_path)
+    judge = PlantedTogether("guilty", tmp_path / "seen.txt", Planted("conv1", tmp_path / "others.txt"))
+    monkeypatch.setattr(iteration, "judge_in_child", judge)
+    campaign = debug_build(model, planted_config(network, model, data, until=BUILDS + 4), tracker=tracker)
+    log(f"{campaign.good} good, {campaign.bad} bad, {campaign.errors} failed")
+    for good, bad in pairs_of(tracker, campaign.run_id):
+        units = Mixture(tracker.load(good), tracker.load(bad)).units
+        culprits = tuple(unit for unit in units if "guilty" in unit.name or "conv1" in unit.name)
+        others = tuple(unit for unit in units if unit not in culprits)[:2]
+        if len(culprits) == len(others) == 2:
+            break
+    else:
+        pytest.skip("no good and bad build differ in both layers and in two others")
+
+    guilty, innocent = (bisect(good, bad, tracker=tracker, given=two, together=two) for two in (culprits, others))
+
+    log.tell(guilty)
+    log.tell(innocent)
+    assert (guilty.outcome, len(guilty.trials)) == ("enough", 2)
+    assert (innocent.outcome, len(innocent.trials)) == ("not repeatable", 2)
 
 
 def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(

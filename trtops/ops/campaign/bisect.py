@@ -492,12 +492,14 @@ class _Search:
         build's own among them if that has what is given. What nobody suspected before is bad twice, or it is not.
         """
         wanted = 2 if self.plan.together else 1
-        for _ in range(_GOOD_ONES - (not self.held.any())):
+        left = _GOOD_ONES - (not self.held.any())
+        while left >= wanted:
             if self._spent():
                 return None
             trial, taken = self._build(self.held)
             if taken is None or not np.array_equal(taken, self.held):
                 return None
+            left -= 1
             wanted -= trial.verdict == "bad"
             if not wanted:
                 return True
