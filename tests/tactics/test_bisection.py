@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from trtops.tactics.bisection import MAX_SEVERAL, Bisection
+from trtops.tactics.bisection import Bisection
 from trtops.tactics.narrowing import Narrowing
+from trtops.tactics.several import MAX_SEVERAL
 
 SEEDS = amount(60, in_every_run=15)
 LIMIT = 80

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtops.tactics import evidence
+from trtops.tactics.several import any_of
 
 
 def counted_tail(hits: int, size: int, bad: int, builds: int) -> Fraction:
@@ -157,3 +158,36 @@ def test_a_pair_that_expects_what_one_group_does_counts_as_that_group():
     column = {int(features.column[groups.members[g][0]]) for clause in found.best for g in clause}
     assert column == {3}
     assert found.best_probability > 0.999
+
+
+def test_any_two_of_four_is_named_whole_from_builds_alone():
+    """Which neither one choice nor a pair explains: either of two explains most, against several good builds."""
+    codes = np.random.default_rng(5).integers(0, 2, (90, 12))
+    bad = (codes[:, :4] == 1).sum(axis=1) >= 2
+    features = evidence.features_of(codes)
+    groups = evidence.groups_of(features)
+
+    found = evidence.weigh(groups, bad)
+
+    def choices(clause: tuple[int, ...]) -> frozenset[tuple[int, int]]:
+        members = (groups.members[group][0] for group in clause)
+        return frozenset((int(features.column[of]), int(features.code[of])) for of in members)
+
+    pairs = {frozenset({(a, 1), (b, 1)}) for a, b in itertools.combinations(range(4), 2)}
+    assert set(map(choices, found.best)) == pairs
+    assert found.best_probability > 0.9
+    assert np.array_equal(found.expected_bad, bad)
+
+
+@pytest.mark.parametrize(
+    ("clauses", "expected"),
+    [
+        (((0, 1), (0, 2), (1, 2)), (2, (0, 1, 2))),
+        (((0, 1), (0, 2)), None),
+        (((0,), (1,)), None),
+        (((0, 1),), None),
+        (tuple(itertools.combinations((7, 3, 5, 2), 3)), (3, (7, 3, 5, 2))),
+    ],
+)
+def test_any_so_many_of_a_set_is_said_in_few_words(clauses, expected):
+    assert any_of(clauses) == expected

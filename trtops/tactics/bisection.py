@@ -31,16 +31,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
+from trtops.tactics.several import MAX_SEVERAL, Bools, Clauses, Several
+
 Floats: TypeAlias = npt.NDArray[np.float64]
-Clauses: TypeAlias = tuple[tuple[int, ...], ...]
-"""Units that make a trial bad: any of the clauses, of each of which all units must be taken."""
 
 RATES = (
     (0.995, 0.005, 0.72),
@@ -67,8 +66,6 @@ _KEPT_RATES = np.array([0.95, 0.8, 0.05])
 """How often a verdict is that of the build before, where chance drifts, or two machines take turns."""
 _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
-MAX_SEVERAL = 7
-"""Units up to which sets of more than two are thought of: there are some 900 then."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
 
@@ -89,52 +86,6 @@ class Culprits:
     def units(self) -> tuple[int, ...]:
         """All units in it, in ascending order."""
         return tuple(sorted({unit for clause in self.clauses for unit in clause}))
-
-
-@dataclass(frozen=True)
-class _Several:
-    """Hypotheses about more than two of a few units: one unit, if any is named, and at least so many of a set.
-
-    Attributes:
-        needed: The unit without which nothing is bad, of shape ``(hypotheses, units)``, at most one in a row.
-        among: The sets, of the same shape.
-        least: How many of its set must be taken, of shape ``(hypotheses,)``.
-    """
-
-    needed: Bools
-    among: Bools
-    least: npt.NDArray[np.int64]
-
-    @classmethod
-    @cache
-    def of(cls, units: int) -> _Several:
-        """All hypotheses of this kind about so many units."""
-        rows: list[tuple[int | None, tuple[int, ...], int]] = []
-        if units <= MAX_SEVERAL:
-            for size in range(3, units + 1):
-                for members in itertools.combinations(range(units), size):
-                    rows += [(None, members, least) for least in range(1, size + 1)]
-            for size in range(2, units):
-                for needed in range(units):
-                    others = [unit for unit in range(units) if unit != needed]
-                    rows += [(needed, members, 1) for members in itertools.combinations(others, size)]
-        needed_by, among = np.zeros((2, len(rows), units), np.bool_)
-        for row, (unit, members, _) in enumerate(rows):
-            among[row, list(members)] = True
-            if unit is not None:
-                needed_by[row, unit] = True
-        return cls(needed_by, among, np.array([least for *_, least in rows], np.int64))
-
-    def expected_bad(self, taken: Bools) -> Bools:
-        """Whether each hypothesis expects a trial to be bad."""
-        expected: Bools = ((self.among & taken).sum(axis=1) >= self.least) & ~(self.needed & ~taken).any(axis=1)
-        return expected
-
-    def clauses(self, row: int) -> Clauses:
-        """A hypothesis as clauses."""
-        needed, members = np.flatnonzero(self.needed[row]), np.flatnonzero(self.among[row])
-        sets = itertools.combinations(members.tolist(), int(self.least[row]))
-        return tuple(tuple(sorted((*needed.tolist(), *chosen))) for chosen in sets)
 
 
 class Bisection:
@@ -168,7 +119,7 @@ class Bisection:
         self.units = len(weights)
         self._paired = np.sort(np.argsort(-self._weights, kind="stable")[:_MAX_PAIRED])
         self._first, self._second = np.triu_indices(len(self._paired), 1)
-        self._several = _Several.of(self.units)
+        self._several = Several.of(self.units)
         self._prior = self._suspecting(self._log_prior(), seen)
         count = len(self._prior)
         self._log_p = np.zeros((len(RATES), count))

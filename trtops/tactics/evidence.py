@@ -4,8 +4,8 @@ Numbers in, numbers out; :mod:`trtops.tactics.diff` puts names to them.
 
 A *feature* is "this layer got this tactic" or "this setting had this value", true or false for each build. Features
 that are true of the same builds cannot be told apart by verdicts on these: they form one *group*. A *hypothesis* is a set
-of groups that makes builds bad: one group; two that fail only together; either of two; and, grown from the best of these,
-any of several.
+of groups that makes builds bad: one group; two that fail only together; either of two; grown from the best of these, any of
+several; and, among the few most suspicious groups, whatever several can do (:mod:`trtops.tactics.several`).
 
 Each hypothesis splits the builds into those that it expects to be bad and the others. It is weighed by the probability
 of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): builds with a
@@ -42,6 +42,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from trtops.tactics.several import MAX_SEVERAL, Several
+
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -52,6 +54,7 @@ GUILTY_PRIOR = (3.0, 0.5)
 """Beta prior of the rate of bad builds among those with the culprit; reversed, of the rate among those without."""
 
 _ONE, _PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
+_SEVERAL = math.log(1 / 4)
 _MAX_PAIRED = 1024  # groups, the most suspicious, of which pairs are made: 1024 x 1024 doubles are 8 MiB
 _MAX_CLAUSES = 6  # alternatives in a grown hypothesis
 _IMPROBABLE = 12.0  # how far below the best, as a logarithm, hypotheses do not matter
@@ -394,6 +397,15 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
         guilt[list(itertools.chain(*step.base.clauses))] += mass.sum()
         found += mass.sum()
     best = max([small[0], *(step.best for step in grown)], key=lambda guess: guess.score)
+    several = search.several(guilt, best)
+    if several is not None:
+        if (higher := several.best.score) > peak:
+            shrunk = math.exp(peak - higher)
+            innocent, found, guilt, peak = innocent * shrunk, found * shrunk, guilt * shrunk, higher
+        mass = np.exp(several.scores - peak)
+        guilt[several.groups] += mass @ several.members
+        found += float(mass.sum())
+        best = max(best, several.best, key=lambda guess: guess.score)
     total = innocent + found
     return Evidence(
         innocent=innocent / total,
@@ -423,6 +435,23 @@ class _Step:
     """Every way of adding one group to the alternatives of ``base``; ``scores`` has one entry per group."""
 
     base: _Guess
+    scores: Floats
+    best: _Guess
+
+
+@dataclass(frozen=True)
+class _OfSeveral:
+    """What a few groups can do that more than two take part in.
+
+    Attributes:
+        groups: The groups, of shape ``(few,)``.
+        members: Which of them take part, of shape ``(hypotheses, few)``.
+        scores: Of shape ``(hypotheses,)``.
+        best: The most probable one.
+    """
+
+    groups: Ints
+    members: Bools
     scores: Floats
     best: _Guess
 
@@ -493,7 +522,7 @@ class _Search:
 
     def evidence_prior(self, clauses: Clauses) -> float:
         """Logarithm of a hypothesis's share of the prior of the evidence."""
-        groups = list(itertools.chain(*clauses))
+        groups = sorted(set(itertools.chain(*clauses)))
         return (_ONE if len(groups) == 1 else _PAIR) + float(self.groups.log_share[groups].sum())
 
     def enumerated(self, without: int | None = None) -> list[_Guess]:
@@ -535,6 +564,39 @@ class _Search:
             steps.append(_Step(base=base, scores=scores, best=best))
             base = best
         return steps
+
+    def several(self, guilt: Floats, best: _Guess) -> _OfSeveral | None:
+        """What the most suspicious groups can do together, and no simpler hypothesis says; None if that is nothing.
+
+        Args:
+            guilt: Of each group, by all other hypotheses.
+            best: The most probable of these. What expects the same builds says the same in more words.
+        """
+        groups = np.argsort(-guilt, kind="stable")[:MAX_SEVERAL]
+        few = len(groups)
+        if few <= 2:
+            return None
+        hypotheses = Several.of(few)
+        mixture = self.groups.present[:, groups] @ (1 << np.arange(few))
+        expected = hypotheses.expected_of_all
+        count = {
+            name: np.bincount(mixture[of], minlength=1 << few)
+            for name, of in (("all", slice(None)), ("bad", self.bad), ("best", best.expected))
+        }
+        members = hypotheses.needed | hypotheses.among
+        # Shared among all that a set of so many can do: at least 2, 3, ... of them, or one of them with any other.
+        size_of_set = members.sum(axis=1)
+        prior = _SEVERAL + size_of_set * self.groups.log_weight - np.log(2 * size_of_set - 1)
+        any_of = (hypotheses.least == 1) & ~hypotheses.needed.any(axis=1)  # these are grown
+        unlike_best = (count["all"] - 2 * count["best"]) @ expected + best.expected.sum()
+        likelihood = self.likelihood(count["all"] @ expected, count["bad"] @ expected)
+        scores = np.where(any_of | (unlike_best == 0), -np.inf, prior + likelihood)
+        row = int(np.argmax(scores))
+        if not np.isfinite(scores[row]):
+            return None
+        clauses = tuple(tuple(groups[list(clause)].tolist()) for clause in hypotheses.clauses(row))
+        guess = self._guess(clauses, float(prior[row]), float(scores[row]))
+        return _OfSeveral(groups, members, scores, guess)
 
     def summed(self, peak: float) -> tuple[Floats, float]:
         """Sums of prior times probability of the verdicts, per group and in all, in units of ``exp(peak)``."""

@@ -14,7 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from trtops.tactics.bisection import CHANCE, MAX_SEVERAL, Bisection, Bools, Culprits, Floats
+from trtops.tactics.bisection import CHANCE, Bisection, Culprits, Floats
+from trtops.tactics.several import MAX_SEVERAL, Bools
 
 _PATIENCE = 16
 """Trials of many units after which a few are tried alone."""

@@ -28,10 +28,11 @@ from trtops.ops.campaign.prove import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
-from trtops.tactics.bisection import CHANCE, Bools, Clauses
+from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.record import TacticRecord
+from trtops.tactics.several import Bools, Clauses, any_of
 from trtops.tactics.sizes import Effect, welch
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
@@ -123,6 +124,9 @@ class Culprit(Record):
 
     def describe(self) -> str:
         """The set in words."""
+        if (several := any_of(self.clauses)) is not None:
+            least, members = several
+            return f"any {least} together of {', or '.join(self.units[i].describe() for i in members)}"
         return ", or ".join(" together with ".join(self.units[i].describe() for i in clause) for clause in self.clauses)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtops.ops.campaign.bisect import BisectResult
 from trtops.ops.campaign.mixture import Key, Unit
-from trtops.tactics.bisection import Bools
+from trtops.tactics.several import Bools
 from trtops.tactics.table import CampaignTable
 from trtops.verdict import VERDICTS
 

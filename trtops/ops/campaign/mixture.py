@@ -13,9 +13,9 @@ from trtops.ops.campaign.config import with_varied
 from trtops.ops.campaign.iteration import Order
 from trtops.record import Record
 from trtops.spec import BuildConfig, BuildSpec
-from trtops.tactics.bisection import Bools
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.several import Bools
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import StoredRun

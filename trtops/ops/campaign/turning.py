@@ -14,9 +14,10 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out, of_several, unasked
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.prove import most_alike
-from trtops.tactics.bisection import CHANCE, Bools
+from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
+from trtops.tactics.several import Bools
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, Tracker
