@@ -23,6 +23,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.turning import Pair, Turning
+from trtops.tactics.bisection import Bisection
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.table import CampaignTable, Choice
 
@@ -245,7 +246,7 @@ def searched(
     while free.any() and len(found) < 4:
         places = np.flatnonzero(free)
         seen = [(taken_by[places, row], bool(table.verdicts[row])) for row in np.flatnonzero(having).tolist()]
-        bisection = Narrowing(np.ones(len(places)), world.seed, seen, pair.chance)
+        bisection = Narrowing(Bisection(np.ones(len(places)), world.seed, seen, pair.chance))
         while (decided := bisection.decided(confidence)) is None and world.built < limit:
             wanted, opposite = bisection.next(confidence)
             taken = np.zeros(len(units), np.bool_)

@@ -23,7 +23,7 @@ LIMIT = 80
 def played(seed: int, units: int, bad: Callable[[np.random.Generator, np.ndarray, int], bool]) -> Narrowing:
     """A bisection that is asked after every trial, until it is decided."""
     rng = np.random.default_rng(10_000 + seed)
-    bisection = Narrowing(np.ones(units), seed)
+    bisection = Narrowing(Bisection(np.ones(units), seed))
     while bisection.decided() is None and bisection.trials < LIMIT:
         taken, opposite = bisection.next()
         bisection.add(taken, bad(rng, taken, bisection.trials), opposite)
@@ -149,7 +149,7 @@ def two_of_four(taken: np.ndarray) -> bool:
 
 
 def test_units_that_are_not_guilty_stay_as_in_the_good_build_once_a_few_are_left():
-    bisection, asked = Narrowing(np.ones(30), seed=3), []
+    bisection, asked = Narrowing(Bisection(np.ones(30), seed=3)), []
     while bisection.decided() is None:
         taken, opposite = bisection.next()
         asked.append(taken)
@@ -161,7 +161,7 @@ def test_units_that_are_not_guilty_stay_as_in_the_good_build_once_a_few_are_left
 
 
 def test_a_few_that_cannot_be_built_alone_are_tried_again_only_after_some_trials():
-    bisection, shunned = Narrowing(np.ones(30), seed=3), []
+    bisection, shunned = Narrowing(Bisection(np.ones(30), seed=3)), []
     while bisection.trials < 60:
         taken, opposite = bisection.next()
         if opposite is None and taken.sum() == MAX_SEVERAL:
@@ -175,7 +175,7 @@ def test_a_few_that_cannot_be_built_alone_are_tried_again_only_after_some_trials
 
 
 def test_verdicts_on_what_strayed_say_nothing_once_a_few_are_left():
-    bisection = narrowed = Narrowing(np.ones(30), seed=3)
+    bisection = narrowed = Narrowing(Bisection(np.ones(30), seed=3))
     while bisection.decided() is None:
         narrowed = copy.deepcopy(bisection)
         taken, opposite = bisection.next()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtops.tactics import evidence
-from trtops.tactics.several import any_of
+from trtops.tactics.several import clauses_text
 
 
 def counted_tail(hits: int, size: int, bad: int, builds: int) -> Fraction:
@@ -182,12 +182,12 @@ def test_any_two_of_four_is_named_whole_from_builds_alone():
 @pytest.mark.parametrize(
     ("clauses", "expected"),
     [
-        (((0, 1), (0, 2), (1, 2)), (2, (0, 1, 2))),
-        (((0, 1), (0, 2)), None),
-        (((0,), (1,)), None),
-        (((0, 1),), None),
-        (tuple(itertools.combinations((7, 3, 5, 2), 3)), (3, (7, 3, 5, 2))),
+        (((0, 1), (0, 2), (1, 2)), "any 2 together of a, or b, or c"),
+        (((0, 1), (0, 2)), "a together with b; or a together with c"),
+        (((0,), (1,)), "a; or b"),
+        (((0, 1),), "a together with b"),
+        (tuple(itertools.combinations((3, 1, 2, 0), 3)), "any 3 together of d, or b, or c, or a"),
     ],
 )
 def test_any_so_many_of_a_set_is_said_in_few_words(clauses, expected):
-    assert any_of(clauses) == expected
+    assert clauses_text(clauses, "abcd".__getitem__, ";") == expected

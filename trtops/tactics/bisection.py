@@ -113,6 +113,7 @@ class Bisection:
         weights = weights / weights.sum()
         # A guess that is wrong costs one trial at most: half of the prior is shared equally.
         self._weights = 0.5 * weights + 0.5 / len(weights)
+        self._seed = seed
         self._coin = np.random.default_rng(seed)
         self._prior_of_chance = chance
         self._log_e_before = log_e_value
@@ -129,6 +130,10 @@ class Bisection:
         self._was_doubted = False
         self._shunned: set[bytes] = set()
         self.trials = 0
+
+    def begun_again(self, units: int) -> Bisection:
+        """One of so many other units that nothing is known of, with the evidence against chance that there is so far."""
+        return Bisection(np.ones(units), self._seed, (), self._prior_of_chance, self.log_e_value)
 
     def _log_prior(self) -> Floats:
         """Of every hypothesis: singles, pairs together, either of pairs, several, in this order."""

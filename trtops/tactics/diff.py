@@ -18,7 +18,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.tactics import evidence, report
-from trtops.tactics.evidence import Bools, Confounder, Evidence, Features, Groups, Ints
+from trtops.tactics.evidence import Confounder, Evidence, Features, Groups, Ints
 from trtops.tactics.findings import (
     ACQUITTED,
     By,
@@ -29,6 +29,7 @@ from trtops.tactics.findings import (
     Suspect,
     TacticDiff,
 )
+from trtops.tactics.several import Bools
 from trtops.tactics.spelling import SPELLINGS, spell
 from trtops.tactics.table import ABSENT, CampaignTable
 from trtops.verdict import VERDICTS

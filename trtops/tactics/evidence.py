@@ -42,9 +42,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from trtops.tactics.several import MAX_SEVERAL, Several
+from trtops.tactics.several import MAX_SEVERAL, Bools, Several
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Clauses: TypeAlias = tuple[tuple[int, ...], ...]
@@ -54,7 +53,7 @@ GUILTY_PRIOR = (3.0, 0.5)
 """Beta prior of the rate of bad builds among those with the culprit; reversed, of the rate among those without."""
 
 _ONE, _PAIR = math.log(1 / 2), math.log(1 / 4) + math.log(2)  # a pair can be drawn in two orders
-_SEVERAL = math.log(1 / 4)
+_SEVERAL = math.log(1 / 4)  # as either kind of pair; beyond the half, as grown ones are, and so no part of the evidence
 _MAX_PAIRED = 1024  # groups, the most suspicious, of which pairs are made: 1024 x 1024 doubles are 8 MiB
 _MAX_CLAUSES = 6  # alternatives in a grown hypothesis
 _IMPROBABLE = 12.0  # how far below the best, as a logarithm, hypotheses do not matter
@@ -460,7 +459,7 @@ class _Search:
     """Scores of all single groups and pairs, as arrays: logarithms of prior times probability of the verdicts.
 
     Attributes:
-        log_e_value: See the module. Of all single groups and pairs, as they are enumerated: grown hypotheses are chosen by the
+        log_e_value: See the module. Of all single groups and pairs, as they are enumerated: grown hypotheses, and those of several groups, are chosen by the
             verdicts, and no share of the prior was set aside for them.
     """
 
@@ -587,10 +586,10 @@ class _Search:
         # Shared among all that a set of so many can do: at least 2, 3, ... of them, or one of them with any other.
         size_of_set = members.sum(axis=1)
         prior = _SEVERAL + size_of_set * self.groups.log_weight - np.log(2 * size_of_set - 1)
-        any_of = (hypotheses.least == 1) & ~hypotheses.needed.any(axis=1)  # these are grown
+        is_grown = (hypotheses.least == 1) & ~hypotheses.needed.any(axis=1)  # any of several
         unlike_best = (count["all"] - 2 * count["best"]) @ expected + best.expected.sum()
         likelihood = self.likelihood(count["all"] @ expected, count["bad"] @ expected)
-        scores = np.where(any_of | (unlike_best == 0), -np.inf, prior + likelihood)
+        scores = np.where(is_grown | (unlike_best == 0), -np.inf, prior + likelihood)
         row = int(np.argmax(scores))
         if not np.isfinite(scores[row]):
             return None

@@ -177,8 +177,9 @@ class TacticDiff(Record):
 
     @property
     def accused(self) -> tuple[int, ...]:
-        """Positions of the suspects in the explanation, whatever their guilt."""
-        return tuple(i for clause in self.explanation.clauses for i in clause) if self.explanation else ()
+        """Positions of the suspects in the explanation, each once, whatever their guilt."""
+        clauses = self.explanation.clauses if self.explanation else ()
+        return tuple(dict.fromkeys(i for clause in clauses for i in clause))
 
     @property
     def decided(self) -> bool:

@@ -8,13 +8,12 @@ apart, and the others stay as in the good build.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from trtops.tactics.bisection import CHANCE, Bisection, Culprits, Floats
+from trtops.tactics.bisection import Bisection, Culprits
 from trtops.tactics.several import MAX_SEVERAL, Bools
 
 _PATIENCE = 16
@@ -32,18 +31,15 @@ _REPEATED = 2
 
 
 class Narrowing:
-    """A bisection of any number of units, with the arguments and methods of :class:`~trtops.tactics.bisection.Bisection`."""
+    """A bisection of any number of units, with the methods of :class:`~trtops.tactics.bisection.Bisection`.
 
-    def __init__(
-        self,
-        prior: Sequence[float] | Floats,
-        seed: int = 0,
-        seen: Sequence[tuple[Bools, bool]] = (),
-        chance: float = CHANCE,
-    ) -> None:
-        self._bisection = Bisection(prior, seed, seen, chance)
+    Args:
+        bisection: Of all units, before its first trial.
+    """
+
+    def __init__(self, bisection: Bisection) -> None:
+        self._bisection = bisection
         self._places = np.arange(self._bisection.units)  # of the bisection's units among all
-        self._seed, self._chance = seed, chance
         self._made: list[tuple[Bools, bool]] = []
         self._due = _PATIENCE
         self._alone: Bools | None = None  # the few units that are being tried alone
@@ -138,8 +134,7 @@ class Narrowing:
         elif sum(verdicts) >= _REPEATED:
             self._places = np.flatnonzero(alone)
             # What was seen so far may have been made bad by units that are left out now: it counts against chance alone.
-            evidence = self._bisection.log_e_value
-            self._bisection = Bisection(np.ones(len(self._places)), self._seed, (), self._chance, evidence)
+            self._bisection = self._bisection.begun_again(len(self._places))
             self._alone = None
 
     def _widen(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trtops.tables import markdown_table
 from trtops.tactics.findings import Suspect, TacticDiff
-from trtops.tactics.several import any_of
+from trtops.tactics.several import clauses_text
 
 _RIVAL = 0.02  # guilt from which a suspect is named as an alternative
 
@@ -57,13 +57,9 @@ def markdown(found: TacticDiff, *, limit: int = 20) -> str:
 def _leading_text(found: TacticDiff) -> str:
     assert found.explanation is not None
     clauses = found.explanation.clauses
-    probability = f"(probability {_probability_text(found.explanation.probability)})"
-    if (several := any_of(clauses)) is not None:
-        least, members = several
-        return f"any {least} together of {', or '.join(found.suspects[i].describe() for i in members)} {probability}"
-    texts = [" together with ".join(found.suspects[i].describe() for i in clause) for clause in clauses]
-    together = any(len(clause) > 1 for clause in clauses)
-    return f"{'; or '.join(texts)}{', which fail only together' if together else ''} {probability}"
+    text = clauses_text(clauses, lambda suspect: found.suspects[suspect].describe(), ";")
+    together = ", which fail only together" if any(len(clause) > 1 for clause in clauses) else ""
+    return f"{text}{together} (probability {_probability_text(found.explanation.probability)})"
 
 
 def _fit_text(found: TacticDiff) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TypeAlias
@@ -75,10 +75,17 @@ class Several:
         return np.array([self.expected_bad(taken.astype(np.bool_)) for taken in mixtures], np.int64)
 
 
-def any_of(clauses: Clauses) -> tuple[int, tuple[int, ...]] | None:
-    """How many of which units, if clauses are all choices of several from a set: any two of four. None if they are not."""
+def clauses_text(clauses: Clauses, describe: Callable[[int], str], separator: str) -> str:
+    """Clauses in words; any so many of a set, as two of four, are not listed one by one.
+
+    Args:
+        clauses: At least one.
+        describe: Says what a unit is.
+        separator: Stands before the "or" between clauses.
+    """
     units = tuple(dict.fromkeys(unit for clause in clauses for unit in clause))
-    size = len(clauses[0])
-    if not 1 < size < len(units) or {len(set(clause)) for clause in clauses} != {size}:
-        return None
-    return (size, units) if len({frozenset(clause) for clause in clauses}) == math.comb(len(units), size) else None
+    least = len(clauses[0])
+    every = {frozenset(of) for of in itertools.combinations(units, least)} if 1 < least < len(units) else None
+    if {frozenset(clause) for clause in clauses} == every:
+        return f"any {least} together of {', or '.join(map(describe, units))}"
+    return f"{separator} or ".join(" together with ".join(map(describe, clause)) for clause in clauses)

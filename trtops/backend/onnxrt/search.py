@@ -346,8 +346,8 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """
     combinations_ = 1 << len(names)
     drawn = min(combinations_, _MAX_DRAWN)
-    shuffled, first = divmod(seed, drawn)
-    order = random.Random(shuffled).sample(range(combinations_), drawn)
+    deck, first = divmod(seed, drawn)  # seeds of a deck go through the same shuffled combinations
+    order = random.Random(deck).sample(range(combinations_), drawn)
     for bits in (*order[first:], *order[:first]):
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 

@@ -24,15 +24,15 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import EngineJudge, largest_error, make
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
-from trtops.ops.campaign.prove import most_alike
+from trtops.ops.campaign.pairs import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
-from trtops.tactics.bisection import CHANCE
+from trtops.tactics.bisection import CHANCE, Bisection
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.record import TacticRecord
-from trtops.tactics.several import Bools, Clauses, any_of
+from trtops.tactics.several import Bools, Clauses, clauses_text
 from trtops.tactics.sizes import Effect, welch
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
@@ -124,10 +124,7 @@ class Culprit(Record):
 
     def describe(self) -> str:
         """The set in words."""
-        if (several := any_of(self.clauses)) is not None:
-            least, members = several
-            return f"any {least} together of {', or '.join(self.units[i].describe() for i in members)}"
-        return ", or ".join(" together with ".join(self.units[i].describe() for i in clause) for clause in self.clauses)
+        return clauses_text(self.clauses, lambda unit: self.units[unit].describe(), ",")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -514,7 +511,7 @@ class _Search:
         places = np.flatnonzero(free)
         units = [self.mixture.units[place] for place in places]
         seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
-        bisection = Narrowing(np.ones(len(units)), self.config.seed, seen, self.plan.chance)
+        bisection = Narrowing(Bisection(np.ones(len(units)), self.config.seed, seen, self.plan.chance))
         first, failed = len(self.trials), 0
         while (decided := bisection.decided(self.config.confidence)) is None:
             if self._spent() or failed >= _FAILURES:

@@ -79,8 +79,8 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
 
     Two builds that both have one of two that fail only together differ in the other one, and that alone is convicted, until a
     good build has it too and is mixed with the bad one: what is found then belongs to it. And what is guilty alone, needs
-    nothing that was convicted with it before. What was refuted since is left out, and all
-    of it where so many bad builds follow nothing that a few convictions are to be expected by chance.
+    nothing that was convicted with it before. What was refuted since is left out, and all of it where so many bad builds follow
+    nothing that a few convictions are to be expected by chance.
     """
     found: list[Guilty] = []
     for result in done:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, largest_error, make
 from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
+from trtops.ops.campaign.pairs import most_alike
 from trtops.ops.engines.deny import deny
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.record import Record
@@ -36,7 +35,6 @@ Outcome: TypeAlias = Literal["confirmed", "refuted", "not isolable"]
 Swap: TypeAlias = Literal["good as it was", "bad as it was", "in", "out"]
 
 _WORTH_PROVING = 0.01  # guilt below which a proof has to be forced
-_PAIRED = 200  # good and bad builds that are tried for the most similar pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,17 +377,6 @@ def suspected(table: CampaignTable, campaign: Campaign, position: int | None) ->
         settings=tuple(dict.fromkeys(first.settings + tuple(pair for s in rest for pair in s.settings))),
     )
     return joined, bool(rest)
-
-
-def most_alike(table: CampaignTable, good: list[str], bad: list[str]) -> tuple[str, str]:
-    """The good and the bad build that differ in the fewest layers and settings."""
-    place = {name: row for row, name in enumerate(table.names)}
-    codes = np.hstack((table.codes, table.setting_codes))
-    good, bad = good[:_PAIRED], bad[:_PAIRED]  # all pairs of a long campaign would be millions of comparisons
-    ours, theirs = codes[[place[name] for name in good]], codes[[place[name] for name in bad]]
-    distances = np.array([(theirs != row).sum(axis=1) for row in ours])
-    i, j = np.unravel_index(int(distances.argmin()), distances.shape)
-    return good[int(i)], bad[int(j)]
 
 
 def conclude(trials: Iterable[Trial]) -> tuple[Outcome, str]:

@@ -13,7 +13,7 @@ from trtops.ops.campaign.bisect import BisectResult
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out, of_several, unasked
 from trtops.ops.campaign.mixture import Unit
-from trtops.ops.campaign.prove import most_alike
+from trtops.ops.campaign.pairs import most_alike, most_telling
 from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
@@ -33,7 +33,6 @@ _ELSEWHERE = 5  # good builds that something convicted is put into, to see wheth
 _AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
 _MUCH = 0.4  # share of what it may need that a build has to lack for that
 _SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
-_PAIRED = 256  # builds of each verdict that pairs are looked for among
 _MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
 
 
@@ -174,26 +173,6 @@ class Turning:
         for guilty in joined(self.done):
             explained |= guilty.held_by(table)
         return explained
-
-
-def most_telling(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) -> tuple[str, str]:
-    """The good and the bad build that differ most in choices which bad builds have more often than good ones.
-
-    A good build that failed only by chance not to be bad has the culprit as well, and so do the good builds most like bad ones.
-    """
-    good, bad = good[:_PAIRED], bad[:_PAIRED]
-    place = {name: row for row, name in enumerate(table.names)}
-    codes = np.hstack((table.codes, table.setting_codes))
-    ours = codes[[place[name] for name in good]]
-    judged = [codes[table.verdicts == VERDICTS.index(verdict)] for verdict in ("bad", "good")]
-    told = np.zeros((len(good), len(bad)))
-    for column, name in enumerate(bad):
-        choices = codes[place[name]]
-        in_bad, in_good = (((of == choices).sum(axis=0) + 1) / (len(of) + 2) for of in judged)
-        suspicion = np.where(choices >= 0, np.log(in_bad / in_good).clip(0) ** 2, 0)
-        told[:, column] = (ours != choices) @ suspicion
-    i, j = np.unravel_index(int(told.argmax()), told.shape)
-    return good[int(i)], bad[int(j)]
 
 
 def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | None:
