@@ -17,6 +17,9 @@ from trtops.record import JSONValue, Record, digest
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8")
 
+CAMPAIGN_SEEDS = 1024
+"""How many seeds of tactics a campaign has to itself, so that campaigns of different seeds draw differently."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange(Record):
@@ -80,7 +83,8 @@ class OnnxRuntimeOptions(Record):
             was no time for stays as ONNX Runtime has it, and is named in the build.
         intra_op_threads: Threads within one operator; 0 lets ONNX Runtime decide.
         tactic_seed: Choose tactics at random, with this seed, and not by their time. Campaigns do that to see choices
-            that timing seldom makes.
+            that timing seldom makes. Seed 0 takes all approximations that are allowed and is the default otherwise, seed 1
+            is the default; 1024 and 1025 do the same, and so on.
     """
 
     kind: Literal["onnxruntime"] = "onnxruntime"

@@ -12,7 +12,7 @@ from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.search import random_candidates
-from trtops.spec import BuildConfig, OnnxRuntimeOptions
+from trtops.spec import CAMPAIGN_SEEDS, BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticRecord
 
@@ -66,6 +66,15 @@ def test_seeds_in_a_row_show_every_combination_before_one_comes_again() -> None:
 
     assert [len(set(drawn[first : first + 8])) for first in (0, 8, 16)] == [8, 8, 8]
     assert drawn[:8] != drawn[8:16] != drawn[16:]
+
+
+def test_a_campaign_begins_with_the_approximations_and_without_them() -> None:
+    names = ("GeluFusionL2", "BiasGeluFusion", "GeluApproximation")
+
+    for campaign in range(3):
+        drawn = [next(random_candidates(names, campaign * CAMPAIGN_SEEDS + number)) for number in range(8)]
+        assert [c.id for c in drawn[:2]] == ["+GeluApproximation", "default"]
+        assert len(set(drawn)) == 8
 
 
 def test_a_build_with_random_tactics_times_nothing_and_repeats(model: Model) -> None:

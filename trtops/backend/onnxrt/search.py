@@ -18,18 +18,16 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Measurement
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.session import usable_threads
-from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic
+from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
 from trtops.backend.onnxrt.timing_cache import TimingCache, TimingKey
 from trtops.limits import MEMORY, check_memory
 from trtops.metadata import DataType, TensorSpec, is_dynamic, shape_accepts
-from trtops.spec import OptimizationProfile
+from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
 
 # Up to this many tactics that matter, every combination is a candidate.
 _MAX_EXHAUSTIVE = 3
 
 _MAX_CRASHES = 4  # settings that took the process down, before optimizers are left out by the level
-
-_MAX_DRAWN = 1024  # combinations that a seed draws before the builder gives up: with 15 tactics there are 32,768
 
 WhyNot: TypeAlias = "Callable[[Candidate, tuple[str, ...]], str | None]"
 """Says why a candidate, given with the names of the tactics that matter, may not be built; None if it may."""
@@ -339,15 +337,20 @@ class Search:
 
 
 def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
-    """Combinations of tactics in random order, each once; the same for the same names and seed.
+    """Combinations of tactics, each once; the same for the same names and seed.
 
     The first ones of seeds in a row, as a campaign has them, differ until all combinations were there, or a thousand of them:
-    a combination that was judged already says nothing new.
+    a combination that was judged already says nothing new. A campaign begins with the default and all approximations, and with
+    the default alone: an approximation is the first suspect, and those two builds differ in nothing else. All others are in
+    random order.
     """
     combinations_ = 1 << len(names)
-    drawn = min(combinations_, _MAX_DRAWN)
-    deck, first = divmod(seed, drawn)  # seeds of a deck go through the same shuffled combinations
-    order = random.Random(deck).sample(range(combinations_), drawn)
+    drawn = min(combinations_, CAMPAIGN_SEEDS)
+    campaign, number = divmod(seed, CAMPAIGN_SEEDS)
+    deck, first = divmod(number, drawn)  # seeds of a deck go through the same shuffled combinations
+    order = random.Random(f"{campaign} {deck}").sample(range(combinations_), drawn)
+    approximate = sum(1 << i for i, name in enumerate(names) if not find(name).exact)
+    order = list(dict.fromkeys((approximate, 0, *order)))
     for bits in (*order[first:], *order[:first]):
         yield Candidate.toggling(name for i, name in enumerate(names) if bits >> i & 1)
 

@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.ops.judging.command import CommandCheck
 from trtops.ops.judging.judgement import CheckConfig
 from trtops.record import Record
-from trtops.spec import PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
+from trtops.spec import CAMPAIGN_SEEDS, PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
 from trtops.tactics.denied import DenyList
 from trtops.tactics.findings import By
 
@@ -103,7 +103,7 @@ class DebugBuildConfig(Record):
         parallel: Iterations under way at a time.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them, one build on each at a time; by default those
             of that variable, or the first. ONNX Runtime's builds share the processor and need none.
-        seed: Seed of random tactics; iteration ``i`` uses ``seed + i``.
+        seed: Seed of random tactics; iteration ``i`` draws its own with ``1024 * seed + i``.
         mind_deny_list: Leave out tactics that are on the deny-list.
         keep_model: Log the model file itself, with its external data.
     """
@@ -152,7 +152,7 @@ class DebugBuildConfig(Record):
         """The build config of an iteration."""
         build = with_varied(self.build, self.vary.combination(number))
         if self.vary.random_tactics:
-            return replace(build, options=replace(build.options, tactic_seed=self.seed + number))
+            return replace(build, options=replace(build.options, tactic_seed=self.seed * CAMPAIGN_SEEDS + number))
         return build
 
     @classmethod

@@ -126,7 +126,8 @@ class DebugBuildResult(OpResult):
         counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung."
         mixed = f" Beside them {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
         builds = f"{self.iterations} builds: {counted}{again}{mixed}"
-        return [builds, "", *summaries(self.bisections, self.guilty), *diff_body(self.found)]
+        alone = ["## Without the mixtures", ""] if self.bisections else []
+        return [builds, "", *summaries(self.bisections, self.guilty), *alone, *diff_body(self.found)]
 
 
 class Submit(Protocol):
