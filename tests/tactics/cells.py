@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -42,6 +42,7 @@ class World:
         culprits: Clauses of ``(layer, tactic)`` that make a build bad.
         built: How many builds there were, whatever they were for.
         verdicts: Which of them were bad.
+        mixtures: What mixtures chose, by their names.
     """
 
     seed: int
@@ -51,6 +52,7 @@ class World:
     culprits: tuple[tuple[tuple[int, int], ...], ...] = ()
     built: int = 0
     verdicts: list[bool] = field(default_factory=list)
+    mixtures: dict[str, np.ndarray] = field(default_factory=dict)
     _frequencies: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -171,21 +173,30 @@ def key_of(unit: Unit) -> tuple[int, int]:
 
 def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, limit: int) -> BisectResult:
     """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
-    good, bad = (table.codes[table.names.index(name)].copy() for name in (pair.good, pair.bad))
+    builds = dict(zip(table.names, table.codes)) | world.mixtures
+    good, bad = builds[pair.good].copy(), builds[pair.bad]
     for layer, code in map(key_of, pair.given):
         good[layer] = code
-    begun = len(world.verdicts)
-    is_enough = bool(pair.given) and is_bad_often(
-        world, good, 2 if holds(pair, table) else 3, 2 if pair.together else 1
-    )
     places = np.flatnonzero((good != bad) & (good >= 0) & (bad >= 0))
     units = [
         Unit(kind="layer", name=f"layer-{n}", good=f"tactic-{good[n]}", bad=f"tactic-{bad[n]}") for n in places.tolist()
     ]
+    trials: list[Trial] = []
+
+    def is_bad(codes: np.ndarray) -> bool:
+        name = f"mixture-{world.built}"
+        world.mixtures[name] = codes.copy()
+        verdict = world.is_bad(codes)
+        taken = tuple(unit.name for unit, place in zip(units, places) if codes[place] == bad[place])
+        trials.append(Trial(run_id=name, taken=taken, verdict="bad" if verdict else "good", counted=True))
+        return verdict
+
+    tries = 2 if holds(pair, table) else 3
+    is_enough = bool(pair.given) and is_bad_often(is_bad, good, tries, 2 if pair.together else 1)
     if is_enough or pair.together:
         outcome, found = "enough" if is_enough else "not repeatable", []
     else:
-        outcome, found = searched(world, table, pair, good, bad, units, confidence, limit)
+        outcome, found = searched(world, is_bad, table, pair, good, units, confidence, limit)
     return BisectResult(
         outcome=outcome,  # type: ignore[arg-type]
         summary="",
@@ -197,18 +208,16 @@ def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, 
         consequences=(),
         given=pair.given,
         together=pair.together,
-        trials=tuple(
-            Trial(run_id="", taken=(), verdict="bad" if bad else "good", counted=True) for bad in world.verdicts[begun:]
-        ),
+        trials=tuple(trials),
         seconds=0.0,
         overhead_seconds=0.0,
     )
 
 
-def is_bad_often(world: World, codes: np.ndarray, tries: int, wanted: int) -> bool:
+def is_bad_often(is_bad: Callable[[np.ndarray], bool], codes: np.ndarray, tries: int, wanted: int) -> bool:
     """Whether builds are bad so often, trying no more often than it takes to know."""
     while wanted and tries >= wanted:
-        wanted -= world.is_bad(codes)
+        wanted -= is_bad(codes)
         tries -= 1
     return not wanted
 
@@ -219,10 +228,10 @@ def holds(pair: Pair, table: CampaignTable) -> bool:
 
 def searched(
     world: World,
+    judged_bad: Callable[[np.ndarray], bool],
     table: CampaignTable,
     pair: Pair,
     good: np.ndarray,
-    bad: np.ndarray,
     units: Sequence[Unit],
     confidence: float,
     limit: int,
@@ -238,7 +247,7 @@ def searched(
         for unit, taken_ in zip(units, taken):
             if taken_:
                 codes[key_of(unit)[0]] = key_of(unit)[1]
-        is_bad = world.is_bad(codes)
+        is_bad = judged_bad(codes)
         if not is_bad:
             healed.add(taken.tobytes())
         return is_bad

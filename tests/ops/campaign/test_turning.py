@@ -109,6 +109,29 @@ def test_a_good_build_with_what_was_convicted_says_that_something_is_needed_besi
     assert guilty.held_by(seen).tolist() == [False, True, False]
 
 
+def mixtures(*taken: Sequence[int], verdicts: str) -> tuple[Trial, ...]:
+    """Mixtures with these layers of the bad build, named "mixture-0" and so on."""
+    return tuple(
+        Trial(
+            run_id=f"mixture-{number}",
+            taken=tuple(f"layer-{layer}" for layer in layers),
+            verdict="bad" if verdict == "b" else "good",
+            counted=True,
+        )
+        for number, (layers, verdict) in enumerate(zip(taken, verdicts))
+    )
+
+
+def test_what_a_culprit_needs_is_looked_for_in_the_bad_mixture_with_the_least_else_of_the_bad_build():
+    # The bad build may have been misjudged, and lack what the culprit needs; the good build of the pair has it then.
+    convicted = bisection("0", "1", (unit(0),), (unit(1),))
+    trials = mixtures((0, 2, 3), (0, 2), (0,), (0, 1), verdicts="bbgb")
+    found = turning(replace(convicted, trials=trials))
+
+    assert found.pair(table(["0011", "1111", "1001"], "gbg")) == Pair("2", "mixture-1", given=(unit(0),))
+    assert convicted.bad_mixture((unit(0),)) == ""
+
+
 def test_what_is_guilty_alone_needs_nothing_that_was_convicted_with_it_before():
     found = joined([bisection("0", "1", (unit(0), unit(1))), bisection("0", "2", (unit(0),))])
 
@@ -238,6 +261,14 @@ def test_where_most_bad_builds_follow_nothing_a_conviction_among_them_is_withdra
 
     assert joined([convicted, *chance[:5]])
     assert joined([convicted, *chance]) == []
+
+    # Where a good build is bad each time that it is put in, and next to no other mixture is, chance did not convict it.
+    seen_again = [bisection(str(number), "1", outcome="enough", given=(unit(0),)) for number in (20, 21)]
+    rare = [replace(result, trials=mixtures(*[()] * 9, verdicts="bgggggggg")) for result in chance]
+    often = [replace(result, trials=mixtures(*[()] * 9, verdicts="bbggggggg")) for result in chance]
+    assert joined([convicted, *seen_again, *rare])
+    assert not joined([convicted, *seen_again[:1], *rare])
+    assert not joined([convicted, *seen_again, *often])
 
 
 @pytest.mark.parametrize(("bad", "guilty"), [(0, 1), (1, 1), (4, 0)])

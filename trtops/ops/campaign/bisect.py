@@ -184,6 +184,26 @@ class BisectResult(OpResult):
         """Pin the good build, which has none of the culprits."""
         return f"trtops runs promote {self.good_run}" if self.run_id and self.good_run else super().next_step
 
+    def bad_mixture(self, units: Sequence[Unit]) -> str:
+        """The run of a bad mixture that has what was convicted, nothing else that was, and least else of the bad build.
+
+        Empty if there is none. It says of its culprit what the bad build says, and is surer to be bad: that one may have been
+        misjudged.
+        """
+        wanted = {unit.name for unit in units}
+        clauses = [{c.units[place].name for place in clause} for c in self.culprits for clause in c.clauses]
+        others = [clause for clause in clauses if clause != wanted]
+        having = [
+            trial
+            for trial in self.trials
+            if trial.counted
+            and trial.verdict == "bad"
+            and not trial.strayed
+            and wanted <= set(trial.taken)
+            and not any(other <= set(trial.taken) for other in others)
+        ]
+        return min(having, key=lambda trial: len(trial.taken)).run_id if having else ""
+
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
         yield self.summary
@@ -252,7 +272,7 @@ def bisect(
         run: A campaign's run, or what its id begins with: its good and bad builds that are most alike are taken. Or the run
             of a good build, with ``bad``. Or that of a bisection, which is resumed, with its own config but for
             ``allow_scripts``; one that has ended gives the result it had.
-        bad: The run of a bad build of the same campaign.
+        bad: The run of a bad build of the same campaign, or of a bad mixture.
         config: How long, and how sure.
         tracker: The memory.
         tags: Further tags of all runs.
@@ -374,7 +394,7 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
     """
     run_id = tracker.whole_id(run)
     if bad is not None:
-        run_id = _common_campaign(tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
+        run_id = _common_campaign(tracker, tracker.info(run_id), tracker.info(tracker.whole_id(bad)))
     return open_campaign(tracker, run_id, allow_scripts=allow_scripts)
 
 
@@ -412,12 +432,19 @@ def _open_pair(
     return campaign, mixture, tuple(zip(texts, is_bad))
 
 
-def _common_campaign(good: RunInfo, bad: RunInfo) -> str:
-    if good.parent is None or good.parent != bad.parent:
+def _common_campaign(tracker: Tracker, good: RunInfo, bad: RunInfo) -> str:
+    of_good, of_bad = (_campaign_id(tracker, info) for info in (good, bad))
+    if of_good is None or of_good != of_bad:
         raise errors.ConfigError(
             f"Runs {good.id} and {bad.id} are not builds of one campaign (`trtops debug build`), which says how to build and judge."
         )
-    return good.parent
+    return of_good
+
+
+def _campaign_id(tracker: Tracker, build: RunInfo) -> str | None:
+    """The run of the campaign that a build belongs to, or the bisection that a mixture belongs to."""
+    parent = None if build.parent is None else tracker.info(build.parent)
+    return parent.parent if parent is not None and parent.kind == _KIND else build.parent
 
 
 @dataclass

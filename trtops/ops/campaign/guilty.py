@@ -19,6 +19,9 @@ _REFUTING = 2  # good builds with what was convicted, each seen to be good repea
 _GOOD_ALONE = 3  # good builds with a choice that show that it is not guilty without what it was convicted with
 _WITHDRAWING = 6  # pairs whose mixtures follow nothing, after which convictions by others are withdrawn
 _WITHDRAWING_SINCE = 3  # of them, such as came after the first conviction and whose mixtures were bad quite often
+_SEEN_AGAIN = (
+    2  # good builds that are bad with it, after which what is rarely bad by chance was not convicted by chance
+)
 _BY_CHANCE = 0.2  # share of bad mixtures that is more than a few wrong verdicts
 
 
@@ -30,6 +33,7 @@ class Guilty:
         units: With what the bad build has.
         good_run: The good build of the mixtures that convicted it.
         bad_run: The bad one.
+        mixed_run: A bad mixture of the two that has it; the bad build itself if there is none.
         settled: Whether what it needs beside was found.
         enough: Good builds that are bad with it.
         lacking: Good builds that were not, and whose mixtures did not say why.
@@ -38,6 +42,7 @@ class Guilty:
     units: tuple[Unit, ...]
     good_run: str
     bad_run: str
+    mixed_run: str
     settled: bool = False
     enough: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
@@ -86,7 +91,7 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
     for result in done:
         if result.together:
             if result.outcome == "enough":
-                found.append(Guilty(result.together, result.good_run, result.bad_run, settled=True))
+                found.append(Guilty(result.together, result.good_run, result.bad_run, result.bad_run, settled=True))
             continue
         new = [tuple(c.units[i] for i in clause) for c in result.culprits for clause in c.clauses]
         before = [g for g in found if result.given and set(g.units) == set(result.given)]
@@ -100,10 +105,9 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
             else:
                 found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
         if not result.given:
-            found += [Guilty(clause, result.good_run, result.bad_run) for clause in new]
-    if _is_withdrawn(done):
-        return []
-    found = [guilty for guilty in found if not guilty.refuted]
+            mixed = [result.bad_mixture(clause) or result.bad_run for clause in new]
+            found += [Guilty(clause, result.good_run, result.bad_run, run) for clause, run in zip(new, mixed)]
+    found = [guilty for guilty in found if not guilty.refuted and not _is_withdrawn(guilty, done)]
     sets = [guilty.choices for guilty in found]
     return [
         guilty
@@ -112,17 +116,23 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
     ]
 
 
-def _is_withdrawn(done: Sequence[BisectResult]) -> bool:
-    """Whether builds are bad by chance so often that what was convicted was probably convicted by chance as well.
+def _is_withdrawn(guilty: Guilty, done: Sequence[BisectResult]) -> bool:
+    """Whether builds are bad by chance so often that a culprit was probably convicted by chance as well.
 
     Of several culprits, each bad build that the ones known do not explain has another one. One that is bad by mistake is rare,
-    and most mixtures of it are good.
+    and most mixtures of it are good. Where that is so, chance does not make a build bad each time that something is put in.
     """
     pairs = [result for result in done if not result.given]
     first = next((place for place, result in enumerate(pairs) if result.culprits), len(pairs))
     followed_nothing = [result for result in pairs if result.outcome == "not repeatable"]
     by_chance = [r for r in pairs[first:] if r.outcome == "not repeatable" and r.bad_share >= _BY_CHANCE]
-    return len(followed_nothing) >= _WITHDRAWING or len(by_chance) >= _WITHDRAWING_SINCE
+    if len(by_chance) >= _WITHDRAWING_SINCE:
+        return True
+    if len(followed_nothing) < _WITHDRAWING:
+        return False
+    verdicts = [trial.verdict for result in followed_nothing for trial in result.trials if trial.counted]
+    seen_again = guilty.settled or len(guilty.enough) - len(guilty.lacking) >= _SEEN_AGAIN
+    return not seen_again or verdicts.count("bad") >= _BY_CHANCE * len(verdicts)
 
 
 def of_several(found: Sequence[Guilty]) -> dict[Key, Unit]:

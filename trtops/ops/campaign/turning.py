@@ -113,7 +113,8 @@ class Turning:
             having = dict(zip(table.names, guilty.held_by(table).tolist()))
             against = [name for name in table.named("good") if having[name] and name not in guilty.asked]
             if against:
-                return Pair(*most_alike(table, against, [guilty.bad_run]), given=guilty.units)
+                alike, _ = most_alike(table, against, [guilty.good_run])
+                return Pair(alike, guilty.mixed_run, given=guilty.units)
         if (two := _unasked_pair(found, self.done, table)) is not None:
             return two
         if (alone := _without_others(found, table)) is not None:
@@ -184,11 +185,14 @@ def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | 
     of_settings = all(unit.kind == "setting" for unit in guilty.units)
     # Layers that follow from settings cannot be chosen, and so cannot be needed.
     codes = table.setting_codes if of_settings else np.hstack((table.codes, table.setting_codes))
+    columns = table.settings if of_settings else (*table.layers, *table.settings)
     place = {name: row for row, name in enumerate(table.names)}
-    bad = codes[place[guilty.bad_run]]
-    lacks: npt.NDArray[np.bool_] = codes != bad
+    # What the mixture has: the good build's choices, but for the culprit's.
+    taken = np.isin(columns, [unit.name for unit in guilty.units])
+    mixed = np.where(taken, codes[place[guilty.bad_run]], codes[place[guilty.good_run]])
+    lacks: npt.NDArray[np.bool_] = codes != mixed
     # A bad build that has the culprit and lacks a choice says as much, and so does the pair that convicted it.
-    seen = lacks[[place[name] for name in guilty.enough]].sum(axis=0) + _SURE * lacks[place[guilty.good_run]]
+    seen = lacks[[place[name] for name in (guilty.bad_run, *guilty.enough)]].sum(axis=0)
     having = guilty.held_by(table)
     good = [n for n in table.named("good") if n not in guilty.asked and not having[place[n]]]
     if (
@@ -197,11 +201,11 @@ def _elsewhere(guilty: Guilty, table: CampaignTable, *, waited: bool) -> Pair | 
         or Counter(having[place[n]] for n in guilty.asked)[False] >= (_ELSEWHERE if waited else _AT_ONCE)
     ):
         return None
-    needed = lacks.any(axis=0) & (seen < _SURE)
+    needed = lacks.any(axis=0) & (seen < _SURE) & ~taken
     told = (lacks[[place[name] for name in good]] & needed).sum(axis=1)
     best = int(np.argmax(told))
     says = told[best] > 0 and (waited or told[best] >= _MUCH * needed.sum())
-    return Pair(good[best], guilty.bad_run, given=guilty.units) if says else None
+    return Pair(good[best], guilty.mixed_run, given=guilty.units) if says else None
 
 
 def _without_others(found: Sequence[Guilty], table: CampaignTable) -> Pair | None:
@@ -221,7 +225,7 @@ def _without_others(found: Sequence[Guilty], table: CampaignTable) -> Pair | Non
         free = without & good & ~guilty.held_by(table)
         names = (table.names[row] for row in np.flatnonzero(free))
         if (name := next((name for name in names if name not in guilty.asked), None)) is not None:
-            return Pair(name, guilty.bad_run, given=guilty.units)
+            return Pair(name, guilty.mixed_run, given=guilty.units)
     return None
 
 
