@@ -20,7 +20,7 @@ import numpy as np
 
 from trtops.ops.campaign.bisect import BisectResult, Culprit, Trial
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.campaign.guilty import joined, kept_out
+from trtops.ops.campaign.guilty import Guilty, joined, kept_out
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.turning import Pair, Turning
 from trtops.tactics.bisection import Bisection
@@ -141,13 +141,13 @@ def play(world: World, limit: int = LIMIT) -> Played:
     while world.built < limit and not turning.is_answered(table := table_of(rows, bad)):
         pair = turning.pair(table)
         if pair is not None:
-            result = bisected(world, table, pair, turning.confidence(), limit)
+            result = bisected(world, table, pair, (turning.confidence(), turning.confidence_of_one(pair)), limit)
             turning.take(result, len(table))
             when = world.built if result.culprits or (result.together and result.outcome == "enough") else when
             continue
         rows.append(world.draw(key_of(unit) for unit in kept_out(joined(turning.done), len(rows)) if unit is not None))
         bad.append(world.is_bad(rows[-1]))
-    return Played(frozenset(clauses_of(turning.done)), when, world.built)
+    return Played(frozenset(clauses_of(turning.guilty(table_of(rows, bad)))), when, world.built)
 
 
 def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
@@ -161,9 +161,9 @@ def table_of(rows: Sequence[np.ndarray], bad: Sequence[bool]) -> CampaignTable:
     )
 
 
-def clauses_of(done: Sequence[BisectResult]) -> list[Clause]:
-    """What bisections convicted."""
-    return [tuple(sorted(key_of(unit) for unit in guilty.units)) for guilty in joined(done)]
+def clauses_of(found: Iterable[Guilty]) -> list[Clause]:
+    """What a campaign convicted."""
+    return [tuple(sorted(key_of(unit) for unit in guilty.units)) for guilty in found]
 
 
 def key_of(unit: Unit) -> tuple[int, int]:
@@ -171,7 +171,9 @@ def key_of(unit: Unit) -> tuple[int, int]:
     return layer, code
 
 
-def bisected(world: World, table: CampaignTable, pair: Pair, confidence: float, limit: int) -> BisectResult:
+def bisected(
+    world: World, table: CampaignTable, pair: Pair, confidence: tuple[float, float | None], limit: int
+) -> BisectResult:
     """Mixtures of two builds, as :mod:`trtops.ops.campaign.bisect` makes them."""
     builds = dict(zip(table.names, table.codes)) | world.mixtures
     good, bad = builds[pair.good].copy(), builds[pair.bad]
@@ -233,7 +235,7 @@ def searched(
     pair: Pair,
     good: np.ndarray,
     units: Sequence[Unit],
-    confidence: float,
+    confidence: tuple[float, float | None],
     limit: int,
 ) -> tuple[str, list[Culprit]]:
     having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.taken_by(table) for unit in pair.given)])
@@ -256,8 +258,8 @@ def searched(
         places = np.flatnonzero(free)
         seen = [(taken_by[places, row], bool(table.verdicts[row])) for row in np.flatnonzero(having).tolist()]
         bisection = Narrowing(Bisection(np.ones(len(places)), world.seed, seen, pair.chance))
-        while (decided := bisection.decided(confidence)) is None and world.built < limit:
-            wanted, opposite = bisection.next(confidence)
+        while (decided := bisection.decided(*confidence)) is None and world.built < limit:
+            wanted, opposite = bisection.next(*confidence)
             taken = np.zeros(len(units), np.bool_)
             taken[places[wanted]] = True
             bisection.add(wanted, built(taken), opposite)

@@ -234,3 +234,24 @@ def test_one_unit_alone_is_tried_both_ways():
         bisection.add(taken, bool(taken[0]), opposite)
 
     assert (bisection.decided(), bisection.best.units, seen) == ("convicted", (0,), {False, True})
+
+
+@pytest.mark.parametrize(("kind", "fewer"), [("one", True), ("together", False)])
+def test_less_suffices_against_chance_where_one_unit_alone_is_most_probable(kind, fewer):
+    trials, named = [], 0
+    for seed in range(SEEDS):
+        expected = EXPECTED[kind]
+        a, b = culprits(seed, 7)
+        taken_by_confidence = []
+        for of_one in (None, 0.8):
+            bisection = Narrowing(Bisection(np.ones(7), seed))
+            while bisection.decided(0.95, of_one) is None and bisection.trials < LIMIT:
+                taken, opposite = bisection.next(0.95, of_one)
+                bisection.add(taken, bool(expected(taken, a, b)), opposite)
+            taken_by_confidence.append(bisection.trials)
+        trials.append(taken_by_confidence)
+        named += set(bisection.best.units) == ({a} if kind == "one" else {a, b})
+    usual, sooner = np.mean(trials, axis=0)
+
+    assert named >= 0.9 * SEEDS
+    assert usual - sooner > 1 if fewer else abs(usual - sooner) < 1

@@ -14,9 +14,9 @@ SEEDS = amount(10, in_every_run=6)
 @pytest.mark.parametrize(
     ("cell", "right", "builds"),
     [
-        (Cell(20, "one"), 1.0, 12),
-        (Cell(20, "one", 0.05), 0.8, 20),
-        (Cell(100, "one"), 1.0, 15),
+        (Cell(20, "one"), 1.0, 11),
+        (Cell(20, "one", 0.05), 0.8, 18),
+        (Cell(100, "one"), 1.0, 13),
         (Cell(20, "together"), 0.8, 30),
         (Cell(20, "either"), 0.8, 30),
         (Cell(20, "sometimes"), 0.8, 45),

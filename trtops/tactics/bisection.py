@@ -255,31 +255,45 @@ class Bisection:
         a, b = sorted(int(self._paired[of[pair]]) for of in (self._first, self._second))
         return Culprits(((a,), (b,)) if kind else ((a, b),), probability)
 
-    def decided(self, confidence: float = 0.95) -> Literal["convicted", "chance"] | None:
+    def decided(
+        self, confidence: float = 0.95, confidence_of_one: float | None = None
+    ) -> Literal["convicted", "chance"] | None:
         """What the trials come to; None if more are needed. May be asked after every trial.
 
         Args:
             confidence: At most ``1 - confidence`` of bisections convict where verdicts depend on no unit; and a hypothesis
                 needs that posterior probability. Chance needs more, see :data:`_DOUBT_OF_CHANCE`.
+            confidence_of_one: What suffices against chance where one unit alone is most probable, and further builds will weigh
+                it again. Of the hypotheses without chance it has to be the surer: it takes half the doubt.
         """
         if self.p_chance >= 1 - (1 - confidence) / _DOUBT_OF_CHANCE:
             return "chance"
-        if self.log_e_value >= self._needed(confidence) and self.best.probability >= confidence:
+        against_chance = self._against_chance(confidence, confidence_of_one)
+        needed = against_chance
+        if confidence_of_one is not None:
+            needed = max(needed, (1 + confidence) / 2 * (1 - self.p_chance))
+        if self.log_e_value >= self._needed(against_chance) and self.best.probability >= needed:
             return "convicted"
         return None
+
+    def _against_chance(self, confidence: float, confidence_of_one: float | None) -> float:
+        """How sure the most probable hypothesis has to be that chance did not make it so."""
+        is_one = sum(map(len, self.best.clauses)) == 1
+        return confidence if confidence_of_one is None or not is_one else confidence_of_one
 
     def _needed(self, confidence: float) -> float:
         """The evidence against chance that a conviction needs: more, once chance has seemed certain."""
         return -math.log((1 - confidence) / (_DOUBT_OF_CHANCE if self._was_doubted else 1))
 
-    def next(self, confidence: float = 0.95) -> tuple[Bools, Bools | None]:
+    def next(self, confidence: float = 0.95, confidence_of_one: float | None = None) -> tuple[Bools, Bools | None]:
         """The next trial: units taken from the bad build. And its opposite, if a coin decided between the two.
 
         Args:
             confidence: As :meth:`decided` is asked: a coin is thrown for as long as evidence against chance is lacking.
+            confidence_of_one: As it is asked.
         """
         aim = _Aim(*self._mass, self._chance_rate)
-        if self.log_e_value >= self._needed(confidence):
+        if self.log_e_value >= self._needed(self._against_chance(confidence, confidence_of_one)):
             return self._most_telling(aim), None
         one, other = self._best_of_all(aim) if self.units <= MAX_SEVERAL else self._best_of_splits(aim)
         return (one, other) if self._coin.random() < 0.5 else (other, one)

@@ -61,26 +61,30 @@ class Narrowing:
         best = self._bisection.best
         return replace(best, clauses=tuple(tuple(self._places[list(clause)].tolist()) for clause in best.clauses))
 
-    def decided(self, confidence: float = 0.95) -> Literal["convicted", "chance"] | None:
+    def decided(
+        self, confidence: float = 0.95, confidence_of_one: float | None = None
+    ) -> Literal["convicted", "chance"] | None:
         """What the trials come to; None if more are needed.
 
         Args:
             confidence: See :meth:`Bisection.decided <trtops.tactics.bisection.Bisection.decided>`.
+            confidence_of_one: See there.
         """
-        return self._bisection.decided(confidence)
+        return self._bisection.decided(confidence, confidence_of_one)
 
-    def next(self, confidence: float = 0.95) -> tuple[Bools, Bools | None]:
+    def next(self, confidence: float = 0.95, confidence_of_one: float | None = None) -> tuple[Bools, Bools | None]:
         """The next trial, of shape ``(units,)``: units taken from the bad build. And its opposite, if a coin was thrown.
 
         Args:
             confidence: As :meth:`decided` is asked.
+            confidence_of_one: As it is asked.
         """
         if self._alone is not None or self._is_to_narrow():
             if self._alone is None:
                 self._alone = np.zeros(self.units, np.bool_)
                 self._alone[np.argsort(-self._bisection.guilt, kind="stable")[:MAX_SEVERAL]] = True
             return self._alone.copy(), None
-        taken, opposite = self._bisection.next(confidence)
+        taken, opposite = self._bisection.next(confidence, confidence_of_one)
         return self._among_all(taken), None if opposite is None else self._among_all(opposite)
 
     def add(self, taken: Bools, bad: bool, opposite: Bools | None = None) -> None:

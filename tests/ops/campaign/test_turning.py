@@ -13,6 +13,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Key, Unit
 from trtops.ops.campaign.turning import Pair, Turning
+from trtops.ops.campaign.weighing import with_mixtures
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking import schema
@@ -358,3 +359,42 @@ def test_what_was_convicted_is_kept_out_of_further_builds_unless_they_fail_for_i
     assert (entry.backend_version, entry.device_sha256) == ("8.6", "d")
     assert found.denied(tracker, table(["00", "11", "00"], "gbe")).entries == ()
     assert turning().denied(tracker, table(["00"], "g")).entries == ()
+
+
+def test_one_choice_alone_is_convicted_sooner_unless_chance_was_seen_at_work():
+    pair = Pair("0", "1")
+
+    assert turning().confidence_of_one(pair) == pytest.approx(0.8)
+    assert turning().confidence_of_one(replace(pair, given=(unit(0),))) is None
+    assert turning(bisection("0", "1", outcome="not repeatable")).confidence_of_one(pair) is None
+
+
+def test_what_was_convicted_is_guilty_if_all_builds_and_mixtures_together_bear_it_out():
+    convicted = replace(
+        bisection("0", "1", (unit(0),)), trials=mixtures((0,), (0, 1), (1, 2), (2,), (0,), verdicts="bbggb")
+    )
+    found = turning(convicted)
+    clean = ["0011"] * 8
+
+    # Three suspects, one of which has to beat chance by 60 to 1.
+    assert found.guilty(table(["0000", "1111", *clean], "gb" + "g" * 8)) == joined([convicted])
+    assert found.guilty(table(["0000", "1111", *clean], "gb" + "gbgbgbgb")) == []
+    # What has it is good as often as bad, though its mixtures were bad.
+    assert found.guilty(table(["0000", "1111", *["1011"] * 8], "gb" + "g" * 8)) == []
+    assert found.guilty(table(["0000", "1111", *["1011"] * 8], "gb" + "e" * 8)) == []
+    assert turning(replace(convicted, trials=())).guilty(table(["0000", "1111"], "gb")) == []
+
+
+def test_mixtures_are_builds_with_the_layers_that_they_were_to_have():
+    strayed = replace(mixtures((3,), verdicts="b")[0], run_id="other", strayed=("layer-3",))
+    first = replace(bisection("0", "1", (unit(0),)), trials=(*mixtures((1, 3), verdicts="b"), strayed))
+    second = replace(
+        bisection("2", "mixture-0", outcome="enough", given=(unit(1),)),
+        trials=(replace(mixtures((0,), verdicts="g")[0], run_id="second"),),
+    )
+
+    together = with_mixtures(table(["0000", "1111", "2222"], "gbg"), [first, second])
+
+    assert together.names == ("0", "1", "2", "mixture-0", "second")
+    assert together.codes[3:].tolist() == [[0, 1, 0, 1], [0, 1, 2, 2]]
+    assert (together.named("bad"), together.named("good")) == (("1", "mixture-0"), ("0", "2", "second"))

@@ -52,6 +52,8 @@ class BisectConfig(Record):
     Attributes:
         confidence: What a conviction needs, between 0.5 and 1: at most ``1 - confidence`` of bisections convict where
             verdicts do not depend on what is mixed, and the named set needs that posterior probability.
+        confidence_of_one: What suffices against chance where one layer or setting alone is most probable, and further builds will
+            weigh it again, as a campaign's do; ``confidence`` unless given.
         max_builds: Builds at most.
         max_minutes: No build is begun after so many minutes; None for no limit.
         max_culprits: How many sets of culprits to look for, each of which makes builds bad without the others.
@@ -61,6 +63,7 @@ class BisectConfig(Record):
     """
 
     confidence: float = 0.95
+    confidence_of_one: float | None = None
     max_builds: int = 60
     max_minutes: float | None = None
     max_culprits: int = 4
@@ -69,11 +72,12 @@ class BisectConfig(Record):
     allow_scripts: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.confidence < 1:
-            raise errors.ConfigError(f"confidence is {self.confidence}; expected at least 0.5 and less than 1.")
-        for name, value in (("max_builds", self.max_builds), ("max_culprits", self.max_culprits)):
-            if value < 1:
-                raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
+        for name, value in (("confidence", self.confidence), ("confidence_of_one", self.confidence_of_one)):
+            if value is not None and not 0.5 <= value < 1:
+                raise errors.ConfigError(f"{name} is {value}; expected at least 0.5 and less than 1.")
+        for name, count in (("max_builds", self.max_builds), ("max_culprits", self.max_culprits)):
+            if count < 1:
+                raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,10 +544,11 @@ class _Search:
         seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
         bisection = Narrowing(Bisection(np.ones(len(units)), self.config.seed, seen, self.plan.chance))
         first, failed = len(self.trials), 0
-        while (decided := bisection.decided(self.config.confidence)) is None:
+        needed = self.config.confidence, self.config.confidence_of_one
+        while (decided := bisection.decided(*needed)) is None:
             if self._spent() or failed >= _FAILURES:
                 return "cannot be told"
-            wanted, opposite = bisection.next(self.config.confidence)
+            wanted, opposite = bisection.next(*needed)
             trial, taken = self._build(self._whole(places, wanted))
             if taken is None:
                 failed += 1

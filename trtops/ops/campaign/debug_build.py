@@ -26,7 +26,6 @@ from trtops.locks import held
 from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.opened import remembered_config
 from trtops.ops.campaign.turning import Pair, Turning, bisections, results, summaries
@@ -106,8 +105,11 @@ class DebugBuildResult(OpResult):
     @property
     def headline(self) -> str:
         """What bisections conclude, or else the diff."""
-        outcomes = [result.outcome for result in self.bisections]
-        return "convicted" if self.guilty else outcomes[-1] if outcomes else self.found.conclusion
+        if self.guilty or not self.bisections:
+            return "convicted" if self.guilty else self.found.conclusion
+        # What was convicted at first, was withdrawn.
+        outcomes = [r.outcome for r in self.bisections if r.outcome not in ("convicted", "enough")]
+        return outcomes[-1] if outcomes else "cannot be told"
 
     @property
     def next_step(self) -> str:
@@ -333,6 +335,7 @@ class _CampaignState:
             BisectConfig(
                 allow_scripts=True,  # this campaign runs them already: they were given now, or allowed when it was resumed
                 confidence=turning.confidence(),
+                confidence_of_one=turning.confidence_of_one(pair),
                 max_builds=config.limit - len(self._table) - before,
                 max_minutes=self._minutes_left,
                 seed=config.seed + len(turning.done),
@@ -385,17 +388,17 @@ class _CampaignState:
         found = self._diff_now()
         campaigns.log_table(run, table)
         log_diff(run, table, found)
-        result = _campaign_result(table, found, self._found.marked, self._turning.done)
+        result = _campaign_result(table, found, self._found.marked, self._turning)
         title = f"debug build {Path(self._campaign.model).name}"
         finish_with(run, result, tracker, title=title)
         return result.kept_in(run, self._campaign.experiment)
 
 
 def _campaign_result(
-    table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo], mixed: Iterable[BisectResult]
+    table: CampaignTable, found: TacticDiff, interrupted: Iterable[RunInfo], turning: Turning
 ) -> DebugBuildResult:
     """What a table of builds comes to, without the run that holds it."""
-    counts, bisected = campaigns.counts(table), tuple(mixed)
+    counts = campaigns.counts(table)
     return DebugBuildResult(
         verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
         iterations=len(table),
@@ -403,8 +406,8 @@ def _campaign_result(
         bad=counts["bad"],
         errors=counts["error"],
         interrupted=tuple(info.id for info in interrupted),
-        bisections=bisected,
-        guilty=tuple(guilty.describe() for guilty in joined(bisected)),
+        bisections=tuple(turning.done),
+        guilty=tuple(guilty.describe() for guilty in turning.guilty(table)),
         found=found,
     )
 
@@ -442,7 +445,8 @@ def _result_if_ended(tracker: Tracker, run_id: str) -> DebugBuildResult | None:
     ended = [child for child in bisections(tracker, info) if child.status == "finished"]
     # Whoever bisects a campaign that has ended does not change what it came to.
     mixed = results(tracker, [child for child in ended if child.start_time <= (info.end_time or math.inf)])
-    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked, mixed)
+    config = DebugBuildConfig.from_json(stored.read_bytes(schema.Artifact.CAMPAIGN))
+    result = _campaign_result(table, found, campaigns.iterations(tracker, info).marked, Turning(config, mixed))
     return replace(result, run_id=run_id, url=info.url, experiment=info.experiment)
 
 

@@ -34,6 +34,7 @@ class Guilty:
         good_run: The good build of the mixtures that convicted it.
         bad_run: The bad one.
         mixed_run: A bad mixture of the two that has it; the bad build itself if there is none.
+        suspects: Layers and settings among which it was found.
         settled: Whether what it needs beside was found.
         enough: Good builds that are bad with it.
         lacking: Good builds that were not, and whose mixtures did not say why.
@@ -43,6 +44,7 @@ class Guilty:
     good_run: str
     bad_run: str
     mixed_run: str
+    suspects: int = 1
     settled: bool = False
     enough: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
@@ -106,7 +108,9 @@ def joined(done: Sequence[BisectResult]) -> list[Guilty]:
                 found[place] = replace(guilty, lacking=(*guilty.lacking, result.good_run))
         if not result.given:
             mixed = [result.bad_mixture(clause) or result.bad_run for clause in new]
-            found += [Guilty(clause, result.good_run, result.bad_run, run) for clause, run in zip(new, mixed)]
+            found += [
+                Guilty(clause, result.good_run, result.bad_run, run, result.units) for clause, run in zip(new, mixed)
+            ]
     found = [guilty for guilty in found if not guilty.refuted and not _is_withdrawn(guilty, done)]
     sets = [guilty.choices for guilty in found]
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out, of_several, unasked
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.pairs import most_alike, most_telling
+from trtops.ops.campaign.weighing import odds_against_chance, with_mixtures
 from trtops.tactics.bisection import CHANCE
 from trtops.tactics.denied import DeniedTactic, DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
@@ -33,6 +35,7 @@ _ELSEWHERE = 5  # good builds that something convicted is put into, to see wheth
 _AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
 _MUCH = 0.4  # share of what it may need that a build has to lack for that
 _SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
+_NAMED_SOONER = 4  # times the campaign's doubt, with which one choice alone is convicted at first
 _MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
 
 
@@ -148,10 +151,25 @@ class Turning:
             return False
         return bool(unasked(found, self.done)) or any(g.may_be_guilty_without_others(table) for g in found)
 
+    def guilty(self, table: CampaignTable) -> list[Guilty]:
+        """What is guilty, by all builds and mixtures together: of what was convicted, what chance does not explain as well."""
+        found = joined(self.done)
+        odds = odds_against_chance(found, with_mixtures(table, self.done))
+        doubt = 1 - self.config.confidence
+        return [guilty for guilty, log_odds in zip(found, odds) if log_odds >= math.log(guilty.suspects / doubt)]
+
     def confidence(self) -> float:
         """What the next bisection needs to convict: more, where one before found that choices do not decide."""
         doubt = 1 - self.config.confidence
         return 1 - doubt / 5 if self._not_repeatable else self.config.confidence
+
+    def confidence_of_one(self, pair: Pair) -> float | None:
+        """What it needs where one choice alone is most probable: less, since the builds that follow show who was convicted by chance.
+
+        They are made without it and with it in any case, and all are weighed in the end.
+        """
+        doubt = 1 - self.config.confidence
+        return None if pair.given or self._not_repeatable else max(0.5, 1 - _NAMED_SOONER * doubt)
 
     def denied(self, tracker: Tracker, table: CampaignTable) -> DenyList:
         """What the next builds are not to choose: what was convicted. Nothing, where a build has failed since."""
