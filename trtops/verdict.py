@@ -7,5 +7,8 @@ from typing import Literal, TypeAlias
 Verdict: TypeAlias = Literal["good", "bad", "error"]
 """``good`` and ``bad`` judge what was made; ``error`` says that none could be made or judged."""
 
+BadIn: TypeAlias = Literal["outputs", "precision"]
+"""What of an engine is bad: what it gives, or the precision that its kernels compute in."""
+
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "error")
 """All of them. Stored tables number verdicts by their place here, so the order never changes."""

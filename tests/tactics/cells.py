@@ -23,7 +23,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out
 from trtops.ops.campaign.mixture import Unit
 from trtops.ops.campaign.turning import Pair, Turning
-from trtops.tactics.bisection import Bisection
+from trtops.tactics.bisection import Bisection, Seen
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.table import CampaignTable, Choice
 
@@ -240,6 +240,8 @@ def searched(
 ) -> tuple[str, list[Culprit]]:
     having = np.logical_and.reduce([np.ones(len(table), np.bool_), *(unit.taken_by(table) for unit in pair.given)])
     taken_by = np.array([unit.taken_by(table) for unit in units], np.bool_).reshape(len(units), len(table))
+    good_by = np.array([unit.kept_by(table) for unit in units], np.bool_).reshape(taken_by.shape)
+    third = ~taken_by & ~good_by
     free = np.ones(len(units), np.bool_)
     healed: set[bytes] = set()
     found: list[Culprit] = []
@@ -256,7 +258,10 @@ def searched(
 
     while free.any() and len(found) < 4:
         places = np.flatnonzero(free)
-        seen = [(taken_by[places, row], bool(table.verdicts[row])) for row in np.flatnonzero(having).tolist()]
+        seen = [
+            Seen(taken_by[places, row], bool(table.verdicts[row]), third[places, row])
+            for row in np.flatnonzero(having).tolist()
+        ]
         bisection = Narrowing(Bisection(np.ones(len(places)), world.seed, seen, pair.chance))
         while (decided := bisection.decided(*confidence)) is None and world.built < limit:
             wanted, opposite = bisection.next(*confidence)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from trtops.tactics.bisection import Bisection
+from trtops.tactics.bisection import Bisection, Seen
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.several import MAX_SEVERAL
 
@@ -255,3 +255,27 @@ def test_less_suffices_against_chance_where_one_unit_alone_is_most_probable(kind
 
     assert named >= 0.9 * SEEDS
     assert usual - sooner > 1 if fewer else abs(usual - sooner) < 1
+
+
+def mask(units: int, *taken: int) -> np.ndarray:
+    return np.isin(np.arange(units), taken)
+
+
+def test_builds_that_nobody_mixed_say_whom_to_suspect_first():
+    seen = [Seen(mask(8, 2, 5), True, mask(8)), Seen(mask(8, 5, 6), False, mask(8))]
+
+    guilt = Bisection(np.ones(8), seen=seen).guilt
+
+    assert guilt.argmax() == 2 and guilt[2] > 2 * np.delete(guilt, 2).max()
+
+
+def test_a_bad_build_with_a_third_choice_speaks_neither_for_a_unit_nor_against_it():
+    """Layers may have several bad tactics: what has another one than the bad build says nothing of this one's."""
+    bad_with, third = Seen(mask(8, 2, 5), True, mask(8)), mask(8, 2)
+    others = [Seen(mask(8, 6), True, third), Seen(mask(8, 7), True, third)]
+    taken_for_good = [bad_with, *(seen._replace(other=mask(8)) for seen in others)]
+
+    told, untold = (Bisection(np.ones(8), seen=seen).guilt for seen in ([bad_with, *others], taken_for_good))
+
+    assert told[2] > 2 * untold[2]
+    assert told[2] > 4 * told[5]  # which both bad builds lack

@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ RATES = (
 few wrong verdicts, and a culprit that fails only sometimes."""
 
 _SEEN_RATES = RATES[1]
+_SEEN_BAD = 0.5
 _ONE, _TOGETHER, _EITHER, _SEVERAL = 0.7, 0.09, 0.09, 0.12
 """Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
 CHANCE = 0.2
@@ -68,6 +69,20 @@ _MAX_PAIRED = 256
 """Units that pairs are made of, the most suspicious ones."""
 _SUSPECTS = 3
 """Units whose partners are searched for."""
+
+
+class Seen(NamedTuple):
+    """A build that was there before, and nobody mixed.
+
+    Attributes:
+        taken: Units that it has from the bad build, of shape ``(units,)``.
+        bad: Whether it was bad.
+        other: Units in which it has neither what the good build has nor what the bad one has.
+    """
+
+    taken: Bools
+    bad: bool
+    other: Bools
 
 
 @dataclass(frozen=True)
@@ -105,7 +120,7 @@ class Bisection:
         self,
         prior: Sequence[float] | Floats,
         seed: int = 0,
-        seen: Sequence[tuple[Bools, bool]] = (),
+        seen: Sequence[Seen] = (),
         chance: float = CHANCE,
         log_e_value: float = 0.0,
     ) -> None:
@@ -149,15 +164,18 @@ class Bisection:
         logs: Floats = np.log(joined / joined.sum())
         return logs
 
-    def _suspecting(self, prior: Floats, seen: Sequence[tuple[Bools, bool]]) -> Floats:
+    def _suspecting(self, prior: Floats, seen: Sequence[Seen]) -> Floats:
         """A prior that mostly believes what builds say that differ in more than the units."""
         if not seen:
             return prior
         p_with, p_without, _ = _SEEN_RATES
         logs = prior.copy()
-        for taken, bad in seen:
+        for taken, bad, other in seen:
             expected = self.expected_bad(taken)
-            logs += np.log(np.where(expected, p_with, p_without) if bad else 1 - np.where(expected, p_with, p_without))
+            p_bad = np.where(expected, p_with, p_without)
+            # Of what has neither build's choice nobody knows whether it is bad as well.
+            p_bad[expected != self.expected_bad(taken | other)] = _SEEN_BAD
+            logs += np.log(p_bad if bad else 1 - p_bad)
         logs -= np.logaddexp.reduce(logs)
         mixed: Floats = np.logaddexp(logs + math.log(_BELIEF), prior + math.log(1 - _BELIEF))
         return mixed

@@ -113,6 +113,8 @@ class Tag:
     """Number of a campaign's iteration, from 0. A run that was killed half-way shares it with the run that repeated it."""
     VARIED = "trtops.varied"
     """What a campaign varied for an iteration, as JSON pairs of names and values."""
+    BAD_IN = "trtops.bad_in"
+    """What of a campaign's bad build is bad: ``outputs``, ``precision``, or both with a space between."""
     GOLDEN_SHA256 = "trtops.golden.sha256"
     """Digest of the golden outputs that a running campaign keeps."""
     WORST_OUTPUT = "trtops.worst_output"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 import random
@@ -19,16 +21,22 @@ from tests.campaigns import config, two_blocks
 from tests.dying import run_until_spent, seconds_of
 from tests.forking import ForkedProcess
 from trtops import errors
-from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
+from trtops.comparator.report import Tolerances
+from trtops.ops.campaign import iteration
+from trtops.ops.campaign.bisect import BisectConfig, BisectPlan, BisectResult, bisect
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.guilty import joined
-from trtops.ops.campaign.mixture import Mixture
+from trtops.ops.campaign.mixture import Mixture, Unit
+from trtops.ops.judging.realised import Computed
 from trtops.tactics.sizes import welch
+from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking.campaigns import load_table
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.run import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
+
+NARROW = Computed(asked="int8", kernels=(("fp32", 4),))  # of an engine that is none of the precision asked for
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +176,6 @@ def test_a_mixture_is_told_what_it_is_to_have_and_says_what_it_got(campaign, tra
 
 def test_campaigns_without_a_bad_build_and_builds_of_two_campaigns_are_refused(model, tracker, campaign, bisected):
     loose = config(model[1], until=2, seed=1)
-    import dataclasses
-
-    from trtops.comparator.report import Tolerances
-
     loose = dataclasses.replace(
         loose, check=dataclasses.replace(loose.check, tolerances=Tolerances(atol=1.0, rtol=1.0))
     )
@@ -308,6 +312,73 @@ def test_what_was_convicted_is_tried_in_another_good_build_too(campaign, bisecte
     assert result.outcome == "enough" or {u.name for c in result.culprits for u in c.units}.isdisjoint(names)
     if result.outcome == "enough":
         assert result.trials[-1].verdict == "bad" and not result.culprits and "needs nothing beside" in result.summary
+
+
+def test_a_mixture_that_is_bad_for_another_reason_than_the_bad_build_says_that_outputs_can_be_right(
+    campaign, bisected, tracker, monkeypatch
+):
+    """As where outputs are wrong with certain FP16 kernels, and a mixture happens to have FP32 kernels alone."""
+    monkeypatch.setattr(iteration, "computed", lambda *args: NARROW)
+
+    result = bisect(bisected.good_run, bisected.bad_run, tracker=tracker)
+
+    judged = {trial.run_id: tracker.info(trial.run_id) for trial in result.trials}
+    assert {info.verdict for info in judged.values()} == {"bad"}
+    assert {info.tags[Tag.BAD_IN] for info in judged.values()} == {"outputs precision", "precision"}
+    assert {trial.verdict for trial in result.trials} == {"good", "bad"}
+    assert [trial.bad_otherwise for trial in result.trials] == [trial.verdict == "good" for trial in result.trials]
+    assert [c.units for c in result.culprits] == [c.units for c in bisected.culprits]
+    assert "bad for another reason: No INT8 engine" in result.page()
+
+
+def test_builds_that_are_bad_for_another_reason_are_good_ones_for_a_bisection(model, monkeypatch):
+    tracker, drawn = MemoryTracker(), itertools.cycle([Computed(asked="fp32", kernels=()), NARROW])
+    monkeypatch.setattr(iteration, "computed", lambda *args: next(drawn))
+    found = debug_build(model[0], config(model[1], until=8), tracker=tracker)
+    told = {info.id: info.tags.get(Tag.BAD_IN) for info in tracker.find(parent=found.run_id)}
+    table = load_table(tracker, found.run_id)
+    bad = next(name for name in table.named("bad") if told[name] == "outputs")
+
+    result = bisect(table.named("good")[0], bad, BisectConfig(max_builds=1), tracker=tracker)
+
+    plan = BisectPlan.from_json(tracker.load(result.run_id).read_bytes(Artifact.BISECTION_PLAN))
+    assert result.bad_in == ("outputs",)
+    assert {is_bad for _, is_bad in plan.seen} == {False, True} and "precision" in told.values()
+    assert [is_bad for _, is_bad in plan.seen] == ["outputs" in (told[name] or "") for name in table.names]
+
+
+def test_a_build_that_is_bad_in_precision_alone_is_asked_why_it_is(model, monkeypatch):
+    tracker, loose = MemoryTracker(), Tolerances(atol=1.0, rtol=1.0)
+    drawn = itertools.cycle([Computed(asked="fp32", kernels=()), NARROW])
+    monkeypatch.setattr(iteration, "computed", lambda *args: next(drawn))
+    asked = config(model[1], until=4)
+    asked = dataclasses.replace(asked, check=dataclasses.replace(asked.check, tolerances=loose))
+    found = debug_build(model[0], asked, tracker=tracker)
+
+    result = bisect(found.run_id, config=BisectConfig(max_builds=1), tracker=tracker)
+
+    assert result.bad_in == ("precision",) and "why it does not compute in the precision" in result.page()
+
+
+def test_a_bisection_is_told_what_neither_of_its_builds_has(tracker):
+    """Of the third choice of a layer nobody knows whether it is bad as well."""
+    choices = [Choice(tactic=name, op="Conv") for name in ("a", "b", "c")]
+    table = CampaignTable.from_columns(
+        names=["good", "bad", "other"],
+        verdicts=["good", "bad", "bad"],
+        layers=["conv"],
+        choices=choices,
+        codes=np.array([[0], [1], [2]], np.int32),
+        settings=["level"],
+        values=["1", "2", "3"],
+        setting_codes=np.array([[0], [1], [2]], np.int32),
+    )
+    layer = Unit(kind="layer", name="conv", good="a", bad="b")
+    setting = Unit(kind="setting", name="level", good="1", bad="2")
+
+    for unit in (layer, setting):
+        assert unit.taken_by(table).tolist() == [False, True, False]
+        assert unit.kept_by(table).tolist() == [True, False, False]
 
 
 def test_whether_two_choices_are_bad_together_is_asked_and_nothing_else_is_searched_for(campaign, bisected, tracker):

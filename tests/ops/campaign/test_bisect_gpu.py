@@ -42,6 +42,7 @@ from trtops.ops.campaign import iteration
 from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
+from trtops.ops.campaign.iteration import bad_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.judging.judgement import CheckConfig
@@ -401,9 +402,13 @@ BEGAN = time.monotonic()
 
 
 def pairs_of(tracker: MlflowTracker, campaign: str) -> list[tuple[str, str]]:
-    """The good and bad builds of a campaign in pairs, each good one and each bad one as often as any other at first."""
+    """The good builds of a campaign, and those with bad outputs, in pairs; each is in as many as any other at first.
+
+    Other builds may be bad for having FP32 kernels alone, and what makes them so is not what was planted.
+    """
     builds = [info for info in tracker.find(parent=campaign) if info.kind == "iteration"]
-    good, bad = ([info.id for info in builds if info.verdict == verdict] for verdict in ("good", "bad"))
+    good = [info.id for info in builds if info.verdict == "good"]
+    bad = [info.id for info in builds if "outputs" in bad_in(info)]
     assert good and bad, "nothing to mix"
     places = sorted(itertools.product(range(len(good)), range(len(bad))), key=lambda p: ((p[0] + p[1]) % len(good), p))
     return [(good[i], bad[j]) for i, j in places]

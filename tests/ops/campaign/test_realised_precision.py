@@ -42,6 +42,7 @@ def test_an_iteration_s_precision_is_judged_as_convert_judges_it(share: float, v
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0
     assert judged.emulated is not None and judged.emulated.verdict == "good"
     assert ("at least 50% have to" in " ".join(judged.reasons)) == (verdict == "bad")
+    assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
     assert schema.Artifact.PRECISIONS in stored.manifest
 
 
@@ -55,6 +56,7 @@ def test_a_command_does_not_see_the_precision_so_a_limit_is_held_for_it(
     info = tracker.info(run)
     assert (info.verdict, info.metrics[schema.Metric.KERNELS_LOWERED]) == (verdict, 0)
     assert ("No FP16 engine" in info.tags[schema.Tag.NOTE]) == (verdict == "bad")
+    assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
 
 
 def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ import numpy as np
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, largest_error, make
+from trtops.ops.campaign.iteration import EngineJudge, bad_in, largest_error, make, verdict_of_the_same
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.pairs import most_alike
 from trtops.ops.result import OnProgress, OpResult, finish_with
 from trtops.record import Record
 from trtops.tables import table
-from trtops.tactics.bisection import CHANCE, Bisection
+from trtops.tactics.bisection import CHANCE, Bisection, Seen
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.record import TacticRecord
@@ -38,7 +38,7 @@ from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, ended_if_whole, tracked
 from trtops.tracking.campaigns import load_record
 from trtops.tracking.schema import Kind
-from trtops.verdict import VERDICTS
+from trtops.verdict import VERDICTS, BadIn
 
 _KIND: Kind = "bisect"
 
@@ -87,7 +87,8 @@ class Trial(Record):
     Attributes:
         run_id: Its run.
         taken: Names of the units that were to come from the bad build.
-        verdict: How the build was judged; ``error`` if it failed.
+        verdict: How the build was judged in what the bad build is bad in, outputs or precision; ``error`` if it failed.
+        bad_otherwise: Whether it is bad in the other one of these.
         counted: Whether it says something: the build was made, and each unit came from one of the two builds.
         strayed: Units that got something else than was wanted.
         also_changed: Layers that changed beside.
@@ -98,11 +99,17 @@ class Trial(Record):
     run_id: str
     taken: tuple[str, ...]
     verdict: Verdict
+    bad_otherwise: bool = False
     counted: bool
     strayed: tuple[str, ...] = ()
     also_changed: tuple[str, ...] = ()
     error: float | None = None
     reason: str = ""
+
+    def describe_verdict(self) -> str:
+        """The verdict, and what is to be known of it."""
+        otherwise = ", bad otherwise" if self.bad_otherwise else ""
+        return f"{self.verdict}{otherwise}{'' if self.counted else ', not counted'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +153,7 @@ class BisectResult(OpResult):
         bad_run: The bad build.
         units: How many layers and settings could be chosen.
         consequences: Layers that differ and cannot be chosen; what they got follows from the others.
+        bad_in: What of the bad build is bad; empty where its run does not say.
         given: What was convicted before, and every mixture has.
         together: What was asked about, if no culprits were searched for.
         trials: The builds.
@@ -161,6 +169,7 @@ class BisectResult(OpResult):
     bad_run: str
     units: int
     consequences: tuple[str, ...]
+    bad_in: tuple[BadIn, ...] = ()
     given: tuple[Unit, ...] = ()
     together: tuple[Unit, ...] = ()
     trials: tuple[Trial, ...]
@@ -211,6 +220,8 @@ class BisectResult(OpResult):
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
         yield self.summary
+        if self.bad_in == ("precision",):
+            yield "\nThe bad build's outputs are good: the question is why it does not compute in the precision asked for.\n"
         for culprit in self.culprits:
             effect = f"; {culprit.effect.describe()}" if culprit.effect is not None else ""
             yield f"- **{culprit.describe()}** (probability {culprit.probability:.3f}, {culprit.builds} builds){effect}"
@@ -218,14 +229,12 @@ class BisectResult(OpResult):
             shown = ", ".join(f"`{name}`" for name in self.consequences[:8])
             more = f" and {len(self.consequences) - 8} more" if len(self.consequences) > 8 else ""
             yield f"\n{len(self.consequences)} layers differ that cannot be chosen, and follow from others: {shown}{more}."
+        others = [trial for trial in self.trials if trial.bad_otherwise]
+        if others:
+            yield f"\n{len(others)} builds count as good, which are bad for another reason: {others[0].reason[:300]}"
         rows = [
-            (
-                str(number),
-                t.verdict if t.counted else f"{t.verdict}, not counted",
-                _error_text(t.error),
-                _names_text(t.taken),
-            )
-            for number, t in enumerate(self.trials, 1)
+            (str(number), trial.describe_verdict(), _error_text(trial.error), _names_text(trial.taken))
+            for number, trial in enumerate(self.trials, 1)
         ]
         if rows:
             yield f"\n```\n{table(('build', 'verdict', 'max_abs', 'from the bad build'), rows)}\n```"
@@ -238,8 +247,8 @@ class BisectPlan(Record):
     Attributes:
         good_run: The good build.
         bad_run: The bad build.
-        seen: The campaign's builds: a digit for each unit of the mixture, 1 where a build has what the bad one has, and
-            whether it was bad.
+        seen: The campaign's builds: a digit for each unit of the mixture, 1 where a build has what the bad one has, 2 where it
+            has something else than either of the two, and whether it was bad.
         config: How long, and how sure.
         given: What every mixture has, since it is convicted already: the question is what it needs beside.
         together: What is asked about: whether it makes the good build bad. Empty if culprits are searched for.
@@ -430,10 +439,22 @@ def _open_pair(
     mixture = Mixture(*stored)
     having = np.logical_and.reduce([builds.verdicts != VERDICTS.index("error"), *(u.taken_by(builds) for u in given)])
     judged = np.flatnonzero(having)[-_SEEN:]
-    taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(-1, len(judged))
-    texts = ("".join("01"[int(t)] for t in column) for column in taken.T)
-    is_bad = (builds.verdicts[judged] == VERDICTS.index("bad")).tolist()
-    return campaign, mixture, tuple(zip(texts, is_bad))
+    shape = len(mixture.units), len(judged)
+    taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
+    kept = np.array([unit.kept_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
+    texts = ("".join(map(str, column)) for column in np.where(taken, 1, np.where(kept, 0, 2)).T.tolist())
+    otherwise = _bad_otherwise(tracker, campaign, mixture.bad.info)
+    likewise = set(builds.named("bad")) - otherwise
+    return campaign, mixture, tuple(zip(texts, (builds.names[row] in likewise for row in judged)))
+
+
+def _bad_otherwise(tracker: Tracker, campaign: Campaign, bad: RunInfo) -> set[str]:
+    """Builds of a campaign that are bad, but in nothing that a bad build is bad in."""
+    if len(bad_in(bad)) != 1:
+        return set()
+    other = "precision" if bad_in(bad) == ("outputs",) else "outputs"
+    found = tracker.find(campaign.experiment, parent=campaign.run_id, tags={schema.Tag.BAD_IN: other})
+    return {info.id for info in found}
 
 
 def _common_campaign(tracker: Tracker, good: RunInfo, bad: RunInfo) -> str:
@@ -503,6 +524,7 @@ class _Search:
             bad_run=self.mixture.bad.info.id,
             units=len(units),
             consequences=self.mixture.consequences,
+            bad_in=bad_in(self.mixture.bad.info),
             given=self.plan.given,
             together=self.plan.together,
             trials=tuple(self.trials),
@@ -541,7 +563,10 @@ class _Search:
         """One set of culprits among the units that are still suspected."""
         places = np.flatnonzero(free)
         units = [self.mixture.units[place] for place in places]
-        seen = [(np.array([text[place] == "1" for place in places]), bad) for text, bad in self.plan.seen]
+        seen = []
+        for text, bad in self.plan.seen:
+            digits = np.array([int(text[place]) for place in places])
+            seen.append(Seen(digits == 1, bad, digits == 2))
         bisection = Narrowing(Bisection(np.ones(len(units)), self.config.seed, seen, self.plan.chance))
         first, failed = len(self.trials), 0
         needed = self.config.confidence, self.config.confidence_of_one
@@ -598,17 +623,20 @@ class _Search:
     def _build(self, taken: Bools) -> tuple[Trial, Bools | None]:
         """Build and judge a mixture; and say which units it really has from the bad build, if that can be said."""
         began = time.perf_counter()
-        run_id, verdict, tactics, reason = self._found(taken) or self._made(taken)
+        run_id, judged, tactics, reason = self._found(taken) or self._made(taken)
+        info = self.tracker.info(run_id)
+        verdict = verdict_of_the_same(info, self.mixture.bad.info) or judged
         outcome = self.mixture.outcome(taken, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         trial = Trial(
             run_id=run_id,
             taken=self._names(taken),
             verdict=verdict,
+            bad_otherwise=verdict != judged,
             counted=counted,
             strayed=outcome.strayed,
             also_changed=outcome.also_changed,
-            error=largest_error(self.tracker.info(run_id)),
+            error=largest_error(info),
             reason=reason,
         )
         self.trials.append(trial)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -49,6 +49,7 @@ from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.tracking.campaigns import with_varied
+from trtops.verdict import BadIn
 
 EngineJudge: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
 """A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an outcome."""
@@ -130,11 +131,13 @@ def make(
     with bench(campaign.config.place) as backend:
         try:
             build = _build_engine(backend, model, campaign, order, run, tracker)
-            verdict, reasons = _reach_verdict(campaign, model, backend, build, run, tracker, judge_engine)
+            verdict, reasons, bad_in = _reach_verdict(campaign, model, backend, build, run, tracker, judge_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
                 raise
             return _log_failure(run, exc, tracker, campaign, order)
+    if bad_in:
+        run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
     present(run, tracker, _document(campaign, order, verdict, reasons))
     run.finish(verdict)
     return IterationResult(
@@ -210,6 +213,12 @@ def _build_engine(
     return build
 
 
+class _Reached(NamedTuple):
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    bad_in: tuple[BadIn, ...]
+
+
 def _reach_verdict(
     campaign: Campaign,
     model: Model,
@@ -218,7 +227,7 @@ def _reach_verdict(
     run: Run,
     tracker: Tracker,
     judge_engine: EngineJudge | None,
-) -> tuple[Verdict, tuple[str, ...]]:
+) -> _Reached:
     config = campaign.config
     found = computed(build, weight_bytes(model), config.check.min_precision_share)
     log_computed(run, build)
@@ -241,10 +250,10 @@ def _reach_verdict(
     log_judgement(run, judgement)
     for path, png in pictures:
         run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-    return judgement.verdict, judgement.reasons
+    return _Reached(judgement.verdict, judgement.reasons, judgement.bad_in)
 
 
-def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> tuple[Verdict, tuple[str, ...]]:
+def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> _Reached:
     """The verdict of a check from outside, which does not see what an engine computes in.
 
     Nothing is emulated for it: where that would count, the verdict stays the check's.
@@ -253,8 +262,8 @@ def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> tuple[Verdi
         run.log_metrics({schema.Metric.KERNELS_LOWERED: found.share})
     verdict, reasons = _VERDICTS[outcome.verdict], (outcome.detail,) if outcome.detail else ()
     if verdict != "good" or found.lowered or found.emulation_counts:
-        return verdict, reasons
-    return "bad", (*reasons, found.reason())
+        return _Reached(verdict, reasons, ("outputs",) if verdict == "bad" else ())
+    return _Reached("bad", (*reasons, found.reason()), ("precision",))
 
 
 def judge_in_child(
@@ -397,6 +406,22 @@ def check_engine(
         finally:
             if check.artifact is not None:
                 file.unlink(missing_ok=True)
+
+
+def verdict_of_the_same(info: RunInfo, bad: RunInfo) -> Verdict | None:
+    """How a build was judged in what another one is bad in: good, where it is bad in something else.
+
+    Where outputs are wrong, an engine that happens to compute in FP32 throughout, and is bad for that, shows that they can be
+    right. Runs of older releases do not say what of them is bad: it is taken to be the same.
+    """
+    mine, others = set(bad_in(info)), set(bad_in(bad))
+    return "good" if mine and others and not mine & others else info.verdict
+
+
+def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
+    """What of a judged build is bad; nothing of a good one, and where its run does not say."""
+    told = info.tags.get(schema.Tag.BAD_IN, "").split()
+    return tuple(what for what in get_args(BadIn) if what in told)
 
 
 def largest_error(info: RunInfo) -> float | None:

@@ -52,16 +52,23 @@ class Unit(Record):
 
     def taken_by(self, table: CampaignTable) -> Bools:
         """Which builds of a table have what the bad build has, of shape ``(builds,)``."""
+        return self._has(table, self.bad)
+
+    def kept_by(self, table: CampaignTable) -> Bools:
+        """Which builds have what the good build has, of shape ``(builds,)``."""
+        return self._has(table, self.good)
+
+    def _has(self, table: CampaignTable, choice: str) -> Bools:
         nowhere: Bools = np.zeros(len(table), np.bool_)
         if self.kind == "setting":
-            if self.name not in table.settings or self.bad not in table.values:
+            if self.name not in table.settings or choice not in table.values:
                 return nowhere
-            same: Bools = table.setting_codes[:, table.settings.index(self.name)] == table.values.index(self.bad)
+            same: Bools = table.setting_codes[:, table.settings.index(self.name)] == table.values.index(choice)
             return same
         if self.name not in table.layers:
             return nowhere
         chosen = table.codes[:, table.layers.index(self.name)]
-        has: Bools = np.isin(chosen, [code for code, choice in enumerate(table.choices) if choice.tactic == self.bad])
+        has: Bools = np.isin(chosen, [code for code, known in enumerate(table.choices) if known.tactic == choice])
         return has
 
 

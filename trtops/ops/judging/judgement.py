@@ -28,6 +28,7 @@ from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
+from trtops.verdict import BadIn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,10 +133,22 @@ class Judgement(Record):
         found = self.report.reasons
         if self.emulated is not None and self.emulated.verdict == "bad":
             found += self.emulated.reasons
-        made_up_for = self.emulated is not None and self.computed is not None and self.computed.emulation_counts
-        if self.computed is not None and not self.computed.lowered and not made_up_for:
+        if self.computed is not None and self._lacks_precision:
             found += (self.computed.reason(),)
         return found
+
+    @property
+    def bad_in(self) -> tuple[BadIn, ...]:
+        """What of it is bad; nothing if it is good."""
+        if self.verdict == "good":
+            return ()
+        outputs_are_bad = not self.report or (self.emulated is not None and self.emulated.verdict == "bad")
+        return (*(("outputs",) if outputs_are_bad else ()), *(("precision",) if self._lacks_precision else ()))
+
+    @property
+    def _lacks_precision(self) -> bool:
+        made_up_for = self.emulated is not None and self.computed is not None and self.computed.emulation_counts
+        return self.computed is not None and not self.computed.lowered and not made_up_for
 
 
 def default_tolerances(precision: Precision) -> Tolerances:
