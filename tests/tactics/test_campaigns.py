@@ -11,6 +11,7 @@ from tests.amounts import amount
 from tests.tactics.synthetic import Campaign, Culprit, campaign
 from trtops.tactics import evidence
 from trtops.tactics.diff import diff
+from trtops.tactics.features import features_of, groups_of
 from trtops.tactics.findings import TacticDiff
 from trtops.tactics.table import VERDICTS, CampaignTable
 
@@ -81,7 +82,7 @@ def test_looking_after_every_build_accuses_a_clean_campaign_in_at_most_5_of_100(
         table = campaign(seed, 60, culprit="none", layers=30, bad_rate=(0.1, 0.3, 0.5)[seed % 3]).table
         bad = table.verdicts == VERDICTS.index("bad")
         looks = [n for n in range(4, 61, 2) if bad[:n].any() and not bad[:n].all()]
-        groups = {n: evidence.groups_of(evidence.features_of(table.codes[:n])) for n in looks}
+        groups = {n: groups_of(features_of(table.codes[:n])) for n in looks}
         accused += any(evidence.weigh(groups[n], bad[:n]).log_e_value >= np.log(20) for n in looks if groups[n].members)
     assert accused <= 0.05 * SEEDS
 

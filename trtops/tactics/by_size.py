@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trtops.record import Record
-from trtops.tactics import evidence
 from trtops.tactics.diff import builds_with, diff
+from trtops.tactics.features import features_of, groups_of
 from trtops.tactics.findings import By, TacticDiff
 from trtops.tactics.noise import f_tail
 from trtops.tactics.sizes import Effect, ErrorGroup, between, error_groups, inside, log_errors, welch
@@ -202,8 +202,8 @@ def _contributors_of_sum(table: CampaignTable, sizes: Floats, by: By) -> list[Co
     """
     if not np.isfinite(sizes).all() or sizes.std() == 0:
         return []
-    features = evidence.features_of(spell(table.choices, by)[1][table.codes])
-    groups = evidence.groups_of(features, ordered=False) if features.present.size else None
+    features = features_of(spell(table.choices, by)[1][table.codes])
+    groups = groups_of(features, ordered=False) if features.present.size else None
     if groups is None or len(groups.members) < 1:
         return []
     present = groups.present.astype(np.float64)

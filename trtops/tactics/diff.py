@@ -18,7 +18,10 @@ import numpy as np
 
 from trtops import errors
 from trtops.tactics import evidence, report
-from trtops.tactics.evidence import Confounder, Evidence, Features, Groups, Ints
+from trtops.tactics.confounders import Confounder, blocked, drift
+from trtops.tactics.evidence import Evidence
+from trtops.tactics.exact import FisherTest, holm, wilson
+from trtops.tactics.features import Features, Groups, Ints, features_of, groups_of
 from trtops.tactics.findings import (
     ACQUITTED,
     By,
@@ -29,6 +32,7 @@ from trtops.tactics.findings import (
     Suspect,
     TacticDiff,
 )
+from trtops.tactics.rates import Likelihood, Trend
 from trtops.tactics.several import Bools
 from trtops.tactics.spelling import SPELLINGS, spell
 from trtops.tactics.table import ABSENT, CampaignTable
@@ -155,14 +159,14 @@ class _Case:
         self.texts = spelled
         self.codes = translate[table.codes[judged]]
         self.setting_codes = table.setting_codes[judged]
-        layers, settings = evidence.features_of(self.codes), evidence.features_of(self.setting_codes)
+        layers, settings = features_of(self.codes), features_of(self.setting_codes)
         self.features = Features(
             present=np.hstack((layers.present, settings.present)),
             column=np.concatenate((layers.column, -1 - settings.column)),
             code=np.concatenate((layers.code, settings.code)),
             birth=np.concatenate((layers.birth, settings.birth)),
         )
-        self.groups: Groups = evidence.groups_of(self.features, ordered=table.ordered)
+        self.groups: Groups = groups_of(self.features, ordered=table.ordered)
 
     def choices(self, group: int) -> tuple[LayerChoice, ...]:
         """A group's layers and choices. Absent layers only if there is nothing else: they follow from the other choices."""
@@ -205,10 +209,10 @@ class _Case:
 
 def _find_confounder(case: _Case, blocks: Mapping[str, str]) -> Confounder | None:
     """What else than choices bad builds go with, if it shows."""
-    found = [evidence.drift(case.bad)] if case.table.ordered else []
+    found = [drift(case.bad)] if case.table.ordered else []
     labels = [blocks.get(name, "") for name in case.names]
     if len(set(labels)) > 1:
-        found.append(evidence.blocked(case.bad, labels))
+        found.append(blocked(case.bad, labels))
     shown = [confounder for confounder in found if confounder.gain > _CONFOUNDED]
     return max(shown, key=lambda confounder: confounder.gain, default=None)
 
@@ -229,14 +233,14 @@ def _rank_groups(case: _Case, found: Evidence | None) -> Ints:
 def _describe_suspects(case: _Case, found: Evidence | None, ranking: Ints, confidence: float) -> tuple[Suspect, ...]:
     builds, bad = len(case.bad), int(case.bad.sum())
     size, hits = case.groups.present.sum(axis=0), case.groups.present[case.bad].sum(axis=0)
-    test = evidence.FisherTest(builds, bad)
+    test = FisherTest(builds, bad)
     p_values = np.array([test(int(s), int(h)) for s, h in zip(size, hits)], np.float64)
-    corrected = evidence.holm(p_values)
+    corrected = holm(p_values)
     guilt = found.guilt if found else np.zeros(len(ranking))
     suspects = []
     for g in ranking.tolist():
         n, m = int(size[g]), int(hits[g])
-        low, high = evidence.wilson(m, n, confidence)
+        low, high = wilson(m, n, confidence)
         settings = case.settings(g) or (case.joint_settings(g) if guilt[g] > _WORTH_NAMING else ())
         suspects.append(
             Suspect(
@@ -296,7 +300,7 @@ def _would_have_shown(case: _Case, culprits: Literal[1, 2], confidence: float) -
     """Whether one or two culprits of average prior, present in all bad builds but those misjudged, would be convicted."""
     prior = evidence.average_prior(len(case.groups.members), culprits)
     builds, bad = len(case.bad), int(case.bad.sum())
-    likelihood = evidence.Likelihood(builds, bad)
+    likelihood = Likelihood(builds, bad)
     # As many builds have the culprit as are bad. A few of those are good, and as many bad builds do not have it.
     hits = bad - int(_WRONG_VERDICTS * bad)
     log_e_value = prior + float(likelihood(np.int64(bad), np.int64(hits))) - likelihood.supremum
@@ -308,7 +312,7 @@ def _more_builds(case: _Case, found: Evidence | None, conclusion: Conclusion, co
     if found is None or conclusion not in ("not enough runs", "narrowed down"):
         return None
     builds, bad, expected = len(case.bad), int(case.bad.sum()), found.expected_bad
-    trend = evidence.Trend.of(builds, bad, int(expected.sum()), int(case.bad[expected].sum()))
+    trend = Trend.of(builds, bad, int(expected.sum()), int(case.bad[expected].sum()))
     if conclusion == "not enough runs":
         enough = trend.builds_until(-math.log(1 - confidence), found.best_prior, builds)
         return None if enough is None else max(1, enough - builds)

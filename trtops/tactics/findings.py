@@ -90,7 +90,8 @@ class Explanation(Record):
     Attributes:
         clauses: Positions in :attr:`TacticDiff.suspects`. A build is expected to be bad if it has all suspects of any
             clause: ``((0,),)`` is one culprit, ``((0, 1),)`` two that fail only together, ``((0,), (1,))`` either of two.
-        probability: Its posterior probability.
+        probability: Posterior probability that it is right, and that it needs nothing beside that all bad builds with it happen to
+            have: a few bad builds leave that open, though its suspects are guilty beyond doubt (:attr:`Suspect.guilt`).
         bad_explained: Bad builds that it expects to be bad.
         bad_unexplained: Bad builds that it does not.
         good_against: Good builds that it expects to be bad.

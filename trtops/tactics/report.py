@@ -59,7 +59,14 @@ def _leading_text(found: TacticDiff) -> str:
     clauses = found.explanation.clauses
     text = clauses_text(clauses, lambda suspect: found.suspects[suspect].describe(), ";")
     together = ", which fail only together" if any(len(clause) > 1 for clause in clauses) else ""
-    return f"{text}{together} (probability {_probability_text(found.explanation.probability)})"
+    return f"{text}{together} (probability {_probability_text(_p_all_guilty(found))})"
+
+
+def _p_all_guilty(found: TacticDiff) -> float:
+    """Probability that all suspects of the explanation are among the culprits: at least this (Bonferroni's inequality)."""
+    assert found.explanation is not None
+    doubt = sum(1 - found.suspects[suspect].guilt for suspect in found.accused)
+    return max(1 - doubt, found.explanation.probability)
 
 
 def _fit_text(found: TacticDiff) -> str:
@@ -75,7 +82,8 @@ def _fit_text(found: TacticDiff) -> str:
         if fit.bad_unexplained
         else ""
     )
-    return f"It explains {fit.bad_explained} of {_count_text(found.bad, 'bad build')}{against}.{rest}"
+    whole = f"and is the whole explanation with a probability of {_probability_text(fit.probability)}"
+    return f"It explains {fit.bad_explained} of {_count_text(found.bad, 'bad build')}{against}, {whole}.{rest}"
 
 
 def _unexplained_text(found: TacticDiff) -> str:

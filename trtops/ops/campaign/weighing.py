@@ -8,7 +8,7 @@ import numpy as np
 
 from trtops.ops.campaign.bisect import BisectResult
 from trtops.ops.campaign.guilty import Guilty
-from trtops.tactics.evidence import Likelihood
+from trtops.tactics.rates import Likelihood
 from trtops.tactics.table import CampaignTable
 from trtops.verdict import VERDICTS
 
