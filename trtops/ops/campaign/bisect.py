@@ -21,7 +21,7 @@ import numpy as np
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, bad_in, largest_error, make, verdict_of_the_same
+from trtops.ops.campaign.iteration import EngineJudge, asked_of, largest_error, make, verdict_in
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.pairs import most_alike
@@ -87,8 +87,8 @@ class Trial(Record):
     Attributes:
         run_id: Its run.
         taken: Names of the units that were to come from the bad build.
-        verdict: How the build was judged in what the bad build is bad in, outputs or precision; ``error`` if it failed.
-        bad_otherwise: Whether it is bad in the other one of these.
+        verdict: How the build was judged in what is asked about, outputs or precision; ``error`` if it failed.
+        bad_otherwise: Whether it is bad all the same, in the other one of these.
         counted: Whether it says something: the build was made, and each unit came from one of the two builds.
         strayed: Units that got something else than was wanted.
         also_changed: Layers that changed beside.
@@ -153,7 +153,8 @@ class BisectResult(OpResult):
         bad_run: The bad build.
         units: How many layers and settings could be chosen.
         consequences: Layers that differ and cannot be chosen; what they got follows from the others.
-        bad_in: What of the bad build is bad; empty where its run does not say.
+        asked: What the culprits are to have made bad: outputs, where those of the bad build are, else the precision that it
+            computes in; None where its run does not say.
         given: What was convicted before, and every mixture has.
         together: What was asked about, if no culprits were searched for.
         trials: The builds.
@@ -169,7 +170,7 @@ class BisectResult(OpResult):
     bad_run: str
     units: int
     consequences: tuple[str, ...]
-    bad_in: tuple[BadIn, ...] = ()
+    asked: BadIn | None = None
     given: tuple[Unit, ...] = ()
     together: tuple[Unit, ...] = ()
     trials: tuple[Trial, ...]
@@ -220,7 +221,7 @@ class BisectResult(OpResult):
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
         yield self.summary
-        if self.bad_in == ("precision",):
+        if self.asked == "precision":
             yield "\nThe bad build's outputs are good: the question is why it does not compute in the precision asked for.\n"
         for culprit in self.culprits:
             effect = f"; {culprit.effect.describe()}" if culprit.effect is not None else ""
@@ -443,16 +444,15 @@ def _open_pair(
     taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
     kept = np.array([unit.kept_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
     texts = ("".join(map(str, column)) for column in np.where(taken, 1, np.where(kept, 0, 2)).T.tolist())
-    otherwise = _bad_otherwise(tracker, campaign, mixture.bad.info)
-    likewise = set(builds.named("bad")) - otherwise
+    likewise = set(builds.named("bad")) - _bad_otherwise(tracker, campaign, asked_of(mixture.bad.info))
     return campaign, mixture, tuple(zip(texts, (builds.names[row] in likewise for row in judged)))
 
 
-def _bad_otherwise(tracker: Tracker, campaign: Campaign, bad: RunInfo) -> set[str]:
-    """Builds of a campaign that are bad, but in nothing that a bad build is bad in."""
-    if len(bad_in(bad)) != 1:
+def _bad_otherwise(tracker: Tracker, campaign: Campaign, asked: BadIn | None) -> set[str]:
+    """Builds of a campaign that are bad, but not in what is asked about."""
+    if asked is None:
         return set()
-    other = "precision" if bad_in(bad) == ("outputs",) else "outputs"
+    other = "precision" if asked == "outputs" else "outputs"
     found = tracker.find(campaign.experiment, parent=campaign.run_id, tags={schema.Tag.BAD_IN: other})
     return {info.id for info in found}
 
@@ -524,7 +524,7 @@ class _Search:
             bad_run=self.mixture.bad.info.id,
             units=len(units),
             consequences=self.mixture.consequences,
-            bad_in=bad_in(self.mixture.bad.info),
+            asked=asked_of(self.mixture.bad.info),
             given=self.plan.given,
             together=self.plan.together,
             trials=tuple(self.trials),
@@ -625,7 +625,7 @@ class _Search:
         began = time.perf_counter()
         run_id, judged, tactics, reason = self._found(taken) or self._made(taken)
         info = self.tracker.info(run_id)
-        verdict = verdict_of_the_same(info, self.mixture.bad.info) or judged
+        verdict = verdict_in(asked_of(self.mixture.bad.info), info) or judged
         outcome = self.mixture.outcome(taken, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         trial = Trial(

@@ -408,18 +408,24 @@ def check_engine(
                 file.unlink(missing_ok=True)
 
 
-def verdict_of_the_same(info: RunInfo, bad: RunInfo) -> Verdict | None:
-    """How a build was judged in what another one is bad in: good, where it is bad in something else.
+def asked_of(bad: RunInfo) -> BadIn | None:
+    """What a bad build's culprits are asked for: its outputs, if they are bad, else its precision; None if its run does not say."""
+    found = bad_in(bad)
+    return found[0] if found else None
+
+
+def verdict_in(asked: BadIn | None, info: RunInfo) -> Verdict | None:
+    """How a build was judged in what is asked about: good, where it is bad in something else alone.
 
     Where outputs are wrong, an engine that happens to compute in FP32 throughout, and is bad for that, shows that they can be
-    right. Runs of older releases do not say what of them is bad: it is taken to be the same.
+    right. Runs of older releases do not say what of them is bad: it is taken to be what is asked about.
     """
-    mine, others = set(bad_in(info)), set(bad_in(bad))
-    return "good" if mine and others and not mine & others else info.verdict
+    found = bad_in(info)
+    return "good" if found and asked is not None and asked not in found else info.verdict
 
 
 def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
-    """What of a judged build is bad; nothing of a good one, and where its run does not say."""
+    """What of a judged build is bad, outputs first; nothing of a good one, and where its run does not say."""
     told = info.tags.get(schema.Tag.BAD_IN, "").split()
     return tuple(what for what in get_args(BadIn) if what in told)
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, largest_error, make, verdict_of_the_same
+from trtops.ops.campaign.iteration import EngineJudge, IterationResult, asked_of, largest_error, make, verdict_in
 from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.pairs import most_alike
@@ -70,7 +70,7 @@ class Trial(Record):
     Attributes:
         swap: What was done to which build.
         run_id: Its run.
-        verdict: How it was judged in what the bad build is bad in, outputs or precision; ``error`` if the build failed, or the
+        verdict: How it was judged in what is asked about, outputs or precision; ``error`` if the build failed, or the
             replay was not followed.
         followed: Whether the layers in question got what was wanted.
         also_changed: Other layers that got something else than in the build it started from.
@@ -266,7 +266,7 @@ class _Case:
         return Trial(
             swap=swap,
             run_id=run.id,
-            verdict=verdict_of_the_same(tracker.info(run.id), self.bad.info) or made.verdict,
+            verdict=verdict_in(asked_of(self.bad.info), tracker.info(run.id)) or made.verdict,
             followed=followed,
             also_changed=also,
             reason="; ".join(made.reasons)[:1000],
