@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances as Tolerances
     from trtops.comparator.report import compare_outputs as compare_outputs
     from trtops.errors import TrtopsError as TrtopsError
-    from trtops.ops.campaign.bisect import BisectConfig as BisectConfig
-    from trtops.ops.campaign.bisect import BisectResult as BisectResult
     from trtops.ops.campaign.bisect import bisect as bisect
+    from trtops.ops.campaign.bisected import BisectConfig as BisectConfig
+    from trtops.ops.campaign.bisected import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
     from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult

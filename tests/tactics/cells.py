@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from trtops.ops.campaign.bisect import BisectResult, Culprit, Trial
+from trtops.ops.campaign.bisected import BisectResult, Culprit, Trial
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out
 from trtops.ops.campaign.mixture import Unit
@@ -27,7 +27,8 @@ from trtops.tactics.bisection import Bisection, Seen
 from trtops.tactics.narrowing import Narrowing
 from trtops.tactics.table import CampaignTable, Choice
 
-Kind = Literal["one", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
+Kind = Literal["one", "layer", "together", "either", "two of four", "sometimes", "none", "drift", "machines"]
+"""``layer``: several choices of one layer are bad, each alone; other kinds plant one choice of a layer."""
 Clause: TypeAlias = "tuple[tuple[int, int], ...]"
 """Layers and what they got, which make builds bad together."""
 LIMIT = 200
@@ -85,8 +86,17 @@ class World:
         for key in order:
             if len(chosen) < wanted and all(key[0] != layer for layer, _ in chosen):
                 chosen.append(key)
+        if self.kind == "layer":
+            chosen = self._bad_half(shares)
         size = 2 if self.kind in ("together", "two of four") else 1
         self.culprits = tuple(combinations(chosen, min(size, len(chosen))))
+
+    def _bad_half(self, shares: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
+        """Every second of the choices that builds make of a layer, as where a kernel is wrong that several tactics use."""
+        layers = {layer for layer, _ in shares}
+        made = {n: [code for code in range(TACTICS) if shares[n, code] >= 0.1] for n in layers}
+        layer = max(self._rng.permutation(sorted(layers)).tolist(), key=lambda n: min(len(made[n]), 4))
+        return [(layer, code) for code in made[layer][1::2]]
 
     def draw(self, without: Iterable[tuple[int, int]] = ()) -> np.ndarray:
         """What a build chooses by itself; -1 where it has no such layer.
@@ -311,7 +321,7 @@ CELLS = [
     for kind in ("one", "either", "together")
     for noise in (0.0, 0.05)
 ]
-CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("sometimes", "two of four")]
+CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("layer", "sometimes", "two of four")]
 CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
 

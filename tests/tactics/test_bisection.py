@@ -164,7 +164,7 @@ def test_a_few_that_cannot_be_built_alone_are_tried_again_only_after_some_trials
     bisection, shunned = Narrowing(Bisection(np.ones(30), seed=3)), []
     while bisection.trials < 60:
         taken, opposite = bisection.next()
-        if opposite is None and taken.sum() == MAX_SEVERAL:
+        if opposite is None and bisection.log_e_value < math.log(20):  # other trials throw a coin until then
             bisection.shun(taken)
             shunned.append(bisection.trials)
         else:

@@ -56,6 +56,18 @@ def test_how_certain_an_explanation_is_grows_with_the_bad_builds_that_show_it(ba
     assert 0.8 * (bad + 1) / (bad + 2) < found.best_probability <= (bad + 1) / (bad + 2)
 
 
+@pytest.mark.parametrize("good", [3, 6, 12])
+def test_how_certain_an_explanation_is_grows_with_the_good_builds_that_show_nothing_else(good):
+    """Something rare may make builds bad as well, without the culprit: a few builds without it that are all good show little."""
+    codes = np.random.default_rng(3).integers(0, 3, (60, 8))
+    codes = np.delete(codes, np.flatnonzero(codes[:, 2] != 1)[good:], axis=0)
+
+    found = evidence.weigh(groups_of(features_of(codes)), codes[:, 2] == 1)
+
+    assert len(found.best) == 1 and found.guilt.max() > 0.9
+    assert 0.8 * (good + 1) / (good + 2) < found.best_probability <= (good + 1) / (good + 2)
+
+
 def test_every_set_is_weighed_once_however_many_ways_lead_to_it(monkeypatch):
     """Of nine choices all sets of three are reached from each of their pairs; the sum is that over all sets."""
     codes = np.random.default_rng(8).integers(0, 2, (40, 9))

@@ -14,8 +14,9 @@ from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Positive
 from trtops.flows.slots import bench_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.campaign.bisect import BisectConfig, BisectResult, campaign_of
 from trtops.ops.campaign.bisect import bisect as bisect_op
+from trtops.ops.campaign.bisect import campaign_of
+from trtops.ops.campaign.bisected import BisectConfig, BisectResult
 from trtops.terminal import progress
 
 

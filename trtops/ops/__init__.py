@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from trtops.ops.bundling.config import BundleResult as BundleResult
     from trtops.ops.bundling.op import bundle as bundle
     from trtops.ops.campaign.benches import close_benches as close_benches
-    from trtops.ops.campaign.bisect import BisectConfig as BisectConfig
-    from trtops.ops.campaign.bisect import BisectResult as BisectResult
     from trtops.ops.campaign.bisect import bisect as bisect
+    from trtops.ops.campaign.bisected import BisectConfig as BisectConfig
+    from trtops.ops.campaign.bisected import BisectResult as BisectResult
     from trtops.ops.campaign.config import DebugBuildConfig as DebugBuildConfig
     from trtops.ops.campaign.config import Vary as Vary
     from trtops.ops.campaign.debug_build import DebugBuildResult as DebugBuildResult

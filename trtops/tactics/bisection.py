@@ -51,7 +51,7 @@ few wrong verdicts, and a culprit that fails only sometimes."""
 
 _SEEN_RATES = RATES[1]
 _SEEN_BAD = 0.5
-_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.7, 0.09, 0.09, 0.12
+_ONE, _TOGETHER, _EITHER, _SEVERAL = 0.8, 0.06, 0.06, 0.08
 """Shares of the prior: one unit, two together, either of two, and whatever else a few units can do."""
 CHANCE = 0.2
 """Prior probability that no unit decides: what was replayed does not decide the verdict."""

@@ -7,7 +7,8 @@ together; either of two; grown from the best of these, any of several; and large
 
 Each hypothesis splits the builds into those that it expects to be bad and the others. It is weighed by the probability
 of the verdicts under it, with the two rates of bad builds integrated over Beta priors (3, 1/2) and (1/2, 3): builds with a
-culprit mostly fail, the others mostly pass, and neither always, so a few wrong verdicts do no harm. The prior pays for
+culprit mostly fail, the others mostly pass, and neither always, so a few wrong verdicts do no harm. (For the evidence the
+prior has a part in which they do so always, :meth:`~trtops.tactics.rates.Likelihood.for_evidence`.) The prior pays for
 searching among many hypotheses: one half is for "no tactic is guilty", the other half is shared by all single groups (1/2)
 and all pairs of both kinds (1/4 each).
 
@@ -39,7 +40,7 @@ from typing import Literal
 import numpy as np
 
 from trtops.tactics.exact import FisherTest
-from trtops.tactics.features import Floats, Groups
+from trtops.tactics.features import Floats, Groups, Ints
 from trtops.tactics.rates import Likelihood
 from trtops.tactics.sets import weigh_sets
 from trtops.tactics.several import Bools, Clauses
@@ -59,7 +60,7 @@ class Evidence:
         innocent: Posterior probability that no group is guilty.
         guilt: Posterior probability that a group is among the culprits, of shape ``(groups,)``.
         best: The most probable set of culprits.
-        best_probability: Its posterior probability; and that it needs nothing beside, see :func:`_p_enough`.
+        best_probability: Its posterior probability; and that it is all there is, see :func:`_p_whole`.
         expected_bad: The builds that it expects to be bad, of shape ``(builds,)``.
         rival_expected_bad: Likewise for the most probable set without the most suspicious group.
         best_prior: Logarithm of the best set's share of the prior of the evidence.
@@ -120,7 +121,7 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
         innocent=innocent / total,
         guilt=np.minimum(guilt / total, 1.0),
         best=best.clauses,
-        best_probability=math.exp(best.score - peak) / total * _p_enough(best.clauses, groups, bad),
+        best_probability=math.exp(best.score - peak) / total * _p_whole(best.clauses, best.expected, groups, bad),
         expected_bad=best.expected,
         rival_expected_bad=search.enumerated(without=int(np.argmax(guilt)))[0].expected,
         best_prior=search.evidence_prior(best.clauses),
@@ -129,19 +130,20 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
     )
 
 
-def _p_enough(clauses: Clauses, groups: Groups, bad: Bools) -> float:
-    """Probability that culprits need nothing beside that bad builds with them happened to have, all of them.
+def _p_whole(clauses: Clauses, expected: Bools, groups: Groups, bad: Bools) -> float:
+    """Probability that culprits are all there is: they need nothing beside, and nothing else makes builds bad.
 
-    Something that a share q of builds has, all of m builds have with a probability of q ** m: with any q equally probable,
-    1 / (m + 1). At even odds beforehand that leaves (m + 1) / (m + 2), Laplace's rule of succession, for each culprit that makes
-    builds bad without the others.
+    Bad builds with them may all have something beside that they need. What a share q of builds has, all of m builds have with a
+    probability of q ** m: with any q equally probable, 1 / (m + 1). At even odds beforehand that leaves (m + 1) / (m + 2), Laplace's
+    rule of succession, for each culprit that makes builds bad without the others. Likewise something else may make a share of builds
+    bad, which none of the good builds without the culprits has.
     """
     having = [bad & groups.present[:, list(clause)].all(axis=1) for clause in clauses]
     if len(set(itertools.chain(*clauses))) < sum(
         map(len, clauses)
     ):  # any two of four, say: builds with any show it of all
         having = [np.logical_or.reduce(having)]
-    return math.prod((int(of.sum()) + 1) / (int(of.sum()) + 2) for of in having)
+    return math.prod((int(of.sum()) + 1) / (int(of.sum()) + 2) for of in (*having, ~bad & ~expected))
 
 
 @dataclass(frozen=True)
@@ -179,17 +181,27 @@ class _Search:
         alone = self.likelihood(self.size, self.hits)
         self.single = _ONE + groups.log_weight + alone
         self.paired = np.argsort(-self.single, kind="stable")[:_MAX_PAIRED]
-        pairs = self._pairs()
-        self.pair = _PAIR + 2 * groups.log_weight + pairs
+        sizes, hits, differ = self._pairs()
+        pairs = self.likelihood(sizes, hits)
+        self.pair = np.where(differ, _PAIR + 2 * groups.log_weight + pairs, -np.inf)
         share = groups.log_share[self.paired]
-        logs = (_ONE + groups.log_share + alone, _PAIR + share[:, None] + share + pairs)
+        # Pairs that are not among the most suspicious are left out, which only makes the evidence smaller.
+        logs = (
+            _ONE + groups.log_share + self.likelihood.for_evidence(self.size, self.hits, alone),
+            _PAIR + share[:, None] + share + self.likelihood.for_evidence(sizes, hits, pairs),
+        )
         peak = max(float(of.max()) for of in logs)
         self.log_e_value = (
             peak + math.log(sum(float(np.exp(of - peak).sum()) for of in logs)) - self.likelihood.supremum
         )
 
-    def _pairs(self) -> Floats:
-        """Likelihoods of shape ``(paired, paired)``: above the diagonal for "only together", below it for "either"."""
+    def _pairs(self) -> tuple[Ints, Ints, Bools]:
+        """Of pairs, of shape ``(paired, paired)``: above the diagonal "only together", below it "either".
+
+        Returns:
+            How many builds each expects to be bad; how many of these are; and whether it expects any, and other ones than one of
+            the two alone does.
+        """
         size, hits = self.size[self.paired], self.hits[self.paired]
         # In float32, whose matrix product is the fastest, and which counts exactly up to 2**24.
         present = self.groups.present[:, self.paired].astype(np.float32)
@@ -198,11 +210,8 @@ class _Search:
         together = np.triu(np.ones(common.shape, np.bool_), 1)
         sizes = np.where(together, common, size[:, None] + size - common)
         all_hits = np.where(together, common_hits, hits[:, None] + hits - common_hits)
-        logs = self.likelihood(sizes, all_hits)
-        nested = common == np.minimum(size[:, None], size)  # the pair expects what one of the two alone does
-        # Pairs that are left out, here or for not being among the most suspicious, only make the evidence smaller.
-        logs[nested | (sizes == 0) | np.eye(len(logs), dtype=np.bool_)] = -np.inf
-        return logs
+        nested = common == np.minimum(size[:, None], size)
+        return sizes, all_hits, ~nested & (sizes > 0) & ~np.eye(len(common), dtype=np.bool_)
 
     def merge(self) -> None:
         """Count the probability of pairs that expect the same builds as a single group as that group's.

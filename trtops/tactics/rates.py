@@ -13,7 +13,11 @@ from trtops.tactics.features import Floats, Ints
 from trtops.tactics.several import Bools
 
 GUILTY_PRIOR = (3.0, 0.5)
-"""Beta prior of the rate of bad builds among those with the culprit; reversed, of the rate among those without."""
+"""Beta prior of the rate of bad builds among those with a culprit that fails most of the time; reversed, of the rate among those
+without it."""
+_ALWAYS_PRIOR = (40.0, 0.1)
+_ALWAYS = 0.3
+"""The same of a culprit that always fails, but for a verdict in some hundreds that is wrong; and its share of the evidence's prior."""
 
 
 class Likelihood:
@@ -30,9 +34,8 @@ class Likelihood:
 
     def __init__(self, builds: int, bad: int) -> None:
         self.builds, self.bad = builds, bad
-        fails, passes = GUILTY_PRIOR
-        self._fails, self._passes, self._both = (log_gammas(x, builds) for x in (fails, passes, fails + passes))
-        self._norm = 2 * (self._both[0] - self._fails[0] - self._passes[0])
+        self._mostly = _Tabulated.of(GUILTY_PRIOR, builds)
+        self._always = _Tabulated.of(_ALWAYS_PRIOR, builds)
         rate = bad / builds if builds else 0.0
         self.supremum = sum(count * math.log(p) for count, p in ((bad, rate), (builds - bad, 1 - rate)) if count)
         half = log_gammas(0.5, builds)
@@ -40,11 +43,46 @@ class Likelihood:
 
     def __call__(self, size: Ints | np.int64, hits: Ints | np.int64) -> Floats:
         """For hypotheses that expect ``size`` builds to be bad, of which ``hits`` are; arrays of any shape, elementwise."""
-        outside, misses = self.builds - size, self.bad - hits
-        inside = self._fails[hits] + self._passes[size - hits] - self._both[size]
-        rest = self._passes[misses] + self._fails[outside - misses] - self._both[outside]
-        result: Floats = inside + rest + self._norm
+        return self._mostly(size, hits, self.builds - size, self.bad - hits)
+
+    def for_evidence(self, size: Ints | np.int64, hits: Ints | np.int64, mostly: Floats | None = None) -> Floats:
+        """The same with rates that are mostly nearly one and nearly none, for which fewer builds are evidence.
+
+        A tactic that rounds wrongly does so in each build. What holds of probabilities does not hold of evidence: where verdicts
+        are wrong here and there, such rates make innocence seem probable too soon, but evidence only slower to come.
+
+        Args:
+            size: As above.
+            hits: As above.
+            mostly: What the above gives, if it is known.
+        """
+        mostly = self(size, hits) if mostly is None else mostly
+        always = self._always(size, hits, self.builds - size, self.bad - hits)
+        result: Floats = np.logaddexp(math.log(_ALWAYS) + always, math.log(1 - _ALWAYS) + mostly)
         return result
+
+
+@dataclass(frozen=True)
+class _Tabulated:
+    """Gamma functions of a Beta prior's parameters plus each integer that is needed, for builds with the culprit and without."""
+
+    fails: Floats
+    passes: Floats
+    both: Floats
+    norm: float
+
+    @classmethod
+    def of(cls, prior: tuple[float, float], builds: int) -> _Tabulated:
+        fails, passes, both = (log_gammas(x, builds) for x in (*prior, sum(prior)))
+        return cls(fails, passes, both, 2 * float(both[0] - fails[0] - passes[0]))
+
+    def __call__(
+        self, size: Ints | np.int64, hits: Ints | np.int64, outside: Ints | np.int64, misses: Ints | np.int64
+    ) -> Floats:
+        inside = self.fails[hits] + self.passes[size - hits] - self.both[size]
+        rest = self.passes[misses] + self.fails[outside - misses] - self.both[outside]
+        logs: Floats = inside + rest + self.norm
+        return logs
 
 
 @dataclass(frozen=True)

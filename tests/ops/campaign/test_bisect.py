@@ -23,7 +23,8 @@ from tests.forking import ForkedProcess
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign import iteration
-from trtops.ops.campaign.bisect import BisectConfig, BisectPlan, BisectResult, bisect
+from trtops.ops.campaign.bisect import bisect
+from trtops.ops.campaign.bisected import BisectConfig, BisectPlan, BisectResult
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.mixture import Mixture, Unit

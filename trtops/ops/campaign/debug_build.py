@@ -24,7 +24,8 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
 from trtops.locks import held
 from trtops.ops.campaign.benches import bench, close_benches
-from trtops.ops.campaign.bisect import BisectConfig, BisectResult, bisect
+from trtops.ops.campaign.bisect import bisect
+from trtops.ops.campaign.bisected import BisectConfig, BisectResult
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
 from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.opened import remembered_config
@@ -83,6 +84,7 @@ class DebugBuildResult(OpResult):
         interrupted: Runs of iterations that were cut short and retried.
         bisections: What mixtures of good and bad builds say, if the campaign made any.
         guilty: What these convict, in words: all that makes builds bad, what fails only together in one.
+        doubted: What mixtures convicted, and all builds and mixtures together do not bear out; or not yet, where the budget ended.
         found: What the diff of all builds says.
     """
 
@@ -95,6 +97,7 @@ class DebugBuildResult(OpResult):
     interrupted: tuple[str, ...] = ()
     bisections: tuple[BisectResult, ...] = ()
     guilty: tuple[str, ...] = ()
+    doubted: tuple[str, ...] = ()
     found: TacticDiff
 
     @property
@@ -129,7 +132,7 @@ class DebugBuildResult(OpResult):
         mixed = f" Beside them {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
         builds = f"{self.iterations} builds: {counted}{again}{mixed}"
         alone = ["## Without the mixtures", ""] if self.bisections else []
-        return [builds, "", *summaries(self.bisections, self.guilty), *alone, *diff_body(self.found)]
+        return [builds, "", *summaries(self.bisections, self.guilty, self.doubted), *alone, *diff_body(self.found)]
 
 
 class Submit(Protocol):
@@ -399,6 +402,7 @@ def _campaign_result(
 ) -> DebugBuildResult:
     """What a table of builds comes to, without the run that holds it."""
     counts = campaigns.counts(table)
+    guilty, doubted = turning.guilty_and_doubted(table)
     return DebugBuildResult(
         verdict="bad" if counts["bad"] else "good" if counts["good"] else "error",
         iterations=len(table),
@@ -407,7 +411,8 @@ def _campaign_result(
         errors=counts["error"],
         interrupted=tuple(info.id for info in interrupted),
         bisections=tuple(turning.done),
-        guilty=tuple(guilty.describe() for guilty in turning.guilty(table)),
+        guilty=tuple(each.describe() for each in guilty),
+        doubted=tuple(each.describe() for each in doubted),
         found=found,
     )
 

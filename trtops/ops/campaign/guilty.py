@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from trtops.ops.campaign.bisect import BisectResult
+from trtops.ops.campaign.bisected import BisectResult
 from trtops.ops.campaign.mixture import Key, Unit
 from trtops.tactics.several import Bools
 from trtops.tactics.table import CampaignTable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from trtops.ops.campaign.bisect import BisectResult
+from trtops.ops.campaign.bisected import BisectResult
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import Guilty, joined, kept_out, of_several, unasked
 from trtops.ops.campaign.mixture import Unit
@@ -153,10 +153,17 @@ class Turning:
 
     def guilty(self, table: CampaignTable) -> list[Guilty]:
         """What is guilty, by all builds and mixtures together: of what was convicted, what chance does not explain as well."""
+        return self.guilty_and_doubted(table)[0]
+
+    def guilty_and_doubted(self, table: CampaignTable) -> tuple[list[Guilty], list[Guilty]]:
+        """Of what was convicted, what is guilty, and what chance explains nearly as well, all builds and mixtures together."""
         found = joined(self.done)
         odds = odds_against_chance(found, with_mixtures(table, self.done))
         doubt = 1 - self.config.confidence
-        return [guilty for guilty, log_odds in zip(found, odds) if log_odds >= math.log(guilty.suspects / doubt)]
+        parts: tuple[list[Guilty], list[Guilty]] = ([], [])
+        for guilty, log_odds in zip(found, odds):
+            parts[log_odds < math.log(guilty.suspects / doubt)].append(guilty)
+        return parts
 
     def confidence(self) -> float:
         """What the next bisection needs to convict: more, where one before found that choices do not decide."""
@@ -304,10 +311,15 @@ def results(tracker: Tracker, infos: Sequence[RunInfo]) -> list[BisectResult]:
     return [BisectResult.from_json(run.read_bytes(schema.Artifact.BISECTION)) for run in stored]
 
 
-def summaries(done: Sequence[BisectResult], guilty: Sequence[str]) -> Iterator[str]:
+def summaries(done: Sequence[BisectResult], guilty: Sequence[str], doubted: Sequence[str] = ()) -> Iterator[str]:
     """Bisections in words, for a page."""
     yield from (f"**Guilty**: {text}" for text in guilty)
-    if guilty:
+    yield from (
+        f"**In doubt**: {text}. Mixtures convicted it, but all builds and mixtures together do not rule out chance. "
+        "Where the budget ended the campaign, a larger one tells."
+        for text in doubted
+    )
+    if guilty or doubted:
         yield ""
     for result in done:
         yield f"**Mixtures of `{result.good_run[:8]}` and `{result.bad_run[:8]}`**: {result.summary}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trtops.ops.campaign.bisect import BisectResult
+from trtops.ops.campaign.bisected import BisectResult
 from trtops.ops.campaign.guilty import Guilty
 from trtops.tactics.rates import Likelihood
 from trtops.tactics.table import CampaignTable

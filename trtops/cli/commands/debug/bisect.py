@@ -16,7 +16,7 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say_json, say_result
 
 if TYPE_CHECKING:
-    from trtops.ops.campaign.bisect import BisectConfig
+    from trtops.ops.campaign.bisected import BisectConfig
 
 log = logging.getLogger(__name__)
 
