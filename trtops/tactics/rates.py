@@ -46,10 +46,10 @@ class Likelihood:
         return self._mostly(size, hits, self.builds - size, self.bad - hits)
 
     def for_evidence(self, size: Ints | np.int64, hits: Ints | np.int64, mostly: Floats | None = None) -> Floats:
-        """The same with rates that are mostly nearly one and nearly none, for which fewer builds are evidence.
+        """The same for evidence: a part of the prior is for rates of nearly one and nearly none, for which fewer builds suffice.
 
-        A tactic that rounds wrongly does so in each build. What holds of probabilities does not hold of evidence: where verdicts
-        are wrong here and there, such rates make innocence seem probable too soon, but evidence only slower to come.
+        A tactic that rounds wrongly does so in each build. Probabilities do without that part: where verdicts are wrong here and
+        there, it makes innocence seem probable too soon, while evidence only takes longer.
 
         Args:
             size: As above.
