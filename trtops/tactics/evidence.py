@@ -185,7 +185,8 @@ class _Search:
         pairs = self.likelihood(sizes, hits)
         self.pair = np.where(differ, _PAIR + 2 * groups.log_weight + pairs, -np.inf)
         share = groups.log_share[self.paired]
-        # Pairs that are not among the most suspicious are left out, which only makes the evidence smaller.
+        # Pairs that expect what one of the two does count here as well: their shares are part of the prior. Pairs that are not among
+        # the most suspicious are left out, which only makes the evidence smaller.
         logs = (
             _ONE + groups.log_share + self.likelihood.for_evidence(self.size, self.hits, alone),
             _PAIR + share[:, None] + share + self.likelihood.for_evidence(sizes, hits, pairs),

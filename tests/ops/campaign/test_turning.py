@@ -12,7 +12,7 @@ from trtops.ops.campaign.bisected import BisectResult, Culprit, Outcome, Trial
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.guilty import joined, kept_out
 from trtops.ops.campaign.mixture import Key, Unit
-from trtops.ops.campaign.turning import Pair, Turning
+from trtops.ops.campaign.turning import Pair, Turning, summaries
 from trtops.ops.campaign.weighing import with_mixtures
 from trtops.tactics.record import TacticChoice, TacticRecord
 from trtops.tactics.table import CampaignTable, Choice
@@ -398,3 +398,10 @@ def test_mixtures_are_builds_with_the_layers_that_they_were_to_have():
     assert together.names == ("0", "1", "2", "mixture-0", "second")
     assert together.codes[3:].tolist() == [[0, 1, 0, 1], [0, 1, 2, 2]]
     assert (together.named("bad"), together.named("good")) == (("1", "mixture-0"), ("0", "2", "second"))
+
+
+def test_the_page_names_what_mixtures_convicted_and_all_builds_do_not_bear_out():
+    lines = list(summaries([], ["a"], ["b"]))
+
+    assert lines[0] == "**Guilty**: a" and lines[1].startswith("**In doubt**: b.") and lines[2] == ""
+    assert list(summaries([], [])) == []
