@@ -18,7 +18,7 @@ without it."""
 _ALWAYS_PRIOR = (40.0, 0.1)
 _ALWAYS = 0.3
 """The same of a culprit that always fails, but for a verdict in some hundreds that is wrong; and its share of the evidence's prior.
-A larger share convicts such culprits no sooner, and those that need company, or fail only sometimes, some builds later."""
+A larger share convicts such culprits hardly sooner, and those that need company, or fail only sometimes, some builds later."""
 
 
 class Likelihood:
