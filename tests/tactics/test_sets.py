@@ -44,28 +44,46 @@ def test_members_that_nothing_simpler_suspects_are_found(seed):
     assert all(any(all(any(key in group for group in c) for key in pair) for pair in right) for c in clauses)
 
 
-@pytest.mark.parametrize("bad", [3, 6, 12])
-def test_how_certain_an_explanation_is_grows_with_the_bad_builds_that_show_it(bad):
-    """Those with the culprit may all have something else that it needs: a few of them show little."""
-    codes = np.random.default_rng(3).integers(0, 3, (60, 8))
-    codes = np.delete(codes, np.flatnonzero(codes[:, 2] == 1)[bad:], axis=0)
-
-    found = evidence.weigh(groups_of(features_of(codes)), codes[:, 2] == 1)
-
+def of_culprit(bad=20, good=40, beside=None):
+    """A diff of random builds of eight layers, where one choice of layer 2 is guilty; ``beside`` changes choices, given verdicts."""
+    codes = np.random.default_rng(3).integers(0, 3, (200, 8))
+    is_bad = codes[:, 2] == 1
+    codes = codes[np.sort(np.concatenate((np.flatnonzero(is_bad)[:bad], np.flatnonzero(~is_bad)[:good])))]
+    is_bad = codes[:, 2] == 1
+    if beside is not None:
+        beside(codes, is_bad)
+    found = evidence.weigh(groups_of(features_of(codes)), is_bad)
     assert len(found.best) == 1 and found.guilt.max() > 0.9
-    assert 0.8 * (bad + 1) / (bad + 2) < found.best_probability <= (bad + 1) / (bad + 2)
+    return found
 
 
-@pytest.mark.parametrize("good", [3, 6, 12])
-def test_how_certain_an_explanation_is_grows_with_the_good_builds_that_show_nothing_else(good):
-    """Something rare may make builds bad as well, without the culprit: a few builds without it that are all good show little."""
-    codes = np.random.default_rng(3).integers(0, 3, (60, 8))
-    codes = np.delete(codes, np.flatnonzero(codes[:, 2] != 1)[good:], axis=0)
+@pytest.mark.parametrize("kind", ["bad", "good"])
+def test_how_certain_an_explanation_is_grows_with_the_builds_that_show_that_it_is_whole(kind):
+    """A few bad builds may all have something else that the culprit needs; and a few good ones do not show what is rare."""
+    few, more, many = (of_culprit(**{kind: count}).best_probability for count in (3, 8, 20))
 
-    found = evidence.weigh(groups_of(features_of(codes)), codes[:, 2] == 1)
+    assert few + 0.03 < more < many - 0.01
+    assert many > 0.88
 
-    assert len(found.best) == 1 and found.guilt.max() > 0.9
-    assert 0.8 * (good + 1) / (good + 2) < found.best_probability <= (good + 1) / (good + 2)
+
+def test_an_explanation_is_less_certain_where_all_bad_builds_have_something_beside():
+    def beside(codes, is_bad):
+        codes[is_bad, 5] = 0
+        codes[~is_bad, 5] = np.arange((~is_bad).sum()) % 3
+
+    found, usual = of_culprit(beside=beside), of_culprit()
+
+    assert found.best_probability == pytest.approx(usual.best_probability, abs=0.06)
+    assert found.best_probability < usual.best_probability - 0.02
+
+
+def test_an_explanation_is_less_certain_where_something_beside_was_in_no_good_build():
+    def beside(codes, is_bad):
+        codes[:, 5] = np.where(is_bad, np.arange(len(codes)) % 3, 2)
+
+    found, usual = of_culprit(beside=beside), of_culprit()
+
+    assert found.best_probability < usual.best_probability - 0.04
 
 
 def test_every_set_is_weighed_once_however_many_ways_lead_to_it(monkeypatch):

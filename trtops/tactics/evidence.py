@@ -133,17 +133,18 @@ def weigh(groups: Groups, bad: Bools) -> Evidence:
 def _p_whole(clauses: Clauses, expected: Bools, groups: Groups, bad: Bools) -> float:
     """Probability that culprits are all there is: they need nothing beside, and nothing else makes builds bad.
 
-    Bad builds with them may all have something beside that they need. What a share q of builds has, all of m builds have with a
-    probability of q ** m: with any q equally probable, 1 / (m + 1). At even odds beforehand that leaves (m + 1) / (m + 2), Laplace's
-    rule of succession, for each culprit that makes builds bad without the others. Likewise something else may make a share of builds
-    bad, which none of the good builds without the culprits has.
+    Beforehand it is as probable as not that culprits need some group beside, and that some group is guilty as well. Ruled out are
+    groups that a bad build with the culprits lacks, and those that a good build without them has. Likewise for what the record does
+    not show: if a share q of builds has it, all of m builds do with a probability of q ** m, or none does. With any q equally
+    probable that is 1 / (m + 1).
     """
-    having = [bad & groups.present[:, list(clause)].all(axis=1) for clause in clauses]
-    if len(set(itertools.chain(*clauses))) < sum(
-        map(len, clauses)
-    ):  # any two of four, say: builds with any show it of all
-        having = [np.logical_or.reduce(having)]
-    return math.prod((int(of.sum()) + 1) / (int(of.sum()) + 2) for of in (*having, ~bad & ~expected))
+    having, without = bad & expected, ~bad & ~expected
+    named = list(set(itertools.chain(*clauses)))
+    needed, guilty = groups.present[having].all(axis=0), ~groups.present[without].any(axis=0)
+    needed[named] = guilty[named] = False
+    recorded = (needed.sum() + guilty.sum()) / len(groups.members)
+    unrecorded = 1 / (having.sum() + 1) + 1 / (without.sum() + 1)
+    return float(1 / (1 + recorded + unrecorded))
 
 
 @dataclass(frozen=True)
