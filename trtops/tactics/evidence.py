@@ -139,10 +139,11 @@ def _p_whole(clauses: Clauses, expected: Bools, groups: Groups, bad: Bools) -> f
     probable that is 1 / (m + 1).
     """
     having, without = bad & expected, ~bad & ~expected
-    named = list(set(itertools.chain(*clauses)))
-    needed, guilty = groups.present[having].all(axis=0), ~groups.present[without].any(axis=0)
-    needed[named] = guilty[named] = False
-    recorded = (needed.sum() + guilty.sum()) / len(groups.members)
+    beside = np.ones(len(groups.members), np.bool_)
+    beside[list(itertools.chain(*clauses))] = False
+    needed = beside & groups.present[having].all(axis=0)
+    guilty = beside & ~groups.present[without].any(axis=0)
+    recorded = (needed.sum() + guilty.sum()) / len(beside)
     unrecorded = 1 / (having.sum() + 1) + 1 / (without.sum() + 1)
     return float(1 / (1 + recorded + unrecorded))
 
