@@ -6,6 +6,7 @@ fault. So what is counted is the least that it costs by hand.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -45,10 +46,13 @@ def cost_by_hand(fault: Planted, path: Path, asked: GuideConfig) -> HandCost:
     """
     convert = ConvertConfig(build=asked.build, check=asked.check, calibration_cache=asked.calibration_cache)
     (path.parent / "asked.json").write_text(convert.to_json())
-    tool, builds, started = str(Path(sys.executable).with_name("trtops")), 0, time.perf_counter()
+    tool, builds, started = Path(sys.executable).with_name("trtops"), 0, time.perf_counter()
+    # Searches run their check by its name, and so need it on the path, whether the environment is activated or not.
+    env = os.environ | {"PATH": os.pathsep.join((str(tool.parent), os.environ.get("PATH", "")))}
     lines = list(_commands(fault, path, asked))
     for line, made in lines:
-        done = subprocess.run([tool, *line.split()], cwd=path.parent, capture_output=True, text=True, check=False)
+        command = [str(tool), *line.split()]
+        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False, env=env)
         may_fail = "shape" in fault.kinds and line.startswith(("run", "check"))  # that it does not run is the finding
         assert done.returncode in (0, 1) or may_fail, f"trtops {line}: {done.returncode}: {done.stderr[-300:]}"
         builds += made if made >= 0 else _said_builds(done.stdout + done.stderr)
