@@ -134,9 +134,9 @@ def _p_whole(clauses: Clauses, expected: Bools, groups: Groups, bad: Bools) -> f
     """Probability that culprits are all there is: they need nothing beside, and nothing else makes builds bad.
 
     Beforehand it is as probable as not that culprits need some group beside, and that some group is guilty as well. Ruled out are
-    groups that a bad build with the culprits lacks, and those that a good build without them has. Likewise for what the record does
-    not show: if a share q of builds has it, all of m builds do with a probability of q ** m, or none does. With any q equally
-    probable that is 1 / (m + 1).
+    groups that a bad build with the culprits lacks, and those that a good build without them has. The same odds hold for what the
+    record does not show: if a share q of builds has it, all of m builds have it with a probability of q ** m, and none of them with
+    (1 - q) ** m. With any q equally probable, both are 1 / (m + 1).
     """
     having, without = bad & expected, ~bad & ~expected
     beside = np.ones(len(groups.members), np.bool_)
