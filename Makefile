@@ -33,7 +33,7 @@ $(VENV)/.team: $(VENV)/.demo
 	$(PIP) -e '.[team]'
 	@touch $@
 
-demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, judge and log the engines, print a table
+demo: $(VENV)/.demo ## build a real model in FP32, FP16 and INT8, evaluate and log the engines, print a table
 	@$(PY) -m flows.demo
 
 test: $(VENV)/.test check ## all tests that need no GPU, after `make check`

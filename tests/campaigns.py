@@ -13,7 +13,7 @@ from onnx import compose
 from tests import models
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 FAST = "com.microsoft.FastGelu@CPUExecutionProvider"

@@ -24,8 +24,8 @@ import pytest
 
 from tests import models
 from trtops.ops.campaign.config import DebugBuildConfig
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.record import sha256
 from trtops.tracking.mlflow.embedded import relocate
 from trtops.tracking.schema import Artifact, Tag

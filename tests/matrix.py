@@ -49,7 +49,7 @@ TESTS = (
     "tests/backend/onnxrt/test_large.py",
     "tests/test_mapped.py",
     "tests/ops/engines/test_everything_converts.py",
-    "tests/ops/judging/test_computed.py",
+    "tests/ops/evaluation/test_computed.py",
     "tests/comparator/test_compare.py",
 )
 

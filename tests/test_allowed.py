@@ -17,9 +17,9 @@ from trtops.backend.common import import_from_script
 from trtops.metadata import TensorMetadata
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
-from trtops.ops.judging.command import CommandCheck, run_group
-from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.command import CommandCheck, run_group
+from trtops.ops.evaluation.feeds import open_feeds
 from trtops.tracking.memory import MemoryTracker
 
 ROOT = Path(__file__).parents[1]

@@ -88,7 +88,7 @@ def test_functions_that_call_themselves_or_nest_without_end_are_refused(monkeypa
     check_expansion(bombs.doubling_functions(30))
 
 
-def test_made_up_data_is_judged_by_its_shape(tmp_path: Path, caplog) -> None:
+def test_made_up_data_is_evaluated_by_its_shape(tmp_path: Path, caplog) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(bombs.large_input(), path)
 
@@ -102,7 +102,7 @@ def test_made_up_data_is_judged_by_its_shape(tmp_path: Path, caplog) -> None:
     main(["check", "lint", str(path)])
 
 
-def test_archives_are_judged_by_what_they_unpack_to(tmp_path: Path, caplog, monkeypatch) -> None:
+def test_archives_are_evaluated_by_what_they_unpack_to(tmp_path: Path, caplog, monkeypatch) -> None:
     small = bombs.write_zeros(tmp_path / "zeros.npz", 1 << 27)  # 512 MiB in half a megabyte
     model = models.conv_net().write(tmp_path)
 

@@ -216,7 +216,7 @@ def sequence() -> Case:
     return Case(proto, {"x": random(2, 6, seed=1)}, name="sequence")
 
 
-JUDGED: tuple[Callable[[], Case], ...] = (
+EVALUATED: tuple[Callable[[], Case], ...] = (
     segmentation,
     classifier,
     tiny_logits,

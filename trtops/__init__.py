@@ -1,4 +1,4 @@
-"""trtops: TensorRT and ONNX Runtime engines, built, judged, explained and remembered.
+"""trtops: TensorRT and ONNX Runtime engines, built, evaluated, explained and remembered.
 
 The names below are imported on first use, so that ``import trtops`` loads no back end, no MLflow and no Prefect.
 Loaders and runners, under Polygraphy's names, are in :mod:`trtops.backend.onnx`, :mod:`trtops.backend.onnxrt`,
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
-    from trtops.ops.judging.compare import CompareConfig as CompareConfig
-    from trtops.ops.judging.compare import CompareResult as CompareResult
-    from trtops.ops.judging.compare import compare as compare
-    from trtops.ops.judging.judgement import CheckConfig as CheckConfig
+    from trtops.ops.evaluation.check import CheckConfig as CheckConfig
+    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
+    from trtops.ops.evaluation.compare import CompareResult as CompareResult
+    from trtops.ops.evaluation.compare import compare as compare
     from trtops.spec import BuildConfig as BuildConfig
     from trtops.spec import BuildSpec as BuildSpec
     from trtops.spec import Environment as Environment

@@ -1,7 +1,7 @@
 """How much may be taken to look at what others made: memory for arrays and graphs, and nodes that a graph comes to.
 
 A file of two kilobytes can ask for any number of bytes: by a declared shape, by nodes that double what they read, by an
-archive that is mostly zeros. What can be told beforehand is judged before it is allocated. Native code runs with a limit on
+archive that is mostly zeros. What can be told beforehand is evaluated before it is allocated. Native code runs with a limit on
 the memory of this process, so that it fails as if there were no more, and the machine goes on.
 
 ``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` set other limits.

@@ -189,7 +189,7 @@ class BuildConfig(Record):
             with the layers that need the others left in higher precision.
         keep: Layers that INT8, FP16 and BF16 leave in higher precision: names of nodes or of their outputs, shell patterns
             of such names (``block0/*``), or op types.
-        mark: Tensors that become outputs as well, so that nothing is fused across them: fusion breakers. They are not judged.
+        mark: Tensors that become outputs as well, so that nothing is fused across them: fusion breakers. They are not evaluated.
         options: What only one back end knows; its type chooses the back end.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["good", "bad", "error"]
-"""``good`` and ``bad`` judge what was made; ``error`` says that none could be made or judged."""
+"""``good`` and ``bad`` evaluate what was made; ``error`` says that none could be made or evaluated."""
 
 BadIn: TypeAlias = Literal["outputs", "precision"]
 """What of an engine is bad: what it gives, or the precision that its kernels compute in."""

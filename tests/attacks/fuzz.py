@@ -100,7 +100,7 @@ ON_STORE = (
     "runs list",
     "runs show RUN",
     "runs compare RUN RUN",
-    "runs judge RUN --atol 1",
+    "runs evaluate RUN --atol 1",
     "runs audit RUN",
     "runs audit RUN --no-rebuild",
     "runs promote RUN",

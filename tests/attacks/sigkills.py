@@ -61,7 +61,7 @@ COMMANDS = (
     "debug isolate m.onnx --onnxrt --allow-approximation --experiment m",
     "data concat inputs.json inputs.json -o out.json",
     "template data-loader m.onnx -o out.py",
-    "runs judge RUN --atol 1e-3",
+    "runs evaluate RUN --atol 1e-3",
     "runs audit RUN",
     "runs bundle RUN -o out.zip",
     "runs import outputs.json --model m.onnx --experiment m",
@@ -225,7 +225,7 @@ def clear_up(place: Path) -> None:
     bring_in()
 
 
-def judged(place: Path, before: list[str]) -> dict[str, list[str]]:
+def evaluated(place: Path, before: list[str]) -> dict[str, list[str]]:
     """What is wrong with the store: runs that are lost, doubled or still open."""
     from trtops import errors
     from trtops.tracking.store import default_tracker
@@ -344,7 +344,7 @@ def try_case(
             if code not in (0, 1) and "exists already" not in said:
                 wrong["lost"].append(f"run again it ends with {code}:\n{said}")
             in_child(clear_up, place)
-            for kind, found in in_child(judged, place, before).items():
+            for kind, found in in_child(evaluated, place, before).items():
                 wrong[kind] += found
             return wrong
     finally:

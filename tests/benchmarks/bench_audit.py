@@ -31,7 +31,7 @@ from trtops import signing
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.auditing.op import audit
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds, schema

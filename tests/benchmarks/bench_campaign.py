@@ -90,7 +90,7 @@ def bench_run_by_run(tracker: MlflowTracker, builds: int) -> None:
 
 
 def bench_iterations(tracker: MlflowTracker, folder: Path) -> None:
-    """What a campaign adds to its builds: the child process, the judgement, and all that is logged."""
+    """What a campaign adds to its builds: the child process, the evaluation, and all that is logged."""
     model, data = cases.two_blocks(folder)
     results: list[IterationResult] = []
     times: list[float] = []

@@ -3,7 +3,7 @@
 Measures, in one process, against an embedded store and Prefect's embedded server that are both up already:
 
 * the flow's time beyond its op (Prefect's share; at most 0.3 s of the processor is promised),
-* the op's time beyond building, judging and measuring (reading the model, digests, logging),
+* the op's time beyond building, evaluating and measuring (reading the model, digests, logging),
 * ``import trtops`` in a fresh interpreter (under 0.1 s of the processor is promised).
 
 Wall time, and processor time of this process, by which the exit code goes: the least of several runs.
@@ -32,7 +32,7 @@ from trtops.backend.engines import engine_backend
 from trtops.flows.convert import convert
 from trtops.flows.digits import make_digits
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 
 Cost = tuple[float, float]
 """Seconds of the wall clock, and of this process' processor time."""
@@ -89,24 +89,24 @@ def main() -> int:
     flow_beyond_op: list[Cost] = []
     op_beyond_work: list[Cost] = []
     for _ in range(runs):
-        op, build, judging = Stopwatch(), Stopwatch(), Stopwatch()
+        op, build, evaluating = Stopwatch(), Stopwatch(), Stopwatch()
         backend = type(engine_backend("onnxruntime"))
         with (
             mock.patch("trtops.flows.convert.convert_op", op.around(convert_ops.convert)),
-            mock.patch.object(convert_ops, "_judge_build", judging.around(convert_ops._judge_build)),
+            mock.patch.object(convert_ops, "_evaluate_build", evaluating.around(convert_ops._evaluate_build)),
             mock.patch.object(backend, "build", build.around(backend.build)),
         ):
             start = now()
             convert(digits.model, config)
             flow_beyond_op.append(since(start, op.seconds))
-        op_beyond_work.append(tuple(a - b - c for a, b, c in zip(op.seconds, build.seconds, judging.seconds)))  # type: ignore[arg-type]
+        op_beyond_work.append(tuple(a - b - c for a, b, c in zip(op.seconds, build.seconds, evaluating.seconds)))  # type: ignore[arg-type]
     imports = [import_cost() for _ in range(runs)]
 
     print(f"{'least of ' + str(runs):44}{'wall':>9}{'CPU':>9}   promised of the CPU")
     missed = False
     for name, costs, promise in (
         ("flow beyond its op", flow_beyond_op, 0.3),
-        ("op beyond building, judging and measuring", op_beyond_work, None),
+        ("op beyond building, evaluating and measuring", op_beyond_work, None),
         ("import trtops", imports, 0.1),
     ):
         wall, cpu = (min(cost[clock] for cost in costs) for clock in (0, 1))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests import models
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import Progress, debug_build
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
 

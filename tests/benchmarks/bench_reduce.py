@@ -154,7 +154,7 @@ def ours(model: Path, culprit: str, mode: str, folder: Path) -> int:
 
 def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     """What a user of ours writes."""
-    from trtops.ops.judging.submodel import ComparisonCheck, onnxruntime_runner
+    from trtops.ops.evaluation.submodel import ComparisonCheck, onnxruntime_runner
     from trtops.ops.search.reduce.config import ReduceConfig
     from trtops.ops.search.reduce.op import reduce
 

@@ -25,7 +25,7 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import Progress, debug_build
 from trtops.ops.campaign.promote import promote, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker, embedded

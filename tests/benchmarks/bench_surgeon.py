@@ -166,7 +166,7 @@ assert main(sys.argv[1:]) in (0, 1)
 """,
     "layers": """
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage
 assert len(triage(sys.argv[1], onnxruntime_runner, TriageConfig(tolerances=Tolerances())).tensors) > 400

@@ -377,7 +377,7 @@ def measure_eagerly(name: str) -> None:
     subprocess.run([sys.executable, __file__, name], env=environment, check=False, timeout=180)
 
 
-def judge(bench: Bench) -> bool:
+def evaluate(bench: Bench) -> bool:
     """Whether the best replay that was followed is as fast as it is to be."""
     seconds = {row["variant"]: row["seconds"] for row in bench.rows if "failed" not in row}
     if "build" not in seconds:
@@ -397,7 +397,7 @@ def main() -> int:
     benches = [measure(name, began, only if number == 0 else ON_OTHERS) for number, name in enumerate(names)]
     if "eager" in sys.argv[1:]:
         measure_eagerly(names[0])
-    kept = [judge(bench) for bench in benches]
+    kept = [evaluate(bench) for bench in benches]
     print(f"goal: a replay {GOAL:g} times faster than a build: {'kept' if all(kept) else 'MISSED'}")
     return 0 if all(kept) else 1
 

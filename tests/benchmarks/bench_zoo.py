@@ -29,7 +29,7 @@ import json, resource, sys
 import numpy as np
 import onnxruntime as ort
 from trtops import ConvertConfig, MemoryTracker, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 
 def cost(call):
     def spent():

@@ -1,4 +1,4 @@
-"""Searches that a command judges, what they read and leave, and how they resume; in this process, on real models."""
+"""Searches that a command evaluates, what they read and leave, and how they resume; in this process, on real models."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarni
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a model, and with its inputs and outputs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # for the commands that judge
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # for the commands that evaluate
     models.conv_net().write(tmp_path)
     assert run("run conv_net.onnx --onnxrt --save-inputs i.json --save-outputs golden.json") == 0
     return tmp_path
@@ -62,7 +62,7 @@ def test_a_check_of_engines_that_passes_outputs_of_0_is_broken(folder, caplog):
     assert not outputs["scores"].any() and outputs["scores"].shape == (1, 10)
 
 
-def test_a_command_that_runs_each_engine_judges_mixed_precisions(folder):
+def test_a_command_that_runs_each_engine_evaluates_mixed_precisions(folder):
     line = (
         "debug precision conv_net.onnx --fp16 --check trtops run trtops_debug.engine --trt --load-inputs i.json "
         "--load-outputs golden.json --atol 1e-2 --rtol 1e-2"

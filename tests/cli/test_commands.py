@@ -89,7 +89,7 @@ def test_saved_outputs_alone_are_compared_with_one_another(folder):
     assert run("run --load-outputs a.json a.json") == 0
 
 
-def test_each_error_statistic_named_is_judged(folder, capsys):
+def test_each_error_statistic_named_is_evaluated(folder, capsys):
     assert run("run transformer.onnx --onnxrt --save-outputs a.json") == 0
     results = RunResults.load("a.json")
     worse = results[0][1][0]["y"].copy()
@@ -256,7 +256,7 @@ def test_a_model_is_converted_to_fp16_and_agrees_within_its_precision(folder):
     assert run("run low.onnx --onnxrt --load-inputs i.json --load-outputs o.json --atol 1e-2 --rtol 1e-2") == 0
 
 
-def test_an_engine_of_onnx_runtime_is_judged_and_written(folder, capsys):
+def test_an_engine_of_onnx_runtime_is_evaluated_and_written(folder, capsys):
     assert run("convert conv_net.onnx -o engine.ort") == 0
 
     assert "good" in capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_lint_finds_what_is_wrong_and_writes_its_report(folder):
     assert run("check lint conv_net.onnx --seed 4 --val-range [0,2]") == 0
 
 
-def test_a_saved_comparison_is_judged_again_by_other_tolerances(folder):
+def test_a_saved_comparison_is_reevaluated_by_other_tolerances(folder):
     assert run("run transformer.onnx --onnxrt --onnx --atol 1e-9 --rtol 1e-9 --save-accuracy-results acc.json") == 1
 
     assert run("check accuracy acc.json --atol 1e-3 --rtol 1e-3 --check-error-stat max") == 0
@@ -480,7 +480,7 @@ def test_codes_and_expressions_tell_the_failure_that_is_meant(folder):
     )
 
 
-def test_engines_are_built_in_a_child_process_judged_and_sorted(folder, rtx):
+def test_engines_are_built_in_a_child_process_evaluated_and_sorted(folder, rtx):
     code = "import os,sys; sys.exit(not os.path.getsize('trtops_debug.engine') > 1000)"
     words = shlex.split(
         "debug build conv_net.onnx --until 2 --artifacts trtops_debug.engine --art-dir kept --builder-optimization-level 1 --check"

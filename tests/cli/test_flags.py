@@ -93,7 +93,7 @@ BASE: dict[registry.Path, list[str]] = {
     ("runs", "list"): [],
     ("runs", "show"): ["abc"],
     ("runs", "compare"): ["abc", "def"],
-    ("runs", "judge"): ["abc", "--l2-threshold", "7"],
+    ("runs", "evaluate"): ["abc", "--l2-threshold", "7"],
     ("runs", "audit"): ["--experiment", "e"],
     ("runs", "prune"): [],
     ("runs", "bundle"): ["abc"],
@@ -226,11 +226,11 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("debug", "diff-tactics"), "--bad"): None,
     (("debug", "diff-tactics"), "--runs"): None,
     (("debug", "diff-tactics"), "--of-experiment"): None,
-    (("runs", "judge"), "--policy"): ["abc"],
+    (("runs", "evaluate"), "--policy"): ["abc"],
     (("gate",), "--trt"): ["m.onnx"],
     (("gate",), "--allow-approximation"): ["m.onnx"],
     (("gate",), "--timing-seconds"): ["m.onnx"],
-    **{(("runs", "judge"), name): ["--policy", "p.yaml"] for name in ("--experiment", "--tag", "--accepted", "-n")},
+    **{(("runs", "evaluate"), name): ["--policy", "p.yaml"] for name in ("--experiment", "--tag", "--accepted", "-n")},
     (("runs", "audit"), "--experiment"): ["--accepted"],
     (("convert",), "--rebuild"): ["m.onnx", "--experiment", "e"],
     (("convert",), "--rtol"): ["m.onnx", "--experiment", "e"],
@@ -258,7 +258,7 @@ DATA_OPTIONS = (
     "--data-loader-backend-module", "--load-inputs", "--data-loader-script", "--data-loader-func-name",
 )  # fmt: skip
 CONVERT_ONLY_INT8 = [*BASE["convert",], "--int8"]
-JUDGED = tuple(flag.names[0] for flag in groups.STATISTICS.flags)
+EVALUATED = tuple(flag.names[0] for flag in groups.STATISTICS.flags)
 
 SAMPLES: dict[Any, list[str]] = {
     size: ["2K"],
@@ -332,7 +332,7 @@ def line_for(path: registry.Path, flag: Flag) -> list[str]:
     if path == ("debug", "build") and name in DATA_OPTIONS:
         base = [*BASE[path], "--int8"]
     if path == ("debug", "build") and name in (
-        *JUDGED,
+        *EVALUATED,
         "--random-tactics",
         "--vary-tactics",
         "--parallel",
@@ -358,7 +358,7 @@ CHECKED = {flag.names[0] for group in (groups.CHECK, groups.SORTING, groups.ITER
 
 def _precision_line(name: str) -> list[str]:
     """An engine's options need an engine, and those of commands a command."""
-    if name == "--trt" or name in DATA_OPTIONS or name in JUDGED:
+    if name == "--trt" or name in DATA_OPTIONS or name in EVALUATED:
         return ["m.onnx"]
     if name in CHECKED:
         return ["m.onnx", *([] if name == "--check" else ["--check", "true"])]

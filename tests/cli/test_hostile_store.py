@@ -55,7 +55,7 @@ def commands_on(run: str) -> list[list[str]]:
         ["runs", "show", run],
         ["runs", "audit", run],
         ["runs", "compare", run, run],
-        ["runs", "judge", run, "--atol", "1"],
+        ["runs", "evaluate", run, "--atol", "1"],
         ["runs", "promote", run],
         ["runs", "deny", run],
         ["runs", "pardon", run, "--why", "forged"],

@@ -93,7 +93,7 @@ def test_commands_that_choose_runs_by_tags_take_them_alike_and_as_they_are_writt
     audited = json.loads(run(f"runs audit --store {tmp_path} --tag {tag} --no-rebuild --json")[1])
 
     assert [row["id"] for row in listed] == [row["id"] for row in audited["runs"]] == [made.id]
-    assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs judge --tag {name} --atol 1")[0] == 2
+    assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
 def test_a_run_is_shown_with_everything_it_holds(run, ids):
@@ -119,7 +119,7 @@ def test_runs_are_given_by_the_first_digits_of_their_ids(run, ids, caplog):
     assert code == 0 and [each["id"] for each in json.loads(text)["runs"]] == [one, other]
     code, text = run(f"runs compare {short(one, ids)} run:{short(other, ids)}")
     assert code == 0 and text.split()[:2] == [one[:8], other[:8]]
-    code, text = run(f"runs judge {short(one, ids)} --atol 1 --rtol 1 --json")
+    code, text = run(f"runs evaluate {short(one, ids)} --atol 1 --rtol 1 --json")
     assert code == 0 and json.loads(text)[0]["id"] == one
     children = json.loads(run(f"runs list --parent {short(campaign, ids)} --json")[1])
     assert len(children) >= 2 and {child["parent"] for child in children} == {campaign}
@@ -148,13 +148,13 @@ def test_two_runs_are_put_side_by_side_where_they_differ(run, ids):
     assert run(f"runs compare {ids['build'][0]} {ids['build'][0]}")[1].strip() == "Nothing differs."
 
 
-def test_stored_comparisons_are_judged_by_other_tolerances_without_running(run, ids):
+def test_stored_comparisons_are_evaluated_by_other_tolerances_without_running(run, ids):
     kept = " ".join(ids["build"][-2:])
 
-    assert run(f"runs judge {kept} --atol 1 --rtol 1")[0] == 0
-    code, text = run(f"runs judge {kept} --atol 1e-12 --rtol 1e-12")
+    assert run(f"runs evaluate {kept} --atol 1 --rtol 1")[0] == 0
+    code, text = run(f"runs evaluate {kept} --atol 1e-12 --rtol 1e-12")
     assert code == 1 and "bad (was good)" in text
-    assert run(f"runs judge {kept}")[0] == 2
+    assert run(f"runs evaluate {kept}")[0] == 2
 
 
 def test_a_damaged_run_is_found_by_an_audit(run, ids, home, tmp_path):
@@ -258,7 +258,7 @@ def test_a_suspect_is_proved_denied_and_pardoned(run, ids):
     assert code == 0 and proof["outcome"] == "confirmed" and proof["deny_run"] is None
     assert "taken out" in run(f"debug prove {campaign} --repeats 1 --suspect 0 --no-deny")[1]
     mended = next(trial["run_id"] for trial in proof["trials"] if trial["swap"] == "out")
-    assert run(f"runs promote {mended[:12]}")[0] == 0  # it is judged as the campaign judged
+    assert run(f"runs promote {mended[:12]}")[0] == 0  # it is evaluated as the campaign evaluated
     entry = json.loads(run(f"runs deny {proof['run_id'][:12]} --json")[1])["run_id"]
     assert entry in run("runs list --kind deny")[1]
     assert run(f"runs pardon {entry}")[0] == 2  # without a reason
@@ -294,19 +294,19 @@ def test_a_run_keeps_the_verdict_that_it_prints(run) -> None:
     assert (report["verdict"], report["tolerances"]["atol"], report["tolerances"]["rtol"]) == ("good", 0.1, 0.1)
 
 
-def test_a_candidate_is_gated_and_history_judged_again_by_a_policy(home, run) -> None:
+def test_a_candidate_is_gated_and_history_reevaluated_by_a_policy(home, run) -> None:
     (home / "gate.yaml").write_text("latency: null\nmemory: null\n")
     (home / "strict.yaml").write_text("accuracy: {tolerances: {max_l2: -1}}\n")
     gated = "gate conv_net.onnx --policy gate.yaml --experiment gated --name gated"
 
     first, second = run(gated), run(f"{gated} --json")
-    code, text = run("runs judge --experiment gated --accepted --policy strict.yaml")
-    usual = run("runs judge --experiment gated --json")
+    code, text = run("runs evaluate --experiment gated --accepted --policy strict.yaml")
+    usual = run("runs evaluate --experiment gated --json")
 
     assert first[0] == 0 and "nothing was accepted before" in first[1]
     found = json.loads(second[1])
     assert (second[0], found["version"], found["measured"]["accepted"]["precision"]) == (0, "2", "fp32")
     assert code == 1 and "2 of 2 would not be accepted" in text and "L2 distance" in text
     assert usual[0] == 0 and {p["runs"] for p in json.loads(usual[1])["proposals"]} == {2}
-    assert run("runs judge --policy nowhere.yaml --accepted")[0] == 3
-    assert run("runs judge")[0] == run("runs judge --policy gate.yaml")[0] == 2
+    assert run("runs evaluate --policy nowhere.yaml --accepted")[0] == 3
+    assert run("runs evaluate")[0] == run("runs evaluate --policy gate.yaml")[0] == 2

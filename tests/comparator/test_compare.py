@@ -22,7 +22,7 @@ from trtops.comparator import (
     SimpleThreshold,
 )
 from trtops.comparator import metrics as metrics_module
-from trtops.comparator.judgements import LpipsThreshold
+from trtops.comparator.metric_results import LpipsThreshold
 from trtops.comparator.told import tell_statistics
 
 
@@ -73,7 +73,7 @@ def test_an_unknown_statistic_or_shape_of_k_is_told():
         CompareFunc.simple(check_error_stat="meddian")(*pair({"x": X}, {"x": X}))
 
 
-def test_quantile_and_elementwise_results_can_be_judged_again():
+def test_quantile_and_elementwise_results_can_be_reevaluated():
     result = CompareFunc.simple(check_error_stat="quantile", error_quantile=0.75)(*pair({"x": X + 1}, {"x": X}))["x"]
     assert isinstance(result, OutputCompareResult) and result.quantile_absdiff == 1.0
     result.set_thresholds(SimpleThreshold("elemwise", 2.0, 0.0))
@@ -137,7 +137,7 @@ def test_metrics_of_equal_zero_and_bad_arrays():
     assert CompareFunc.l2({"x": 1.0})(*pair({"x": X + 1e-5}, {"x": X}))["x"]
 
 
-def test_older_spellings_judge_both_numbers_and_survive_saving(tmp_path):
+def test_older_spellings_evaluate_both_numbers_and_survive_saving(tmp_path):
     run = run_of(("a", [{"x": X + 1e-6}]), ("b", [{"x": X}]))
     functions = [CompareFunc.distance_metrics(l2_tolerance=1e-3), CompareFunc.quality_metrics(psnr_tolerance=500.0)]
     found = Comparator.compare_accuracy(run, compare_func=functions)
@@ -219,7 +219,7 @@ def test_averages_over_a_mismatch_of_shapes_are_an_error():
         bool(found)
 
 
-def test_judging_again_changes_all_or_nothing():
+def test_evaluating_again_changes_all_or_nothing():
     run = run_of(("a", [{"x": X + 1e-3}]), ("b", [{"x": X}]))
     found = Comparator.compare_accuracy(run, compare_func=[CompareFunc.simple(), CompareFunc.l2()])
     with pytest.raises(errors.ComparisonError, match="No result has psnr"):

@@ -17,7 +17,7 @@ from trtops.cli.main import main
 from trtops.comparator import CompareFunc, IterationResult, RunResults, Tolerances, compare_outputs
 from trtops.comparator.metrics import difference, kl, statistics
 from trtops.comparator.metrics.kl import kl_divergence
-from trtops.ops.judging.judgement import error_metrics
+from trtops.ops.evaluation.check import error_metrics
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (6, 10))
 NOISY = LOGITS + np.random.default_rng(1).normal(0, 0.1, LOGITS.shape)
@@ -188,13 +188,13 @@ def test_a_row_too_long_for_a_block_is_read_in_pieces():
     assert kl_divergence([(output, reference)]) == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=1e-6)
 
 
-def test_scores_are_judged_by_it_and_other_outputs_are_not():
+def test_scores_are_evaluated_by_it_and_other_outputs_are_not():
     golden = {"scores": LOGITS, "boxes": np.arange(4.0)}
     report = compare_outputs({**golden, "scores": NOISY}, golden, Tolerances(atol=9, max_kl=1e-9))
 
     [reason] = report.reasons
     assert reason.startswith("scores: KL divergence is 0.0") and reason.endswith("nats, at most 1e-09 nats is allowed")
-    assert report.judge(Tolerances(atol=9, max_kl=0.1))
+    assert report.evaluate(Tolerances(atol=9, max_kl=0.1))
     logged = error_metrics(report)
     assert logged["error", "scores", "kl"] == report.output("scores").statistics.kl
     assert ("error", "boxes", "kl") not in logged

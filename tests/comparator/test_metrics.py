@@ -189,7 +189,7 @@ def test_statistics_over_iterations_are_those_of_all_elements_in_a_row():
     st.sampled_from([0.0, 1e-4, 1e-2, 0.1, 1.0]),
     st.sampled_from([0.0, 1e-3, 0.05, 0.5, 4.0]),
 )
-def test_the_stored_frontier_judges_any_tolerances_as_the_elements_do(b, scale, atol, rtol):
+def test_the_stored_frontier_evaluates_any_tolerances_as_the_elements_do(b, scale, atol, rtol):
     a = (b * np.float32(1 + scale) + np.roll(b, 1) * np.float32(scale)).astype(np.float32)
 
     found = statistics(a, b, atol=123.0, rtol=456.0)

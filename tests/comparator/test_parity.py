@@ -157,7 +157,7 @@ def test_numbers_and_verdicts_are_theirs():
                         assert getattr(mine_it[name], field) == pytest.approx(value, rel=2e-4), field
 
 
-def test_accuracy_results_go_both_ways_and_are_judged_again_alike(tmp_path):
+def test_accuracy_results_go_both_ways_and_are_reevaluated_alike(tmp_path):
     import trtops.comparator
 
     mine = results_of(trtops.comparator, functions_of(trtops.comparator))

@@ -40,14 +40,14 @@ def test_equal_runs_are_good():
         (changed(boxes=np.full((3, 4), {}, object)), "boxes: The output is an array of Python objects"),
     ],
 )
-def test_whatever_is_wrong_is_judged_in_words_and_never_raised(actual, reason):
+def test_whatever_is_wrong_is_evaluated_in_words_and_never_raised(actual, reason):
     report = compare_outputs(actual, GOLDEN)
     assert not report and report.verdict == "bad"
     assert len(report.reasons) == 1 or "NaN" in reason
     assert report.reasons[0].startswith(reason)
 
 
-def test_int32_for_int64_is_judged_by_its_values():
+def test_int32_for_int64_is_evaluated_by_its_values():
     golden = {"index": np.array([1, 2, 1 << 40])}
 
     assert compare_outputs({"index": np.array([1, 2], np.int32)}, {"index": golden["index"][:2]})
@@ -56,16 +56,16 @@ def test_int32_for_int64_is_judged_by_its_values():
     assert not compare_outputs(golden, {"index": np.array([1, 2, 3], np.int32)})
 
 
-def test_a_report_is_judged_again_without_arrays_and_survives_json():
+def test_a_report_is_reevaluated_without_arrays_and_survives_json():
     report = compare_outputs(changed(boxes=GOLDEN["boxes"] + 1e-3), GOLDEN)
     again = ComparisonReport.from_json(report.to_json())
 
     assert again == report and not report
-    assert again.judge(Tolerances(atol=2e-3))
-    assert not again.judge(Tolerances(atol=5e-4, rtol=0))
-    assert again.judge(Tolerances(check_error_stat="max", atol=1.1e-3))
-    assert again.judge(Tolerances(per_output={"boxes": OutputTolerances(atol=1e-2)}))
-    assert not again.judge(Tolerances(per_output={"scores": OutputTolerances(atol=1e-2)}))
+    assert again.evaluate(Tolerances(atol=2e-3))
+    assert not again.evaluate(Tolerances(atol=5e-4, rtol=0))
+    assert again.evaluate(Tolerances(check_error_stat="max", atol=1.1e-3))
+    assert again.evaluate(Tolerances(per_output={"boxes": OutputTolerances(atol=1e-2)}))
+    assert not again.evaluate(Tolerances(per_output={"scores": OutputTolerances(atol=1e-2)}))
 
 
 def test_every_elementwise_verdict_can_be_had_from_the_numbers_alone():
@@ -76,7 +76,7 @@ def test_every_elementwise_verdict_can_be_had_from_the_numbers_alone():
     for atol in (0.0, 1e-5, 1e-3, 2e-3, 1e-2):
         for rtol in (0.0, 1e-3, 1e-2, 0.5):
             tolerances = Tolerances(atol=atol, rtol=rtol)
-            assert kept.judge(tolerances).verdict == compare_outputs(actual, golden, tolerances).verdict
+            assert kept.evaluate(tolerances).verdict == compare_outputs(actual, golden, tolerances).verdict
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_elementwise_verdict_can_be_had_from_the_numbers_alone():
         ),
     ],
 )
-def test_each_limit_is_judged_and_named(tolerances, said):
+def test_each_limit_is_evaluated_and_named(tolerances, said):
     actual = changed(scores=np.array([[0.55, 0.45], [0.8, 0.2]], np.float32))
     settings = Tolerances(**{"atol": 1.0, **tolerances})
     [reason] = compare_outputs(actual, GOLDEN, settings).reasons
@@ -113,10 +113,10 @@ def test_nan_fails_under_any_tolerance_unless_both_have_it_and_that_is_allowed()
 def test_another_treatment_of_nan_needs_the_arrays_again():
     golden = {"x": np.array([1.0, np.nan])}
     with pytest.raises(errors.ComparisonError, match=r"nans_equal=False.*Compare the arrays again"):
-        compare_outputs(golden, golden).judge(Tolerances(nans_equal=True))
+        compare_outputs(golden, golden).evaluate(Tolerances(nans_equal=True))
 
 
-def test_iterations_are_judged_together_and_must_be_as_many():
+def test_iterations_are_evaluated_together_and_must_be_as_many():
     report = compare_outputs([GOLDEN, changed(boxes=GOLDEN["boxes"] + 1)], [GOLDEN, GOLDEN])
     assert report.iterations == 2
     assert report.output("boxes").statistics.violations == 12

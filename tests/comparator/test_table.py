@@ -30,8 +30,8 @@ from trtops.comparator import (
     statistics,
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
-from trtops.ops.judging.decided import decided_report
-from trtops.ops.judging.judgement import error_metrics
+from trtops.ops.evaluation.check import error_metrics
+from trtops.ops.evaluation.decided import decided_report
 
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
@@ -86,12 +86,12 @@ def test_each_tolerance_passes_up_to_its_limit_and_says_why_not_beyond(metric):
     beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
     report = compare_outputs({"x": actual}, {"x": golden}, Tolerances(atol=9.0))
 
-    assert report.judge(Tolerances(atol=9.0, **{metric.tolerance: value}))
-    assert not report.judge(Tolerances(atol=9.0, **{metric.tolerance: math.nan}))
-    [reason] = report.judge(Tolerances(atol=9.0, **{metric.tolerance: beyond})).reasons
+    assert report.evaluate(Tolerances(atol=9.0, **{metric.tolerance: value}))
+    assert not report.evaluate(Tolerances(atol=9.0, **{metric.tolerance: math.nan}))
+    [reason] = report.evaluate(Tolerances(atol=9.0, **{metric.tolerance: beyond})).reasons
     assert reason.startswith(f"x: {metric.label} is ") and reason.count(metric.suffix or "is") >= 1
     own = Tolerances(atol=9.0, per_output={"x": OutputTolerances(**{metric.tolerance: beyond})})
-    assert not report.judge(own) and Tolerances.from_json(own.to_json()) == own
+    assert not report.evaluate(own) and Tolerances.from_json(own.to_json()) == own
     assert f"{metric.tolerance}: The {metric.extreme} allowed" in Tolerances.__doc__
 
 
@@ -181,7 +181,7 @@ def test_results_are_read_in_a_process_that_compared_nothing(comparison, tmp_pat
 # --- what was saved before there was a table ---------------------------------------------------------------------------
 
 
-def test_reports_saved_earlier_are_read_and_judged_as_then():
+def test_reports_saved_earlier_are_read_and_evaluated_as_then():
     saved = json.loads((DATA / "trtops-1-comparison-report.json").read_text())
     report = ComparisonReport.from_dict(saved)
 
@@ -189,10 +189,10 @@ def test_reports_saved_earlier_are_read_and_judged_as_then():
     assert report.output("x").statistics.top1_agreement == 1.0
     for name in ("max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement"):
         assert getattr(report.tolerances, name) == saved["tolerances"][name]
-    assert report.judge(report.tolerances) == report
+    assert report.evaluate(report.tolerances) == report
 
 
-def test_accuracy_results_saved_earlier_are_read_and_judged_as_then():
+def test_accuracy_results_saved_earlier_are_read_and_evaluated_as_then():
     results = AccuracyResults.load(DATA / "trtops-1-accuracy-results.json")
 
     assert [bool(result) for result in results] == [False, False, True, False, False, False, False, False, False]

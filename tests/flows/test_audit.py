@@ -13,7 +13,7 @@ from tests import models
 from trtops import errors
 from trtops.ops.auditing.config import AuditConfig
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 

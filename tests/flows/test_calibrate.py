@@ -19,7 +19,7 @@ from tests import models
 from trtops import errors
 from trtops.calibration import CalibrationCache
 from trtops.ops.engines.calibrate import CalibrateConfig
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.terminal import progress
 from trtops.tracking import schema

@@ -23,7 +23,7 @@ from flows.tasks import close_runs, worth_a_retry
 from tests import models
 from trtops import errors
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.store import default_tracker
@@ -89,7 +89,7 @@ def test_a_config_can_be_given_as_plain_json(store: Path, model: Path) -> None:
     result = convert(model, {"build": {"precision": "fp16"}, "check": {"latency_runs": 3}})
 
     assert result.precision == "fp16"
-    assert result.judgement.latency is not None and result.judgement.latency.runs == 3
+    assert result.evaluation.latency is not None and result.evaluation.latency.runs == 3
 
 
 def test_a_model_that_cannot_be_read_fails_the_flow_and_leaves_no_run(store: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def forge_results(folder: Path, canary: Path) -> None:
         (folder / name).write_text(json.dumps(record))
 
 
-def test_the_compare_flow_reads_an_engine_back_and_judges_it(store: Path, model: Path) -> None:
+def test_the_compare_flow_reads_an_engine_back_and_evaluates_it(store: Path, model: Path) -> None:
     built = convert(model, precision="fp16")  # an FP32 engine may give the reference's very bits
 
     same = compare(f"run:{built.run_id}", str(model))

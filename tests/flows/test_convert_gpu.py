@@ -34,7 +34,7 @@ from trtops.json import save_json
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -177,8 +177,8 @@ def test_a_second_build_with_the_first_ones_timing_cache_times_nothing(store: Pa
 
 
 def test_int8_is_calibrated_once_and_built_from_the_cache_again(store: Path, model: Path, images: Path) -> None:
-    judged = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
-    config = ConvertConfig(build=replace(FP16, precision="int8"), check=judged, calibration_data=str(images))
+    evaluated = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
+    config = ConvertConfig(build=replace(FP16, precision="int8"), check=evaluated, calibration_data=str(images))
     first = convert(model, config)
     run = default_tracker().load(first.run_id)
 
@@ -258,10 +258,10 @@ def test_two_flows_at_once_build_one_after_the_other(store: Path, tmp_path: Path
 def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
     store: Path, model: Path, images: Path, tmp_path: Path, calibrator: str
 ) -> None:
-    judged = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
+    evaluated = replace(CHECK, data=str(images), tolerances=Tolerances(atol=np.inf, rtol=np.inf, min_cosine=0.95))
     config = CalibrateConfig(
         build=replace(FP16, precision="int8"),
-        check=judged,
+        check=evaluated,
         beside=(),
         pictures=0,
         calibrator=calibrator,  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_a_calibration_leaves_its_cache_and_the_int8_engine_built_from_it(
     assert engine.parent == result.run_id and engine.tags[Tag.BACKEND] == "tensorrt"
 
 
-def test_the_tools_on_models_judge_by_engines(store: Path, tmp_path: Path) -> None:
+def test_the_tools_on_models_evaluate_by_engines(store: Path, tmp_path: Path) -> None:
     path = models.overflowing().write(tmp_path, "overflowing")
     loose = CHECK.tolerances
 

@@ -26,7 +26,7 @@ from trtops.ops.campaign.debug_build import DebugBuildResult, Progress
 from trtops.ops.campaign.debug_build import debug_build as debug_build_op
 from trtops.ops.campaign.iteration import IterationResult
 from trtops.ops.campaign.once import iterate_once
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import owner
 from trtops.tracking.memory import MemoryTracker

@@ -35,8 +35,8 @@ from trtops.flows import (
     watch,
 )
 from trtops.ops.auditing.config import AuditConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.config import GateConfig
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.config import RepairConfig
 from trtops.ops.search.isolation.marking import IsolationConfig
 from trtops.tracking.mlflow.embedded import ensure_store

@@ -21,7 +21,7 @@ from trtops import errors
 from trtops.cli.main import main
 from trtops.masking import mask_log_records
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.store import open_tracker
 

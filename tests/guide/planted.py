@@ -16,8 +16,8 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
 from trtops.comparator.report import Tolerances
 from trtops.metadata import TensorMetadata
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange
 
 Weights = dict[str, np.ndarray]

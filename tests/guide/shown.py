@@ -107,7 +107,7 @@ def show_guide(folder: Path) -> bool:
 
 
 def show_repair(folder: Path) -> bool:
-    """Twenty planted faults that an engine can be built around: at least 19 repaired, and judged again by convert."""
+    """Twenty planted faults that an engine can be built around: at least 19 repaired, and re-evaluated by convert."""
     faults = [*(fault for fault in FAULTS if fault.mends), *MORE_TO_MEND]
     right = 0
     for number, fault in enumerate(faults):
@@ -162,7 +162,7 @@ def show_windows(folder: Path) -> bool:
 
 
 def _bundled_cases(folder: Path) -> Iterator[tuple[str, Path, ConvertConfig]]:
-    """Twenty builds that are judged against the model itself: planted faults, and sound ones."""
+    """Twenty builds that are evaluated against the model itself: planted faults, and sound ones."""
     for number, fault in enumerate(FAULTS):
         path, asked = fault.write(folder / str(number))
         if asked.golden_model is None and fault.kinds != ("not repeatable",):  # a coin's verdict cannot be repeated

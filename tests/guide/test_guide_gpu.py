@@ -22,9 +22,9 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.engines.convert import convert
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.op import guide
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.ops.repairing.config import RepairConfig
 from trtops.ops.repairing.op import repair
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
@@ -50,7 +50,7 @@ def told(name: str, text: str, started: float) -> None:
 
 @pytest.fixture
 def overflowing(tmp_path: Path) -> tuple[Path, CheckConfig]:
-    """A model of which TensorRT makes an FP16 engine that overflows, and how it is judged."""
+    """A model of which TensorRT makes an FP16 engine that overflows, and how it is evaluated."""
     case = models.overflowing()
     np.savez(tmp_path / "inputs.npz", **case.feed)
     check = CheckConfig(data=str(tmp_path / "inputs.npz"), tolerances=LOOSE, latency_runs=0, plots="never")

@@ -15,10 +15,10 @@ from tests.guide.planted import FAULTS, Planted
 from tests.guide.shown import named
 from trtops import errors
 from trtops.cli.main import main
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.op import TREE, guide
 from trtops.ops.guiding.result import GuideResult
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 

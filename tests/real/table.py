@@ -38,7 +38,7 @@ import sys
 import numpy as np
 from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
 from trtops.backend.engines import engine_backend
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from tests.real.table import perturbed
 
 model, feed, out, precision = sys.argv[1:]
@@ -68,7 +68,7 @@ import numpy as np
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator import compare_outputs
-from trtops.ops.judging.judgement import tolerances_for
+from trtops.ops.evaluation.check import tolerances_for
 
 def constant(a): return np.full_like(a, a.reshape(-1)[0])
 def shuffled(a): return np.random.default_rng(0).permutation(a.reshape(-1)).reshape(a.shape)
@@ -98,7 +98,7 @@ for precision in ("fp32", "fp16", "bf16", "int8"):
                     missed += 1
 print("SAID", planted, missed, sep="|")
 """
-"""Zeros, constants, shuffles, another class and an overflow, in every output, judged as each precision is by default."""
+"""Zeros, constants, shuffles, another class and an overflow, in every output, evaluated as each precision is by default."""
 
 FAULT = "planted_fault"
 REDUCING_SECONDS = 120  # what a reduction may take, of either tool
@@ -276,7 +276,7 @@ def write_small(folder: Path) -> None:
     """The small models of the tests that have the structure of real exports: loops, branches, QDQ, masks, caches, boxes."""
     from tests import zoo
 
-    for make in zoo.JUDGED:
+    for make in zoo.EVALUATED:
         case = make()
         path = folder / f"small_{make.__name__}.onnx"
         if not path.exists():

@@ -10,7 +10,7 @@ import pytest
 
 from trtops import ops
 from trtops.comparator.report import Tolerances, compare_outputs
-from trtops.ops.judging.judgement import Judgement, log_judgement
+from trtops.ops.evaluation.check import Evaluation, log_evaluation
 from trtops.ops.result import OpResult, finish_with
 from trtops.reports.description import code, description
 from trtops.reports.document import Document
@@ -31,14 +31,14 @@ def make_run(tracker: MemoryTracker, *, layers: list[dict[str, str]] = LAYERS, v
     golden = {name: np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6) for name in NAMES}
     actual = {name: array + np.float32(0.01 * (i + 1)) for i, (name, array) in enumerate(golden.items())}
     report = compare_outputs(actual, golden, Tolerances(atol=verdict_of, rtol=0))
-    judgement = Judgement(report=report)
+    evaluation = Evaluation(report=report)
     with tracked(tracker, "odd", "odd fp16", kind="build", tags={Tag.MODEL_PATH: "/models/odd one.onnx"}) as run:
         run.log_params({"precision": "fp16"})
         run.log_metrics({Metric.ENGINE_BYTES: 3.0 * 2**20, Metric.BUILD_SECONDS: 2.5})
         run.log_json(layers, Artifact.LAYERS)  # type: ignore[arg-type]
         svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><text x="1" y="8">übel</text></svg>'
         run.log_text(svg, f"{Artifact.ACCURACY_PLOTS}two~2f~y.errors.svg")
-        log_judgement(run, judgement)
+        log_evaluation(run, evaluation)
         result = Built(title=f"convert {HOSTILE}.onnx", reasons=report.reasons, verdict=report.verdict)
         finish_with(run, result, tracker)
         return run.id

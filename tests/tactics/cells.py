@@ -116,10 +116,10 @@ class World:
 
     def is_bad(self, codes: np.ndarray) -> bool:
         """The verdict of a build."""
-        self.verdicts.append(self._judged(codes))
+        self.verdicts.append(self._evaluated(codes))
         return self.verdicts[-1]
 
-    def _judged(self, codes: np.ndarray) -> bool:
+    def _evaluated(self, codes: np.ndarray) -> bool:
         self.built += 1
         bad = any(all(codes[layer] == code for layer, code in clause) for clause in self.culprits)
         if self.kind == "sometimes":
@@ -240,7 +240,7 @@ def holds(pair: Pair, table: CampaignTable) -> bool:
 
 def searched(
     world: World,
-    judged_bad: Callable[[np.ndarray], bool],
+    evaluated_bad: Callable[[np.ndarray], bool],
     table: CampaignTable,
     pair: Pair,
     good: np.ndarray,
@@ -261,7 +261,7 @@ def searched(
         for unit, taken_ in zip(units, taken):
             if taken_:
                 codes[key_of(unit)[0]] = key_of(unit)[1]
-        is_bad = judged_bad(codes)
+        is_bad = evaluated_bad(codes)
         if not is_bad:
             healed.add(taken.tobytes())
         return is_bad

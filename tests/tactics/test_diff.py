@@ -134,7 +134,7 @@ def test_crashed_builds_are_listed_but_are_evidence_for_nothing():
 @pytest.mark.parametrize(
     ("verdicts", "conclusion", "words"),
     [
-        ([], "no builds", "No build was judged"),
+        ([], "no builds", "No build was evaluated"),
         (["good"] * 20, "no bad builds", "fewer than 13.9 % are bad"),
         (["bad"] * 5, "no good builds", "All 5 builds are bad"),
         (["good", "bad"], "not enough runs", "more builds should decide"),

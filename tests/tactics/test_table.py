@@ -54,7 +54,7 @@ def test_a_build_counts_once_and_only_an_error_may_lack_a_record():
 
     with pytest.raises(errors.ConfigError, match="'r0' is in the table already"):
         table.append("r0", "bad", record(a="x"))
-    with pytest.raises(errors.ConfigError, match="judged bad but has no tactic record"):
+    with pytest.raises(errors.ConfigError, match="evaluated bad but has no tactic record"):
         table.append("r1", "bad")
     assert len(table) == 1
 

@@ -135,7 +135,7 @@ LEAVE = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
 from trtops import locks, processes
-from trtops.ops.judging.command import run_group
+from trtops.ops.evaluation.command import run_group
 from trtops.tracking.mlflow import MlflowTracker
 MlflowTracker({root!r}).start("m", "left", kind="build")
 tempfile.mkdtemp(prefix=processes.temporary_prefix("check"))
@@ -198,7 +198,7 @@ def test_what_living_processes_hold_is_left_alone(tracker: KeepingTracker) -> No
         child.communicate(b"\n")
 
 
-def test_a_mark_of_another_container_or_of_nobody_is_not_judged() -> None:
+def test_a_mark_of_another_container_or_of_nobody_is_not_evaluated() -> None:
     pid, started, namespace = processes.mark().split("-")
 
     assert not processes.is_gone(processes.mark())

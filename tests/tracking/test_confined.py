@@ -165,7 +165,7 @@ def test_an_engine_whose_bytes_changed_is_never_deserialized(
     from tests import models
     from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
     from trtops.ops.engines.convert import ConvertConfig, convert
-    from trtops.ops.judging.judgement import CheckConfig
+    from trtops.ops.evaluation.check import CheckConfig
     from trtops.tracking import builds
 
     quick = ConvertConfig(check=CheckConfig(latency_runs=0, plots="never"))

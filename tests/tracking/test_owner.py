@@ -37,7 +37,7 @@ def test_nothing_survives_a_boot_of_its_machine():
     assert owner.is_gone(replace(owner.current(), boot="before"))
 
 
-def test_processes_of_other_machines_and_containers_are_not_judged():
+def test_processes_of_other_machines_and_containers_are_not_evaluated():
     gone = replace(owner.current(), pid=2**22 + 1, started=1)
     assert owner.is_gone(gone)
 

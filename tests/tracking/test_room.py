@@ -13,7 +13,7 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking import room
 from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.memory import MemoryTracker

@@ -12,7 +12,7 @@ import pytest
 
 from tests.models import multi_output
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking import builds
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker

@@ -1,4 +1,4 @@
-"""The engine back ends by name, and the reference that engines are judged against.
+"""The engine back ends by name, and the reference that engines are evaluated against.
 
 The one place that knows which back ends there are. Each is imported when it is asked for, not before.
 """

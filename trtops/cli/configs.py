@@ -14,8 +14,8 @@ from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, Sh
 if TYPE_CHECKING:
     from trtops.cli.script import Call
     from trtops.comparator.report import Tolerances
-    from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.judging.judgement import CheckConfig
+    from trtops.ops.evaluation.check import CheckConfig
+    from trtops.ops.evaluation.command import CommandCheck
 
 BACKEND = Group(
     "back end",
@@ -125,7 +125,7 @@ def _optimization_profiles(args: Asked) -> list[OptimizationProfile]:
 
 
 def check_config(args: Asked, **others: Any) -> CheckConfig:
-    """How engines are judged: data, seed, tolerances, and how much of them has to be in its precision."""
+    """How engines are evaluated: data, seed, tolerances, and how much of them has to be in its precision."""
     if args.peek("min_precision_share") is not None:
         others["min_precision_share"] = args.min_precision_share
     return ops.CheckConfig(tolerances=tolerances(args), **data_options(args), **others)
@@ -146,7 +146,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def data_options(args: Asked, *, made_up: bool = False) -> dict[str, Any]:
-    """The options of a :class:`~trtops.ops.judging.feeds.DataConfig` that were given.
+    """The options of a :class:`~trtops.ops.evaluation.feeds.DataConfig` that were given.
 
     Args:
         args: The options.

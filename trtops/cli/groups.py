@@ -413,8 +413,8 @@ THRESHOLDS = Group(
             help="how to compare: simple (default), indices, or one of "
             + ", ".join(f"{each.name}{' (both)' if len(each.limits) > 1 else ''}" for each in COMPARISONS),
         ),
-        Flag(names=("--check-average",), takes="switch", help="judge means over all iterations"),
-        Flag(names=("--save-accuracy-results",), shown="FILE", help="where to write all numbers, to be judged again"),
+        Flag(names=("--check-average",), takes="switch", help="evaluate means over all iterations"),
+        Flag(names=("--save-accuracy-results",), shown="FILE", help="where to write all numbers, to be re-evaluated"),
         Flag(names=("--rtol", "--rel-tol"), takes="many", convert=values.named_number, shown="[OUTPUT:]X", help="relative tolerance"),
         Flag(names=("--atol", "--abs-tol"), takes="many", convert=values.named_number, shown="[OUTPUT:]X", help="absolute tolerance"),
         Flag(
@@ -422,7 +422,7 @@ THRESHOLDS = Group(
             takes="many",
             convert=values.statistic,
             shown="[OUTPUT:]STAT",
-            help="which error is judged: elemwise, max, mean, median, quantile; several are judged one by one",
+            help="which error is evaluated: elemwise, max, mean, median, quantile; several are evaluated one by one",
         ),
         Flag(
             names=("--error-quantile",), takes="many", convert=values.named_number, shown="[OUTPUT:]Q", help="the level for quantile"
@@ -501,7 +501,7 @@ CHECK = Group(
             takes="rest",
             to="check",
             shown="COMMAND ...",
-            help="the command that judges; the rest of the line belongs to it",
+            help="the command that evaluates; the rest of the line belongs to it",
         ),
     ),
 )

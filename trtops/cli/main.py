@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(exc, BrokenPipeError):
             print(f"trtops: the output cannot be written: {_error_text(exc)}", file=sys.stderr)
             return 3
-        if code is None:  # whoever read it has seen enough; yet what judges must not seem to have found all well
+        if code is None:  # whoever read it has seen enough; yet what evaluates must not seem to have found all well
             code = 0 if find_command(words)[0] in registry.READERS else UNREAD
         return code
     finally:
@@ -239,7 +239,7 @@ def folder_help(path: registry.Path) -> str:
     prog = " ".join(("trtops", *path))
     words = registry.below(path)
     width = max(map(len, words)) + 2
-    about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: built, judged, explained and remembered.")
+    about = registry.FOLDERS.get(path, "TensorRT and ONNX Runtime engines: built, evaluated, explained and remembered.")
     lines = [f"usage: {prog} <command> [options]", "", f"{about[0].upper()}{about[1:]}", "", bold("commands:")]
     lines += [f"  {word.ljust(width)}{line}" for word, line in words.items()]
     if not path:

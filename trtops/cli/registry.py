@@ -24,7 +24,7 @@ COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare what they say",
     ("convert",): "make an engine, or another ONNX model",
     ("build-list",): "build every model of a list, and say what became of each",
-    ("calibrate",): "find INT8 ranges, and judge INT8 beside other precisions",
+    ("calibrate",): "find INT8 ranges, and evaluate INT8 beside other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs, and remember it",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
     ("repair",): "find the fastest engine that passes, and write how to build it",
@@ -42,7 +42,7 @@ COMMANDS: dict[Path, str] = {
     ("inspect", "calibration"): "show a calibration cache, or compare two",
     ("inspect", "run"): "show everything a run holds",
     ("check", "lint"): "find what is wrong with an ONNX model, node by node",
-    ("check", "accuracy"): "judge saved comparisons again, by other tolerances",
+    ("check", "accuracy"): "re-evaluate saved comparisons, by other tolerances",
     ("check", "compatibility"): "say whether a model loads and runs in a back end",
     ("surgeon", "extract"): "cut a part out of a model",
     ("surgeon", "sanitize"): "fold constants, clean up, change shapes and outputs",
@@ -50,7 +50,7 @@ COMMANDS: dict[Path, str] = {
     ("surgeon", "prune"): "make weights 2:4 sparse, or take out types of nodes",
     ("surgeon", "weight-strip"): "take the weights out of a model, to share its structure",
     ("surgeon", "weight-reconstruct"): "put weights back into a stripped model",
-    ("debug", "build"): "build again and again, judge each engine, and sort what it left",
+    ("debug", "build"): "build again and again, evaluate each engine, and sort what it left",
     ("debug", "diff-tactics"): "say which tactic is guilty, from good and bad records",
     ("debug", "bisect"): "build mixtures of a good and a bad build until it is known what makes it bad",
     ("debug", "prove"): "swap a campaign's suspect in and out of builds that are known",
@@ -73,7 +73,7 @@ COMMANDS: dict[Path, str] = {
     ("runs", "list"): "list runs",
     ("runs", "show"): "show what is known of a run",
     ("runs", "compare"): "show params and numbers of runs side by side",
-    ("runs", "judge"): "judge stored runs again, by other tolerances or a policy",
+    ("runs", "evaluate"): "re-evaluate stored runs, by other tolerances or a policy",
     ("runs", "audit"): "hold runs against themselves, build them again, and grade each",
     ("runs", "prune"): "drop large artifacts of old bad runs",
     ("runs", "import"): "make runs of what trtexec, Polygraphy and other tools left",
@@ -115,7 +115,7 @@ READERS: frozenset[Path] = frozenset(
         ("completion",),
     }
 )
-"""Commands that show what is there and judge nothing: whoever has read the beginning may go away."""
+"""Commands that show what is there and evaluate nothing: whoever has read the beginning may go away."""
 
 TOLD: frozenset[Path] = frozenset(
     {
@@ -136,7 +136,7 @@ TOLD: frozenset[Path] = frozenset(
 )
 """Commands that say when they begin, and at the end ``PASSED`` or ``FAILED``, the time, and the line; as Polygraphy's."""
 
-_ONE_GPU = "engines that several GPUs share are not made here: each engine is built, judged and remembered on one"
+_ONE_GPU = "engines that several GPUs share are not made here: each engine is built, evaluated and remembered on one"
 
 NOT_CARRIED_OUT: dict[Path, str] = {
     (

@@ -1,4 +1,4 @@
-"""Compares what runners say: running them on the same inputs, judging the outputs, saving both.
+"""Compares what runners say: running them on the same inputs, evaluating the outputs, saving both.
 
 Names are Polygraphy's. :func:`compare_outputs` is the short way: two runs in, a report out. Names are imported on first
 use. Thresholds, results and compare functions of single metrics come from :mod:`trtops.comparator.table`.
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from trtops.comparator.compare import SimpleCompareFunc as SimpleCompareFunc
     from trtops.comparator.data_loader import DataLoader as DataLoader
     from trtops.comparator.data_loader import StreamingDataLoader as StreamingDataLoader
-    from trtops.comparator.judgements import CompareResult as CompareResult
-    from trtops.comparator.judgements import OutputCompareResult as OutputCompareResult
-    from trtops.comparator.judgements import SimpleThreshold as SimpleThreshold
-    from trtops.comparator.judgements import Threshold as Threshold
+    from trtops.comparator.metric_results import CompareResult as CompareResult
+    from trtops.comparator.metric_results import OutputCompareResult as OutputCompareResult
+    from trtops.comparator.metric_results import SimpleThreshold as SimpleThreshold
+    from trtops.comparator.metric_results import Threshold as Threshold
     from trtops.comparator.metrics import OutputStatistics as OutputStatistics
     from trtops.comparator.metrics import Quantile as Quantile
     from trtops.comparator.metrics import statistics as statistics

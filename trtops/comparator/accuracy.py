@@ -16,13 +16,13 @@ from collections.abc import (
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from trtops import errors, json
-from trtops.comparator.judgements import CompareResult
+from trtops.comparator.metric_results import CompareResult
 from trtops.comparator.results import IterationResult, expect
 from trtops.comparator.streams import PathLike
 from trtops.json import Decoder, Encoder
 
 if TYPE_CHECKING:
-    from trtops.comparator.judgements import Threshold
+    from trtops.comparator.metric_results import Threshold
 
 __all__ = ["AccuracyResult", "AccuracyResults"]
 
@@ -36,11 +36,11 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
     """What one compare function found: per pair of runners and iteration, a match per output.
 
     A match is true or false, or something with a truth value that knows its numbers, such as an
-    :class:`~trtops.comparator.judgements.OutputCompareResult`. The whole is true if everything matched.
+    :class:`~trtops.comparator.metric_results.OutputCompareResult`. The whole is true if everything matched.
 
     Attributes:
         dct: The matches.
-        aggregation: ``per_sample`` judges every iteration, ``average`` each number's mean over all iterations.
+        aggregation: ``per_sample`` evaluates every iteration, ``average`` each number's mean over all iterations.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return []
 
     def matches_by_output(self, runner_pair: RunnerPair) -> dict[str, list[Match]]:
-        """What is said of each output: of every iteration, or of their mean where that is judged.
+        """What is said of each output: of every iteration, or of their mean where that is evaluated.
 
         Args:
             runner_pair: The runners' names.
 
         Raises:
-            ComparisonError: As :meth:`average_results` does, where means are judged.
+            ComparisonError: As :meth:`average_results` does, where means are evaluated.
         """
         if self.aggregation == "average":
             return {name: [match] for name, match in self.average_results(runner_pair).items()}
@@ -138,7 +138,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return found
 
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
-        """Each output's numbers averaged over the iterations, with the thresholds they were judged by.
+        """Each output's numbers averaged over the iterations, with the thresholds they were evaluated by.
 
         Args:
             runner_pair: The runners' names; the first pair if not given.
@@ -154,7 +154,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
             if len(results) < len(found) or not results[0].metric_fields():
                 raise errors.ComparisonError(
                     f"Output {name!r} cannot be averaged: at least one iteration has no numbers for it (its shapes "
-                    "differed, or the compare function only says yes or no). Judge per sample instead."
+                    "differed, or the compare function only says yes or no). Evaluate per sample instead."
                 )
             averages[name] = results[0].average(results)
         return averages
@@ -169,11 +169,11 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return {name: line for name, line in described.items() if line is not None}
 
     def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
-        """Judge the stored numbers by other thresholds, in place.
+        """Re-evaluate the stored numbers by other thresholds, in place.
 
         Args:
             thresholds: One for all outputs, or by output with ``""`` for the others.
-            aggregation: Judge per sample or averages from now on; as before if not given.
+            aggregation: Evaluate per sample or averages from now on; as before if not given.
 
         Returns:
             The result itself.
@@ -201,7 +201,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
 def _with_numbers(name: str, match: Match) -> CompareResult:
     if isinstance(match, bool) or not match.metric_fields():
         raise errors.ComparisonError(
-            f"Output {name!r} cannot be judged again: no numbers were stored for it (its shapes differed, or the compare "
+            f"Output {name!r} cannot be re-evaluated: no numbers were stored for it (its shapes differed, or the compare "
             "function only says yes or no). Compare the outputs again."
         )
     return match
@@ -294,12 +294,12 @@ class AccuracyResults:
     def reevaluate(
         self, thresholds: Thresholds | Sequence[Thresholds], aggregation: Aggregation | None = None
     ) -> AccuracyResults:
-        """Judge the stored numbers by other thresholds, in place; results that no threshold is for are dropped.
+        """Re-evaluate the stored numbers by other thresholds, in place; results that no threshold is for are dropped.
 
         Args:
             thresholds: One or several, each for the result whose numbers it names, and each for all outputs or by
                 output with ``""`` for the others.
-            aggregation: Judge per sample or averages from now on; as before if not given.
+            aggregation: Evaluate per sample or averages from now on; as before if not given.
 
         Returns:
             The results themselves.

@@ -181,7 +181,7 @@ class Comparator:
             comparisons: Pairs of places of runners; each with the next if not given.
             compare_func: Called with two iterations, returns a match per output; ``SimpleCompareFunc()`` if not given.
                 Several share the statistics they need, and None among them is the same.
-            check_average: Judge the mean of each number over all iterations instead of each.
+            check_average: Evaluate the mean of each number over all iterations instead of each.
 
         Returns:
             One result per compare function; true if all is well.
@@ -332,7 +332,7 @@ def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, ot
 
 
 def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
-    from trtops.comparator.judgements import SimpleThreshold
+    from trtops.comparator.metric_results import SimpleThreshold
 
     if fail_fast:
         raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
@@ -345,7 +345,7 @@ def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) ->
         if threshold is None:
             raise errors.ConfigError(
                 f"check_average needs numbers to average; {type(function).__name__} says yes or no only. "
-                "Give it a thresholds_for(output_name), or judge every iteration."
+                "Give it a thresholds_for(output_name), or evaluate every iteration."
             )
         if isinstance(threshold, SimpleThreshold) and threshold.check_error_stat == "elemwise":
             raise errors.ConfigError(

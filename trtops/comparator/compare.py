@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trtops import errors
-from trtops.comparator import judgements
+from trtops.comparator import metric_results
 from trtops.comparator.arrays import Array, dtype_name, holds_strings
-from trtops.comparator.judgements import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
+from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
 from trtops.comparator.metrics.difference import difference_of
 from trtops.comparator.pairing import BaseCompareFunc, FindOutput, PerOutput, StatisticsCache, WithDefaults, of_output
 from trtops.comparator.table import COMPARISONS, Comparison
@@ -43,7 +43,7 @@ class SimpleCompareFunc(WithDefaults):
         fail_fast: Whether to stop at the first output that does not match.
         find_output_func: Finds counterparts: called with an output's name, its place and the other iteration, returns
             names in it, none to skip the output.
-        check_error_stat: Which error is judged: ``elemwise`` (every element's), ``max``, ``mean``, ``median`` or
+        check_error_stat: Which error is evaluated: ``elemwise`` (every element's), ``max``, ``mean``, ``median`` or
             ``quantile``.
         infinities_compare_equal: Whether infinities of equal sign count as equal; their difference is NaN otherwise.
         save_heatmaps: A directory to save heat maps of both errors in, as PNG files.
@@ -94,24 +94,24 @@ class SimpleCompareFunc(WithDefaults):
     def tell_numbers(self, name: str, a: Array, b: Array, found: CompareResult | bool) -> None:
         """Tell the tolerances, those that would be required, and statistics of both errors, in Polygraphy's lines."""
         limits, numbers = self.thresholds_for(name), dict[str, float | None]()
-        judged = limits.check_error_stat
+        evaluated = limits.check_error_stat
         tell(
             logging.INFO,
-            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {judged} error",
+            f"Tolerance: [abs={limits.atol:.5g}, rel={limits.rtol:.5g}] | Checking {evaluated} error",
             indent=2,
         )
         tell(logging.INFO, f"Error Metrics: {name}", indent=2)
         if isinstance(found, OutputCompareResult):
             numbers = dict(found.metric_values())
-        extreme = "max" if judged == "elemwise" else judged
+        extreme = "max" if evaluated == "elemwise" else evaluated
         needed = [numbers.get(f"{extreme}_{kind}") for kind in ("absdiff", "reldiff")]
         if None not in needed:
             also = {
                 "elemwise": " (requirements may be lower if both abs/rel tolerances are set)",
                 "quantile": f" (quantile={limits.error_quantile:.4g})",
-            }.get(judged, "")
+            }.get(evaluated, "")
             absolute, relative = (f"{value:.5g}" for value in needed)
-            text = f"Minimum Required Tolerance: {judged} error | [abs={absolute}] OR [rel={relative}]{also}"
+            text = f"Minimum Required Tolerance: {evaluated} error | [abs={absolute}] OR [rel={relative}]{also}"
             tell(logging.INFO, text, indent=3)
         if holds_strings(a):
             return
@@ -225,8 +225,8 @@ def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
             "__module__": __name__,
             "label": comparison.label,
             "COMPARISON": comparison,
-            "THRESHOLD": getattr(judgements, comparison.threshold),
-            "RESULT": getattr(judgements, comparison.result),
+            "THRESHOLD": getattr(metric_results, comparison.threshold),
+            "RESULT": getattr(metric_results, comparison.result),
         },
     )
 
@@ -240,7 +240,7 @@ _COMPARE_FUNC_DOC = """Holds the {label} of outputs against a limit for each num
     """
 
 # Scripts find thresholds and results here as well.
-globals().update({name: getattr(judgements, name) for name in judgements.__all__})
+globals().update({name: getattr(metric_results, name) for name in metric_results.__all__})
 
 _DERIVED = {comparison.name: _compare_func_class(comparison) for comparison in COMPARISONS}
 globals().update({kind.__name__: kind for kind in _DERIVED.values()})

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
-from trtops.comparator.judgements import CompareResult, SimpleThreshold, Threshold
+from trtops.comparator.metric_results import CompareResult, SimpleThreshold, Threshold
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.results import IterationResult
 from trtops.comparator.told import FINISH, START, tell, verdict_level
@@ -57,7 +57,7 @@ class StatisticsCache:
 class BaseCompareFunc:
     """What compare functions share: pairing outputs, aligning shapes, stopping early.
 
-    Subclasses say in :meth:`thresholds_for` what they judge by, and in :meth:`match` how.
+    Subclasses say in :meth:`thresholds_for` what they evaluate by, and in :meth:`match` how.
     """
 
     label: ClassVar[str] = ""

@@ -1,6 +1,6 @@
-"""Judging a whole run against a golden one: statistics per output first, verdicts derived from them, in words.
+"""Evaluating a whole run against a golden one: statistics per output first, verdicts derived from them, in words.
 
-Nothing here reads arrays but :func:`compare_outputs`; a report can be judged again under other tolerances for as long
+Nothing here reads arrays but :func:`compare_outputs`; a report can be re-evaluated under other tolerances for as long
 as it is kept.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
-from trtops.comparator.judgements import ErrorStat
 from trtops.comparator.limits import most
+from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
 from trtops.comparator.table import LIMITED, Metric, with_fields
 from trtops.record import JSONValue, Record
@@ -61,8 +61,8 @@ class OutputTolerances(Record):
     {
         str(
             metric.tolerance
-        ): f"The {metric.extreme} allowed {metric.described}; None does not judge it. Outputs other "
-        f"than {metric.applies_to} are not judged by it."
+        ): f"The {metric.extreme} allowed {metric.described}; None does not evaluate it. Outputs other "
+        f"than {metric.applies_to} are not evaluated by it."
         for metric in LIMITED
     }
 )
@@ -160,7 +160,7 @@ class Tolerances(Record):
         return max(self.atol, self.atol_of_scale * stats.scale)
 
     def levels(self) -> tuple[float, ...]:
-        """The quantile levels that judging may need, beside those always recorded."""
+        """The quantile levels that evaluating may need, beside those always recorded."""
         own = (o.error_quantile for o in self.per_output.values() if o.error_quantile is not None)
         return tuple(sorted({*metrics.QUANTILES, self.error_quantile, *own}))
 
@@ -183,7 +183,7 @@ class ArrayInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
-    """One output, judged.
+    """One output, evaluated.
 
     Attributes:
         name: The output.
@@ -209,7 +209,7 @@ class ComparisonReport(Record):
     Attributes:
         verdict: ``bad`` if any output is.
         outputs: One entry per output, in the golden run's order, extra ones last.
-        tolerances: What it was judged with.
+        tolerances: What it was evaluated with.
         iterations: How many iterations were compared.
     """
 
@@ -244,14 +244,14 @@ class ComparisonReport(Record):
             f"No output {name!r} was compared. {errors.near(name, (o.name for o in self.outputs))}"
         )
 
-    def judge(self, tolerances: Tolerances) -> ComparisonReport:
+    def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
         """The same numbers under other tolerances; no arrays are needed.
 
         Raises:
             ComparisonError: If a number is needed that was not recorded: a quantile level, or errors with another
                 treatment of infinities or NaNs where there are any.
         """
-        outputs = tuple(_judge_output(output, tolerances) for output in self.outputs)
+        outputs = tuple(_evaluate_output(output, tolerances) for output in self.outputs)
         return dataclasses.replace(self, verdict=_overall_verdict(outputs), outputs=outputs, tolerances=tolerances)
 
 
@@ -260,13 +260,13 @@ def compare_outputs(
 ) -> ComparisonReport:
     """Compare a run with a golden run of the same model, output by output.
 
-    Outputs are matched by name. A missing output, an extra one, another shape or dtype is judged as bad, in words, and
+    Outputs are matched by name. A missing output, an extra one, another shape or dtype is evaluated as bad, in words, and
     never raises.
 
     Args:
         actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
         golden: The golden run, with as many iterations.
-        tolerances: What to judge with.
+        tolerances: What to evaluate with.
         quantiles: Quantile levels to record beside those that are recorded anyway.
 
     Returns:
@@ -288,7 +288,7 @@ def compare_outputs(
     outputs = []
     for name in names:
         measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
-        outputs.append(_judge_output(measured, tolerances))
+        outputs.append(_evaluate_output(measured, tolerances))
     return ComparisonReport(
         verdict=_overall_verdict(outputs), outputs=tuple(outputs), tolerances=tolerances, iterations=len(ours)
     )
@@ -371,7 +371,7 @@ def _mismatch_reason(index: int, count: int, a: Array | None, b: Array | None) -
     return f"shape is {a.shape}{where}, the golden one {b.shape}"
 
 
-def _judge_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
+def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
     stats = output.statistics
     if stats is None:
         forgiven = output.golden is None and tolerances.allow_extra_outputs

@@ -1,4 +1,4 @@
-"""How outputs are judged where there is no trtops: numpy alone. Bundles hold this file as ``judge.py``.
+"""How outputs are evaluated where there is no trtops: numpy alone. Bundles hold this file as ``evaluate.py``.
 
 Definitions are those of :mod:`trtops.comparator.metrics`. What a rule may say is listed in :data:`RULES`.
 """
@@ -16,7 +16,7 @@ RULES = frozenset(
         "min_agreement", "min_top1_agreement",
     }
 )  # fmt: skip
-"""What of an output's tolerances can be judged here."""
+"""What of an output's tolerances can be evaluated here."""
 
 Array = Any
 

@@ -322,7 +322,7 @@ _NAMED = {metric.name: metric for metric in METRICS}
 
 COMPARISONS = (
     *(_compare_by(m.function, m.title, {m.option: m}, m.key) for m in METRICS if m.limit is not None),
-    # Polygraphy's older functions, which judge two numbers in one.
+    # Polygraphy's older functions, which evaluate two numbers in one.
     _compare_by(
         "distance_metrics",
         "distance",
@@ -335,7 +335,7 @@ COMPARISONS = (
 )
 
 MORE_EXPORTS = {
-    **{name: "trtops.comparator.judgements" for each in COMPARISONS for name in (each.threshold, each.result)},
+    **{name: "trtops.comparator.metric_results" for each in COMPARISONS for name in (each.threshold, each.result)},
     **{each.compare_func: "trtops.comparator.compare" for each in COMPARISONS},
 }
 """The modules of the classes that are made of this table, by the classes' names (see :func:`trtops.lazy.exports`)."""

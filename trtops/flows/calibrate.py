@@ -1,4 +1,4 @@
-"""The calibrate flow: a model and real data become a calibration cache, judged by the INT8 engine it builds.
+"""The calibrate flow: a model and real data become a calibration cache, evaluated by the INT8 engine it builds.
 
 From Python: ``from trtops.flows.calibrate import calibrate; calibrate("model.onnx", "images/", labels="labels.npy")``. From the
 shell: ``python -m trtops.flows.calibrate model.onnx images/ --algorithm percentile``. As a deployment: see ``prefect.yaml``.
@@ -54,7 +54,7 @@ def calibrate(
     min_precision_share: Share | None = None,
     experiment: str | None = None,
 ) -> CalibrateResult:
-    """Calibrate a model for INT8, judge the engine beside FP32 and FP16, and keep everything in MLflow.
+    """Calibrate a model for INT8, evaluate the engine beside FP32 and FP16, and keep everything in MLflow.
 
     Args:
         model: The ONNX file.
@@ -64,7 +64,7 @@ def calibrate(
         backend: What builds the engines, with that back end's default options; onnxruntime unless given.
         batch: Samples per feed; feeds as they come unless given.
         samples: How many samples to use at most; 512 unless given.
-        check_data: Data that was held out, to judge the engines with.
+        check_data: Data that was held out, to evaluate the engines with.
         labels: The right class of each held-out sample, as ``.npy``.
         keep: Layers that INT8 leaves in higher precision: names, patterns or op types.
         output: File to write the cache to: our JSON if it ends in ``.json``, else TensorRT's text.

@@ -13,8 +13,8 @@ from typing import Annotated
 from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.judging.compare import CompareConfig, CompareResult
-from trtops.ops.judging.compare import compare as compare_op
+from trtops.ops.evaluation.compare import CompareConfig, CompareResult
+from trtops.ops.evaluation.compare import compare as compare_op
 
 
 @trtops_task(name="compare-sides")

@@ -1,4 +1,4 @@
-"""The convert flow: an ONNX file becomes a tracked, judged engine.
+"""The convert flow: an ONNX file becomes a tracked, evaluated engine.
 
 From Python: ``from trtops.flows.convert import convert; result = convert("model.onnx", precision="fp16")``. From the shell:
 ``python -m trtops.flows.convert model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
@@ -42,7 +42,7 @@ def convert(
     min_precision_share: Share | None = None,
     attribute_error: bool | None = None,
 ) -> ConvertResult:
-    """Build an engine from an ONNX file, judge it against the model itself, and keep everything in MLflow.
+    """Build an engine from an ONNX file, evaluate it against the model itself, and keep everything in MLflow.
 
     Args:
         model: The ONNX file.

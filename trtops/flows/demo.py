@@ -1,4 +1,4 @@
-"""The demo: a real classifier becomes an engine in FP32, FP16 and INT8, each judged on held-out images.
+"""The demo: a real classifier becomes an engine in FP32, FP16 and INT8, each evaluated on held-out images.
 
 ``make demo`` runs it. Everything it prints was measured in that run; an engine that an earlier run built is reused and
 said so.
@@ -15,7 +15,7 @@ from trtops.flows.convert import convert
 from trtops.flows.digits import make_digits
 from trtops.flows.tasks import tracker
 from trtops.ops.engines.convert import ConvertConfig, builds_table
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.runs.report import report
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.location import default_root
@@ -39,7 +39,7 @@ def main(rebuild: bool = True) -> int:
         )
         results.append(convert(digits.model, config))
     print(f"\n{builds_table(results)}\n")
-    accuracy = results[0].judgement.accuracy
+    accuracy = results[0].evaluation.accuracy
     if accuracy is not None:
         print(f"Accuracy of the model itself on the {accuracy.samples} held-out images: {accuracy.golden:.2%}")
     written = report(results[-1].run_id, tracker=tracker(), output=root / "demo" / "report.html")

@@ -41,7 +41,7 @@ def diff_tactics(
     Args:
         config: Everything that can be chosen; or else one of the sources below.
         runs: Campaigns, or single builds, by their runs.
-        experiment: All judged builds of an experiment.
+        experiment: All evaluated builds of an experiment.
         folder: A folder with ``good/`` and ``bad/`` in it.
         good: A tactic record of a good build, or a folder of them.
         bad: Likewise, of bad builds.

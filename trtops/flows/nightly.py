@@ -1,4 +1,4 @@
-"""The nightly flow: every model of a list is built and judged, and a page says what became of each.
+"""The nightly flow: every model of a list is built and evaluated, and a page says what became of each.
 
 From Python: ``from trtops.flows.nightly import nightly; nightly("models.yaml")``. From the shell:
 ``python -m trtops.flows.nightly models.yaml``. As a deployment, every night: see ``prefect.yaml``.
@@ -47,7 +47,7 @@ def nightly(
     attempts: Count = 3,
     experiment: str | None = None,
 ) -> Any:
-    """Build and judge every model of a list, keep everything in MLflow, and show a summary.
+    """Build and evaluate every model of a list, keep everything in MLflow, and show a summary.
 
     Args:
         models: The list, a YAML file on the worker's machine.

@@ -62,7 +62,7 @@ def precision(
         model: The ONNX file, in FP32.
         data: Where inputs come from; random unless given.
         config: Everything that can be chosen; what is given beside it takes its place.
-        side: What candidates are judged by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
+        side: What candidates are evaluated by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines.
         output: Where to write the model in mixed precision.
         experiment: MLflow experiment; the model's name unless given.
 

@@ -19,8 +19,8 @@ from trtops.flows.command import config_flag, run
 from trtops.flows.parameters import Count, Positive
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.submodel import Check
+from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.submodel import Check
 from trtops.ops.search.reduce.checks import engine_check
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.hunt import Parts

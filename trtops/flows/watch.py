@@ -1,4 +1,4 @@
-"""The watch flow: models of a folder that are new or changed are built and judged.
+"""The watch flow: models of a folder that are new or changed are built and evaluated.
 
 From Python: ``from trtops.flows.watch import watch; watch("models")``. From the shell: ``python -m trtops.flows.watch models``. As a
 deployment, every few minutes: see ``prefect.yaml``. What is new is told by the digests of models, not by file times: a model
@@ -37,7 +37,7 @@ def watch(
     attempts: Count = 3,
     settle_seconds: Seconds = 10.0,
 ) -> Any:
-    """Build and judge the models of a folder that the memory does not have, in this environment.
+    """Build and evaluate the models of a folder that the memory does not have, in this environment.
 
     Args:
         folder: The folder, on the worker's machine; there may be none yet.

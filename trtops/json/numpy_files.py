@@ -1,4 +1,4 @@
-"""numpy's own files, ``.npy`` and ``.npz``, of anybody: what they claim is judged before anything is allocated."""
+"""numpy's own files, ``.npy`` and ``.npz``, of anybody: what they claim is evaluated before anything is allocated."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ HOMES: dict[str, str] = {
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
     "FormattedArray": "trtops.common",
 }
-_HOME_OF_ENDINGS = {ending: "trtops.comparator.judgements" for ending in ("Result", "Threshold")}
+_HOME_OF_ENDINGS = {ending: "trtops.comparator.metric_results" for ending in ("Result", "Threshold")}
 """The same for types whose names end so: those of the table of metrics, which need not be listed here again."""
 
 

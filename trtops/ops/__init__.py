@@ -60,11 +60,26 @@ if TYPE_CHECKING:
     from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
     from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult
     from trtops.ops.engines.sensitivity import sensitivity as sensitivity
+    from trtops.ops.evaluation.check import CheckConfig as CheckConfig
+    from trtops.ops.evaluation.check import default_tolerances as default_tolerances
+    from trtops.ops.evaluation.check import tolerances_for as tolerances_for
+    from trtops.ops.evaluation.command import CommandCheck as CommandCheck
+    from trtops.ops.evaluation.compare import CompareConfig as CompareConfig
+    from trtops.ops.evaluation.compare import CompareResult as CompareResult
+    from trtops.ops.evaluation.compare import compare as compare
+    from trtops.ops.evaluation.feeds import DataConfig as DataConfig
+    from trtops.ops.evaluation.run import RunConfig as RunConfig
+    from trtops.ops.evaluation.run import RunResult as RunResult
+    from trtops.ops.evaluation.run import run_models as run_models
+    from trtops.ops.evaluation.saved_data import concat as concat
+    from trtops.ops.evaluation.saved_data import merge as merge
+    from trtops.ops.evaluation.submodel import ComparisonCheck as ComparisonCheck
+    from trtops.ops.evaluation.submodel import EngineRunner as EngineRunner
     from trtops.ops.gate.config import GateConfig as GateConfig
     from trtops.ops.gate.environments import Release as Release
     from trtops.ops.gate.history import HistoryConfig as HistoryConfig
     from trtops.ops.gate.history import HistoryResult as HistoryResult
-    from trtops.ops.gate.history import judge_history as judge_history
+    from trtops.ops.gate.history import evaluate_history as evaluate_history
     from trtops.ops.gate.matrix import MatrixConfig as MatrixConfig
     from trtops.ops.gate.matrix import MatrixResult as MatrixResult
     from trtops.ops.gate.matrix import gate_all as gate_all
@@ -78,21 +93,6 @@ if TYPE_CHECKING:
     from trtops.ops.guiding.result import GuideResult as GuideResult
     from trtops.ops.importing.op import ImportResult as ImportResult
     from trtops.ops.importing.op import import_results as import_results
-    from trtops.ops.judging.command import CommandCheck as CommandCheck
-    from trtops.ops.judging.compare import CompareConfig as CompareConfig
-    from trtops.ops.judging.compare import CompareResult as CompareResult
-    from trtops.ops.judging.compare import compare as compare
-    from trtops.ops.judging.feeds import DataConfig as DataConfig
-    from trtops.ops.judging.judgement import CheckConfig as CheckConfig
-    from trtops.ops.judging.judgement import default_tolerances as default_tolerances
-    from trtops.ops.judging.judgement import tolerances_for as tolerances_for
-    from trtops.ops.judging.run import RunConfig as RunConfig
-    from trtops.ops.judging.run import RunResult as RunResult
-    from trtops.ops.judging.run import run_models as run_models
-    from trtops.ops.judging.saved_data import concat as concat
-    from trtops.ops.judging.saved_data import merge as merge
-    from trtops.ops.judging.submodel import ComparisonCheck as ComparisonCheck
-    from trtops.ops.judging.submodel import EngineRunner as EngineRunner
     from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability
     from trtops.ops.model.graph import describe_onnx as describe_onnx
@@ -140,8 +140,8 @@ if TYPE_CHECKING:
     from trtops.ops.runs.inspect import inspect_run as inspect_run
     from trtops.ops.runs.report import Report as Report
     from trtops.ops.runs.report import report as report
-    from trtops.ops.runs.stored import judge_again as judge_again
     from trtops.ops.runs.stored import list_runs as list_runs
+    from trtops.ops.runs.stored import reevaluate as reevaluate
     from trtops.ops.runs.stored import side_by_side as side_by_side
     from trtops.ops.search.isolation.marking import IsolationConfig as IsolationConfig
     from trtops.ops.search.isolation.marking import MarkingResult as MarkingResult

@@ -32,7 +32,7 @@ LONGEST_NAME = 250  # characters that stores take for a run's name
 
 @dataclass(frozen=True, kw_only=True)
 class OpResult(Record):
-    """The base of all results of ops that judge something.
+    """The base of all results of ops that evaluate something.
 
     A subclass has a ``verdict``, as a field or as a property that follows from its fields; it writes :meth:`body`, and
     :attr:`headline` where there is more to say than the verdict.
@@ -115,7 +115,9 @@ class OpResult(Record):
         return self if not run.id else replace(self, run_id=run.id, url=run.url, experiment=masked(experiment))
 
 
-def finish_with(run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", judged: bool = True) -> None:
+def finish_with(
+    run: Run, result: OpResult, tracker: Tracker | None, *, title: str = "", evaluated: bool = True
+) -> None:
     """End a run with what came of it: description, report, verdict, and the manifest.
 
     A report that cannot be made costs nothing but itself.
@@ -125,16 +127,16 @@ def finish_with(run: Run, result: OpResult, tracker: Tracker | None, *, title: s
         result: What came of it; its own run need not be written in yet.
         tracker: The memory; None where nothing is kept.
         title: What was done, where the result does not say.
-        judged: Whether the verdict is of what the run made, and so becomes the run's own.
+        evaluated: Whether the verdict is of what the run made, and so becomes the run's own.
     """
     if tracker is not None and run.id:
         # It brings templates and Markdown, which what is not kept does not need.
         from trtops.reports.present import present
 
         document = result.document()
-        document = replace(document, title=title or document.title, verdict=document.verdict if judged else "")
+        document = replace(document, title=title or document.title, verdict=document.verdict if evaluated else "")
         present(run, tracker, document)
-    run.finish(result.verdict if judged else None)
+    run.finish(result.verdict if evaluated else None)
 
 
 @contextmanager

@@ -120,23 +120,23 @@ def by_size(
     groups = error_groups(sizes.tolist())
     limit = between(groups)
     is_large = sizes > (math.inf if limit is None else limit)
-    judged = _judged_again(table, rows, is_large)
+    evaluated = _reevaluated(table, rows, is_large)
     again = None
-    if limit is not None and not np.array_equal(judged.verdicts, table.verdicts[rows]):
-        again = diff(judged, confidence=found.confidence, by=found.by)
+    if limit is not None and not np.array_equal(evaluated.verdicts, table.verdicts[rows]):
+        again = diff(evaluated, confidence=found.confidence, by=found.by)
     by = found.by
     return SizeFindings(
         groups=groups,
         tolerance=limit,
         inside=inside(groups, tolerance) if tolerance is not None else None,
         found=again,
-        effects=tuple(_effects_of_suspects(judged, again or found, sizes, by)),
-        layers=tuple(_deciding_layers(judged, is_large, by)) if is_large.any() else (),
-        contributors=tuple(_contributors_of_sum(judged, sizes, by)),
+        effects=tuple(_effects_of_suspects(evaluated, again or found, sizes, by)),
+        layers=tuple(_deciding_layers(evaluated, is_large, by)) if is_large.any() else (),
+        contributors=tuple(_contributors_of_sum(evaluated, sizes, by)),
     )
 
 
-def _judged_again(table: CampaignTable, rows: list[int], is_large: npt.NDArray[np.bool_]) -> CampaignTable:
+def _reevaluated(table: CampaignTable, rows: list[int], is_large: npt.NDArray[np.bool_]) -> CampaignTable:
     return CampaignTable.from_columns(
         names=[table.names[row] for row in rows],
         verdicts=["bad" if large else "good" for large in is_large],

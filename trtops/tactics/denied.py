@@ -24,7 +24,7 @@ class DeniedTactic(Record):
         settings: Choices for the whole engine, where no layer shows them; denied if a build has all of them.
         evidence: Id of the run that proved them guilty.
         model_sha256: The model that they were convicted in; empty if nobody knows.
-        tolerance: By which its builds were judged, in words.
+        tolerance: By which its builds were evaluated, in words.
         effect: What they do to the error, in words.
     """
 
@@ -45,7 +45,7 @@ class DeniedTactic(Record):
     def seen_in(self) -> str:
         """What it was convicted in and for, in words; empty if nobody knows."""
         model = f"model {self.model_sha256[:12]}" if self.model_sha256 else ""
-        tolerance = f"judged by {self.tolerance}" if self.tolerance else ""
+        tolerance = f"evaluated by {self.tolerance}" if self.tolerance else ""
         return ", ".join(filter(None, (model, tolerance, self.effect)))
 
 

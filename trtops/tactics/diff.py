@@ -145,20 +145,20 @@ def set_difference(table: CampaignTable) -> tuple[SetDifference, ...]:
 
 
 class _Case:
-    """The judged builds of a table, as features and verdicts.
+    """The evaluated builds of a table, as features and verdicts.
 
     Settings are features too, with the columns -1, -2, and so on.
     """
 
     def __init__(self, table: CampaignTable, by: By) -> None:
         self.table = table
-        judged = table.verdicts != VERDICTS.index("error")
-        self.names = [name for name, is_judged in zip(table.names, judged) if is_judged]
-        self.bad: Bools = table.verdicts[judged] == VERDICTS.index("bad")
+        evaluated = table.verdicts != VERDICTS.index("error")
+        self.names = [name for name, is_evaluated in zip(table.names, evaluated) if is_evaluated]
+        self.bad: Bools = table.verdicts[evaluated] == VERDICTS.index("bad")
         spelled, translate = spell(table.choices, by)
         self.texts = spelled
-        self.codes = translate[table.codes[judged]]
-        self.setting_codes = table.setting_codes[judged]
+        self.codes = translate[table.codes[evaluated]]
+        self.setting_codes = table.setting_codes[evaluated]
         layers, settings = features_of(self.codes), features_of(self.setting_codes)
         self.features = Features(
             present=np.hstack((layers.present, settings.present)),
@@ -297,7 +297,7 @@ def _is_acquitted(case: _Case, found: Evidence, confidence: float) -> bool:
 
 
 def _would_have_shown(case: _Case, culprits: Literal[1, 2], confidence: float) -> bool:
-    """Whether one or two culprits of average prior, present in all bad builds but those misjudged, would be convicted."""
+    """Whether one or two culprits of average prior, present in all bad builds but those misclassified, would be convicted."""
     prior = evidence.average_prior(len(case.groups.members), culprits)
     builds, bad = len(case.bad), int(case.bad.sum())
     likelihood = Likelihood(builds, bad)
@@ -323,7 +323,7 @@ def _more_builds(case: _Case, found: Evidence | None, conclusion: Conclusion, co
 
 
 def _count_contradicting(case: _Case) -> int:
-    """Judged builds that made the same choices as one with the other verdict."""
+    """Evaluated builds that made the same choices as one with the other verdict."""
     rows = np.ascontiguousarray(np.hstack((case.codes, case.setting_codes)))
     verdicts: dict[bytes, list[int]] = {}
     for row, bad in zip(rows, case.bad.tolist()):

@@ -27,7 +27,7 @@ _FOLLOWED_UP = 48
 _AGAIN = 8
 """Trials until the next attempt, where a few were good alone."""
 _REPEATED = 2
-"""Bad trials of a few alone that it takes to go on with them, since one may be misjudged."""
+"""Bad trials of a few alone that it takes to go on with them, since one may be misclassified."""
 
 
 class Narrowing:

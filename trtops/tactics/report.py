@@ -16,7 +16,7 @@ def summary(found: TacticDiff) -> str:
     """The outcome in sentences."""
     counts = f"{_count_text(found.bad, 'bad build')} among {found.good + found.bad}"
     if found.conclusion == "no builds":
-        return f"No build was judged; {_count_text(len(found.errors), 'build')} crashed or hung."
+        return f"No build was evaluated; {_count_text(len(found.errors), 'build')} crashed or hung."
     if found.conclusion == "no bad builds":
         builds = found.good
         rate = 1 - (1 - found.confidence) ** (1 / builds)

@@ -57,7 +57,7 @@ class Choice(Record):
 
 
 class CampaignTable:
-    """Builds, what they chose, and how they were judged. Grows by :meth:`append`; not safe for concurrent writers.
+    """Builds, what they chose, and how they were evaluated. Grows by :meth:`append`; not safe for concurrent writers.
 
     The rows of a table are in the builds' order of arrival, unless it is made with ``ordered=False``, as for loose files:
     then their order means nothing, and no statistics use it.
@@ -137,18 +137,20 @@ class CampaignTable:
 
         Args:
             name: The build's unique name: its run's id, or its file's path.
-            verdict: How it was judged. A build that crashed is an ``error``: listed, but evidence for nothing.
+            verdict: How it was evaluated. A build that crashed is an ``error``: listed, but evidence for nothing.
             record: What it chose; None for a build without a record, which must be an ``error``.
 
         Raises:
-            ConfigError: If the name is taken, or a judged build has no record.
+            ConfigError: If the name is taken, or an evaluated build has no record.
         """
         if name in self._names:
             raise errors.ConfigError(f"Build {name!r} is in the table already; each build counts once.")
         if verdict not in VERDICTS:
             raise errors.ConfigError(f"Build {name!r}: verdict {verdict!r}. {errors.near(verdict, VERDICTS)}".rstrip())
         if record is None and verdict != "error":
-            raise errors.ConfigError(f"Build {name!r} is judged {verdict} but has no tactic record; only an error can.")
+            raise errors.ConfigError(
+                f"Build {name!r} is evaluated {verdict} but has no tactic record; only an error can."
+            )
         self._names[name] = len(self._names)
         self._verdicts.append(VERDICTS.index(verdict))
         self._layers.append(_layer_codes(record, self._choices) if record else {})
@@ -248,14 +250,14 @@ class CampaignTable:
             end += len(names)
             codes, end = _read_codes(body, end, (len(names), len(layers)), len(choices))
             setting_codes, end = _read_codes(body, end, (len(names), len(settings)), len(values))
-            judged = [VERDICTS[code] for code in verdicts]
+            evaluated = [VERDICTS[code] for code in verdicts]
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as exc:
             raise errors.FormatError(f"Campaign table: its content contradicts itself ({exc}).") from None
         if end != len(body):
             raise errors.FormatError(f"Campaign table: {len(body)} bytes where its head announces {end}.")
         return cls.from_columns(
             names=names,
-            verdicts=judged,
+            verdicts=evaluated,
             layers=layers,
             choices=choices,
             codes=codes,

@@ -1,4 +1,4 @@
-"""What a build was given beside its model, and how it was judged: enough to do both again from the run alone.
+"""What a build was given beside its model, and how it was evaluated: enough to do both again from the run alone.
 
 Caches that decide a build are logged as they were given. Data made of a seed is made again; other data is logged where it
 is small enough, and told by its digest in any case.
@@ -45,7 +45,7 @@ class Materials(Record):
     """What a build was given.
 
     Attributes:
-        check: How it was judged, as the JSON of its config.
+        check: How it was evaluated, as the JSON of its config.
         given: Caches, data and golden outputs.
     """
 
@@ -65,8 +65,8 @@ def log_materials(
     Args:
         run: Its run.
         caches: What the builder is given.
-        check: How the engine will be judged.
-        feeds: The inputs that it will be judged on; read once.
+        check: How the engine will be evaluated.
+        feeds: The inputs that it will be evaluated on; read once.
         data: Where they come from; None if they are made of a seed, and need not be kept.
         golden: A file of golden outputs, if they are not computed.
     """

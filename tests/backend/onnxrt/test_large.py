@@ -29,8 +29,8 @@ from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.backend.onnxrt.session import READS_LEAN
 from trtops.mapped import file_of
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.compare import CompareConfig, compare
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
 from trtops.tracking.builds import load_build, log_build, log_spec
@@ -141,7 +141,9 @@ def test_a_large_engine_goes_through_the_memory_and_to_other_processes(
 
 
 @needs_engines
-def test_convert_builds_judges_and_rebuilds_a_large_model(limit: None, temporary_files: Path, tmp_path: Path) -> None:
+def test_convert_builds_evaluates_and_rebuilds_a_large_model(
+    limit: None, temporary_files: Path, tmp_path: Path
+) -> None:
     path = written(models.conv_net(), tmp_path / "model")
     config = ConvertConfig(build=BuildConfig(options=QUICK), check=CheckConfig(latency_runs=2))
     tracker, engines = MemoryTracker(), []
@@ -162,7 +164,7 @@ def test_a_large_engine_is_compared_with_its_model(limit: None, temporary_files:
 
     for side in (file, f"run:{run}"):
         result = compare(side, path, CompareConfig(check=CheckConfig(latency_runs=2)), tracker=tracker)
-        assert result.verdict == "good" and result.judgement.latency is not None
+        assert result.verdict == "good" and result.evaluation.latency is not None
 
 
 @needs_engines

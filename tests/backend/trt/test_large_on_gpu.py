@@ -1,4 +1,4 @@
-"""A model beyond 2 GiB on TensorRT and a GPU: converted and judged in each precision.
+"""A model beyond 2 GiB on TensorRT and a GPU: converted and evaluated in each precision.
 
 Run with ``-s`` to read what each took; ``TRTOPS_LARGE_WIDTH`` is the size of its six square weights (10,000: 2.4 GB).
 """
@@ -18,7 +18,7 @@ from tests.real import export
 from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_a_model_beyond_2_gib_is_converted_and_judged(precision: Precision, model: Path, tmp_path: Path) -> None:
+def test_a_model_beyond_2_gib_is_converted_and_evaluated(precision: Precision, model: Path, tmp_path: Path) -> None:
     data = model.with_suffix(".npz")
     # Kernels that add 10,000 numbers in FP16 are off by a little more than FP16 itself allows for.
     allowed = {"fp32": None, "fp16": 0.98, "int8": 0.9}[precision]
@@ -62,5 +62,5 @@ def test_a_model_beyond_2_gib_is_converted_and_judged(precision: Precision, mode
         f"{time.monotonic() - began:.0f} s in all, this process {peak:.1f} GB at most so far",
         flush=True,
     )
-    assert result.verdict == "good", result.judgement
+    assert result.verdict == "good", result.evaluation
     assert result.engine_bytes > {"fp32": 4, "fp16": 2, "int8": 1}[precision] * 6 * WIDTH**2 * 0.9

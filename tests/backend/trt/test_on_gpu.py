@@ -142,7 +142,7 @@ def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
 
 def test_a_precision_that_was_asked_for_in_vain_is_told():
     from trtops.backend.trt import TensorRTBackend
-    from trtops.ops.judging.computed import computed
+    from trtops.ops.evaluation.computed import computed
 
     model = Model.from_proto(wide_net().proto, "wide_net")
     fp32 = tuple((f"conv{number}", "float32") for number in range(3))

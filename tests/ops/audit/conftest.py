@@ -18,7 +18,7 @@ from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import promote
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import canonical_json, sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker

@@ -27,7 +27,7 @@ from trtops.ops.auditing.config import AuditConfig, reaches
 from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, Precision, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import ensure_store

@@ -234,24 +234,24 @@ def test_what_the_gate_let_pass_is_built_again_and_held_against_its_decision(tmp
     )
     built = gate(path, config, tracker=tracker)
     converted = convert(path, ConvertConfig(build=BuildConfig(options=ONE_THREAD), check=QUICK), tracker=tracker).run_id
-    judged = gate(path, replace(config, candidate=converted), tracker=tracker)
+    evaluated = gate(path, replace(config, candidate=converted), tracker=tracker)
     wrong = write(with_wrong_weight(case.proto), tmp_path / "wrong", path.stem)
     worse = gate(wrong, config, tracker=tracker)
     refused = gate(models.no_kernel().write(tmp_path), replace(config, check=GateConfig().check), tracker=tracker)
-    assert [each.decision for each in (built, judged, worse, refused)] == ["accept", "accept", "refuse", "refuse"]
+    assert [each.decision for each in (built, evaluated, worse, refused)] == ["accept", "accept", "refuse", "refuse"]
     path.unlink()
     data.unlink()
 
     accepted = audit(AuditConfig(accepted=True, ways=("replay",)), tracker=tracker)
-    gated = (built.run_id, worse.run_id, judged.run_id, refused.run_id)
+    gated = (built.run_id, worse.run_id, evaluated.run_id, refused.run_id)
     both = audit(AuditConfig(runs=gated, ways=("replay",)), tracker=tracker)
 
     assert {run.id for run in accepted.runs} == {converted}  # it has the alias of the one before it
     assert accepted.verdict == both.verdict == "good", both.page()
-    again, refused_again, only_judged, never_built = both.runs
+    again, refused_again, only_evaluated, never_built = both.runs
     assert {again.grade, refused_again.grade} <= {"bytes equal", "tactics equal"} and again.missing == ()
-    assert only_judged.grade is never_built.grade is None
-    tracker._client.set_tag(judged.run_id, Tag.GATE, "refuse")
+    assert only_evaluated.grade is never_built.grade is None
+    tracker._client.set_tag(evaluated.run_id, Tag.GATE, "refuse")
     [found] = audit(AuditConfig(accepted=True, rebuild=False), tracker=tracker).runs
     assert [each.what for each in found.contradictions] == [f"registry ({Tag.EVIDENCE}): the gate's decision"]
     tracker._client.set_tag(worse.run_id, Tag.GATE, "accept")

@@ -23,7 +23,7 @@ from trtops.comparator.results import IterationResult, RunResults
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.result import op_run
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
@@ -130,7 +130,7 @@ def test_a_verdict_that_numpy_cannot_reach_is_refused(tmp_path: Path, tracker: M
     run = convert(
         models.conv_net().write(tmp_path), ConvertConfig(check=replace(CHECK, tolerances=tolerances)), tracker=tracker
     )
-    with pytest.raises(errors.ReproductionError, match="judged by min_snr"):
+    with pytest.raises(errors.ReproductionError, match="evaluated by min_snr"):
         bundle(run.run_id, BundleConfig(output=str(tmp_path / "b.zip")), tracker=tracker)
 
 

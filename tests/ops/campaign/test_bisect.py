@@ -28,7 +28,7 @@ from trtops.ops.campaign.bisected import BisectConfig, BisectPlan, BisectResult
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.mixture import Mixture, Unit
-from trtops.ops.judging.realised import Computed
+from trtops.ops.evaluation.realised import Computed
 from trtops.tactics.sizes import welch
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking.campaigns import load_table
@@ -154,7 +154,7 @@ def test_a_budget_that_is_too_small_is_said_and_nobody_convicted(campaign, track
 def test_verdicts_that_choices_do_not_decide_convict_nobody(campaign, tracker):
     rng = np.random.default_rng(5)
 
-    result = bisect(campaign, tracker=tracker, judge=lambda engine: bool(rng.random() < 0.5))
+    result = bisect(campaign, tracker=tracker, evaluate=lambda engine: bool(rng.random() < 0.5))
 
     assert (result.outcome, result.culprits) == ("not repeatable", ())
 
@@ -335,9 +335,9 @@ def test_a_mixture_that_is_bad_for_another_reason_says_that_outputs_can_be_right
 
     result = bisect(table.named("good")[0], bad, tracker=tracker)
 
-    judged = {trial.run_id: tracker.info(trial.run_id) for trial in result.trials}
-    assert {info.verdict for info in judged.values()} == {"bad"}
-    assert {info.tags[Tag.BAD_IN] for info in judged.values()} == {"outputs precision", "precision"}
+    evaluated = {trial.run_id: tracker.info(trial.run_id) for trial in result.trials}
+    assert {info.verdict for info in evaluated.values()} == {"bad"}
+    assert {info.tags[Tag.BAD_IN] for info in evaluated.values()} == {"outputs precision", "precision"}
     assert {trial.verdict for trial in result.trials} == {"good", "bad"}
     assert [trial.bad_otherwise for trial in result.trials] == [trial.verdict == "good" for trial in result.trials]
     assert (result.outcome, result.asked) == ("convicted", "outputs") and is_guilty(result)

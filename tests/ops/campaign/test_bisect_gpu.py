@@ -1,6 +1,6 @@
 """Bisections on TensorRT and a real GPU: FP16 builds of small networks with random tactics, and replays that mix two of them.
 
-**Planted culprits.** Engines are judged as ever, but those in which one layer got certain tactics give outputs a tenth too
+**Planted culprits.** Engines are evaluated as ever, but those in which one layer got certain tactics give outputs a tenth too
 large, as if these kernels were broken: every second tactic that the layer is seen with is one of them. Building, choosing,
 recording and replaying are TensorRT's own.
 
@@ -46,7 +46,7 @@ from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.iteration import bad_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.promote import promote, resolve
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tactics.sizes import between, error_groups
 from trtops.tracking.mlflow import MlflowTracker
@@ -256,7 +256,7 @@ def of_full_connection() -> Network:
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """Judges an engine in a campaign's child: with outputs a tenth too large if a layer of it got a tactic that is planted.
+    """Evaluates an engine in a campaign's child: with outputs a tenth too large if a layer of it got a tactic that is planted.
 
     Attributes:
         layer: Part of the layer's name.
@@ -269,7 +269,7 @@ class Planted:
     def __call__(self, engine: Engine, *others: Any) -> Any:
         wrong = self._is_planted(engine)
         with mock.patch.object(iteration, "engine_backend", lambda name: _Scaled(engine_backend(name), wrong)):
-            return iteration.judge_in_child(engine, *others)
+            return iteration.evaluate_in_child(engine, *others)
 
     def _is_planted(self, engine: Engine) -> bool:
         layers = (found.to_layer() for found in inspector.read_layers(engine_from_bytes(bytes(engine.plan))))
@@ -458,7 +458,7 @@ def test_bisections_of_several_pairs_name_the_planted_layer(
     tracker, network = MlflowTracker(tmp_path / "mlruns"), make()
     log = Log(network.name)
     model, data = written(network, tmp_path)
-    monkeypatch.setattr(iteration, "judge_in_child", Planted(network.culprit, tmp_path / "seen.txt"))
+    monkeypatch.setattr(iteration, "evaluate_in_child", Planted(network.culprit, tmp_path / "seen.txt"))
     began = time.monotonic()
     campaign = debug_build(model, planted_config(network, model, data, until=BUILDS), tracker=tracker)
     log(
@@ -473,8 +473,8 @@ def test_layers_are_asked_whether_they_are_bad_together(tmp_path: Path, monkeypa
     tracker, network = MlflowTracker(tmp_path / "mlruns"), of_stride_two()
     log = Log("together")
     model, data = written(network, tmp_path)
-    judge = PlantedTogether("guilty", tmp_path / "seen.txt", Planted("conv1", tmp_path / "others.txt"))
-    monkeypatch.setattr(iteration, "judge_in_child", judge)
+    evaluate = PlantedTogether("guilty", tmp_path / "seen.txt", Planted("conv1", tmp_path / "others.txt"))
+    monkeypatch.setattr(iteration, "evaluate_in_child", evaluate)
     campaign = debug_build(model, planted_config(network, model, data, until=BUILDS + 4), tracker=tracker)
     log(f"{campaign.good} good, {campaign.bad} bad, {campaign.errors} failed")
     for good, bad in pairs_of(tracker, campaign.run_id):
@@ -501,7 +501,7 @@ def test_an_fp16_campaign_goes_from_its_start_to_a_promoted_engine(
     tracker, network = MlflowTracker(tmp_path / "mlruns"), of_stride_two()
     log = Log("promoted")
     model, data = written(network, tmp_path)
-    monkeypatch.setattr(iteration, "judge_in_child", Planted(network.culprit, tmp_path / "seen.txt"))
+    monkeypatch.setattr(iteration, "evaluate_in_child", Planted(network.culprit, tmp_path / "seen.txt"))
     began = time.monotonic()
     asked = planted_config(network, model, data, max_iterations=40, clean_builds=6, max_minutes=4.0)
     campaign = debug_build(model, asked, tracker=tracker, experiment="campaign")

@@ -14,7 +14,7 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag

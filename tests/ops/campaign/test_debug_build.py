@@ -24,7 +24,7 @@ from trtops.ops.campaign.noise import NoiseConfig, noise
 from trtops.ops.campaign.prove import ProveConfig, Trial, conclude, prove
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny, deny_list, pardon
-from trtops.ops.judging.command import CommandCheck
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
@@ -250,7 +250,7 @@ def test_a_diff_needs_one_source_with_builds_in_it(tracker) -> None:
         DiffTacticsConfig()
     with pytest.raises(errors.ConfigError, match="one source"):
         DiffTacticsConfig(runs=("a",), folder="b")
-    with pytest.raises(errors.ConfigError, match="no judged build"):
+    with pytest.raises(errors.ConfigError, match="no evaluated build"):
         diff_tactics(DiffTacticsConfig(experiment="nobody's"), tracker=tracker)
     with pytest.raises(errors.RunNotFoundError):
         diff_tactics(DiffTacticsConfig(runs=("0" * 32,)), tracker=tracker)
@@ -360,13 +360,15 @@ def load_data():
     assert all(info.status == "finished" for info in runs.values())
 
 
-def test_an_external_command_judges_by_exit_code_and_output(model, data) -> None:
+def test_an_external_command_evaluates_by_exit_code_and_output(model, data) -> None:
     # The engine of a build with the approximation names the op; what names neither GELU is another failure.
-    judge = (
+    evaluate = (
         "import sys; plan = open(sys.argv[1], 'rb').read(); "
         "sys.exit(print('approximate') or 1 if b'FastGelu' in plan else 0 if b'BiasGelu' in plan else 3)"
     )
-    command = CommandCheck(command=(sys.executable, "-c", judge, "{engine}"), fail_regex=("approx",), fail_codes=(1,))
+    command = CommandCheck(
+        command=(sys.executable, "-c", evaluate, "{engine}"), fail_regex=("approx",), fail_codes=(1,)
+    )
     memory = MemoryTracker()
 
     result = debug_build(model, config(data, command=command, until=8), tracker=memory)
@@ -380,15 +382,15 @@ def test_an_external_command_judges_by_exit_code_and_output(model, data) -> None
     assert memory.peek(result.run_id, Artifact.GOLDEN) is None  # nobody asked for it
 
 
-def test_a_python_callable_judges_and_what_it_raises_ends_the_campaign(model, data) -> None:
+def test_a_python_callable_evaluates_and_what_it_raises_ends_the_campaign(model, data) -> None:
     answers = iter([True, False, "error"])
     memory = MemoryTracker()
 
-    result = debug_build(model, config(data, until=3), tracker=memory, judge=lambda engine: next(answers))
+    result = debug_build(model, config(data, until=3), tracker=memory, evaluate=lambda engine: next(answers))
 
     assert (result.good, result.bad, result.errors) == (1, 1, 1)
     with pytest.raises(errors.ConfigError, match="answered 7"):
-        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: 7, experiment="seven")
+        debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: 7, experiment="seven")
     assert {info.status for info in memory.find("seven")} == {"failed"}
 
 
@@ -420,7 +422,7 @@ def test_a_campaign_can_be_gone_on_with_for_longer_and_not_with_other_builds(mod
 def test_two_processes_do_not_work_on_one_campaign(decided, model, data) -> None:
     memory = MemoryTracker()
     with pytest.raises(errors.ConfigError):
-        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: None)
+        debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: None)
     [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
 
     with held(f"campaign {parent.id}"), pytest.raises(errors.LogError, match="working on"):
@@ -430,7 +432,7 @@ def test_two_processes_do_not_work_on_one_campaign(decided, model, data) -> None
 def test_a_campaign_goes_on_with_its_own_model_only(model, data, tmp_path: Path) -> None:
     memory = MemoryTracker()
     with pytest.raises(errors.ConfigError):
-        debug_build(model, config(data, until=1), tracker=memory, judge=lambda engine: None)
+        debug_build(model, config(data, until=1), tracker=memory, evaluate=lambda engine: None)
     [parent] = memory.find("blocks", tags={Tag.KIND: "debug_build"})
     from tests import models
 

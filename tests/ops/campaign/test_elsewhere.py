@@ -15,7 +15,7 @@ from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import Progress, debug_build
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Tag

@@ -16,7 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.campaign.promote import PromoteConfig, PromoteResult, alias_of, promote, registered_model, resolve
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import RunInfo
@@ -62,7 +62,7 @@ def test_a_good_iteration_is_built_again_tactic_by_tactic_and_registered(promote
     records = [TacticRecord.from_json(r.read_bytes(Artifact.TACTICS)) for r in (run, source)]
     assert records[0].deciding() == records[1].deciding()
     assert promoted.coverage == 1.0
-    assert promoted.judgement.report.verdict == promoted.agreement.report.verdict == "good"
+    assert promoted.evaluation.report.verdict == promoted.agreement.report.verdict == "good"
     assert run.info.tags[Tag.EVIDENCE] == good_and_bad["good"]
     version = tracker.registered("blocks", promoted.alias)
     assert (version.run_id, version.version) == (promoted.run_id, promoted.version)

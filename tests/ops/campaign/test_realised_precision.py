@@ -12,8 +12,8 @@ from tests import zoo
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -33,15 +33,17 @@ def campaign(folder: Path, share: float, **others: object) -> tuple[MemoryTracke
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, "good"), (0.5, "bad")])
-def test_an_iteration_s_precision_is_judged_as_convert_judges_it(share: float, verdict: str, tmp_path: Path) -> None:
+def test_an_iteration_s_precision_is_evaluated_as_convert_evaluates_it(
+    share: float, verdict: str, tmp_path: Path
+) -> None:
     tracker, run = campaign(tmp_path, share)
 
     info, stored = tracker.info(run), tracker.load(run)
-    judged = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
-    assert info.verdict == judged.verdict == verdict
+    evaluated = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+    assert info.verdict == evaluated.verdict == verdict
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0
-    assert judged.emulated is not None and judged.emulated.verdict == "good"
-    assert ("at least 50% have to" in " ".join(judged.reasons)) == (verdict == "bad")
+    assert evaluated.emulated is not None and evaluated.emulated.verdict == "good"
+    assert ("at least 50% have to" in " ".join(evaluated.reasons)) == (verdict == "bad")
     assert info.tags.get(schema.Tag.BAD_IN) == ("precision" if verdict == "bad" else None)
     assert schema.Artifact.PRECISIONS in stored.manifest
 
@@ -73,4 +75,4 @@ def test_a_calibration_holds_the_engines_beside_int8_to_the_limit_as_well(tmp_pa
 
     half, int8 = result.engine("fp16"), result.engine("int8")
     assert half.verdict == "bad" and "at least 50% have to" in " ".join(half.reasons)
-    assert int8.judgement.computed is not None and int8.judgement.computed.lowered
+    assert int8.evaluation.computed is not None and int8.evaluation.computed.lowered

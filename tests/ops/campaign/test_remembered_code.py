@@ -19,7 +19,7 @@ from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.campaign.noise import NoiseConfig, noise
 from trtops.ops.campaign.promote import PromoteConfig, promote
 from trtops.ops.campaign.prove import prove
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag

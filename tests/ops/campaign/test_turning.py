@@ -79,7 +79,7 @@ def test_the_good_and_the_bad_build_that_are_most_alike_are_mixed_as_soon_as_the
     assert turning().pair(table(["111", "000", "011"], "ggb")) == Pair("0", "2")
 
 
-def test_a_bad_build_without_what_was_convicted_is_mixed_too_and_may_well_be_misjudged():
+def test_a_bad_build_without_what_was_convicted_is_mixed_too_and_may_well_be_misclassified():
     found = turning(bisection("0", "1", (unit(0),)))
 
     pair = found.pair(table(["000", "100", "110", "010"], "gbbb"))
@@ -124,7 +124,7 @@ def mixtures(*taken: Sequence[int], verdicts: str) -> tuple[Trial, ...]:
 
 
 def test_what_a_culprit_needs_is_looked_for_in_the_bad_mixture_with_the_least_else_of_the_bad_build():
-    # The bad build may have been misjudged, and lack what the culprit needs; the good build of the pair has it then.
+    # The bad build may have been misclassified, and lack what the culprit needs; the good build of the pair has it then.
     convicted = bisection("0", "1", (unit(0),), (unit(1),))
     trials = mixtures((0, 2, 3), (0, 2), (0,), (0, 1), verdicts="bbgb")
     found = turning(replace(convicted, trials=trials))

@@ -26,7 +26,7 @@ from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -98,7 +98,7 @@ class Faults:
         return convert(case.write(self.folder), config, tracker=self.tracker, built=keep)
 
     def note(self, kind: str, expected: str, name: str, result: ConvertResult) -> None:
-        found = result.judgement.attribution
+        found = result.evaluation.attribution
         assert found is not None
         worst = found.worst
         self.said.append(
@@ -106,7 +106,7 @@ class Faults:
                 "kind": kind, "name": name, "expected": expected, "statement": found.statement, "verdict": result.verdict,
                 "engine": worst and worst.engine, "precision": worst and worst.precision, "noise": worst and worst.noise,
                 "builder": worst and worst.builder, "seconds": round(result.build_seconds, 2), "why_not": found.why_not,
-                "kernels": result.judgement.computed and result.judgement.computed.kernels,
+                "kernels": result.evaluation.computed and result.evaluation.computed.kernels,
             }
         )  # fmt: skip
         print(json.dumps(self.said[-1]), flush=True)
@@ -143,7 +143,7 @@ def add_wrong_kernels(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
             options = TensorRTOptions(tactic_seed=seed)
             case = Case(network.proto, network.feed, name=network.name)
             result = faults.convert(case, BuildConfig(precision="fp16", options=options), tolerances)
-            bad = result.judgement.report.verdict == "bad"
+            bad = result.evaluation.report.verdict == "bad"
             kind = "kernel" if bad else "sound kernel"
             faults.note(kind, WRONG if bad else "good for its precision", f"{network.name} {seed}", result)
     plant_wrong_weights(monkeypatch)

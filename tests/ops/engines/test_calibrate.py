@@ -1,4 +1,4 @@
-"""Calibration as an op: the cache, its run, the engines judged beside it, and what bad data leaves behind."""
+"""Calibration as an op: the cache, its run, the engines evaluated beside it, and what bad data leaves behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtops.calibration import CalibrationCache
 from trtops.calibration.data import FeedDigest
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate, diff_caches
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.calibrations import load_cache
 from trtops.tracking.memory import MemoryTracker
@@ -49,9 +49,9 @@ def conv_net(tmp_path: Path) -> Path:
 def test_int8_of_the_demo_model_is_within_a_point_of_fp32_on_held_out_images(digits: Digits, algorithm) -> None:
     result = calibrate(digits.model, digits_config(digits, algorithm=algorithm), tracker=MemoryTracker())
 
-    top1 = {engine.precision: engine.judgement.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
+    top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}  # type: ignore[union-attr]
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64 and result.feeds == 4
-    assert result.engine("int8").judgement.accuracy.samples == 599  # type: ignore[union-attr]
+    assert result.engine("int8").evaluation.accuracy.samples == 599  # type: ignore[union-attr]
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01
     assert result.verdict == "good"
 
@@ -72,7 +72,7 @@ def test_the_run_holds_the_cache_in_both_formats_a_table_pictures_and_the_accura
     assert rows["relu_0"][2] == 0.0 and 0 < rows["relu_0"][4] <= 0.01
     assert json.loads(run.info.tags["mlflow.loggedArtifacts"]) == [{"path": "calibration/ranges.json", "type": "table"}]
     assert run.read_bytes("calibration/histograms_00.png").startswith(b"\x89PNG")
-    assert run.info.metrics["accuracy", "int8"] == result.engine("int8").judgement.accuracy.actual  # type: ignore[union-attr]
+    assert run.info.metrics["accuracy", "int8"] == result.engine("int8").evaluation.accuracy.actual  # type: ignore[union-attr]
     assert run.info.metrics["calibration", "samples"] == 64
     children = tracker.find(parent=result.run_id)
     assert {child.id for child in children} == {engine.run_id for engine in result.engines}
@@ -183,7 +183,7 @@ def test_caches_are_written_to_a_file_and_compared_from_files_and_runs(conv_net:
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_engines_are_judged_on_the_calibration_data_where_no_other_is_given(
+def test_engines_are_evaluated_on_the_calibration_data_where_no_other_is_given(
     conv_net: Path, tmp_path: Path, in_memory: bool
 ) -> None:
     tracker = MemoryTracker()
@@ -200,13 +200,13 @@ def test_engines_are_judged_on_the_calibration_data_where_no_other_is_given(
     else:
         result = calibrate(conv_net, replace(config, data=str(folder)), tracker=tracker)
 
-    judged = convert(
+    evaluated = convert(
         conv_net,
         ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder)),
         tracker=MemoryTracker(),
     )
-    [output] = result.engine("int8").judgement.report.outputs
+    [output] = result.engine("int8").evaluation.report.outputs
     assert output.statistics is not None and output.statistics.elements == 3 * 4 * 10
-    assert result.verdict == judged.verdict
-    scale = judged.judgement.report.outputs[0].statistics
+    assert result.verdict == evaluated.verdict
+    scale = evaluated.evaluation.report.outputs[0].statistics
     assert scale is not None and output.statistics.scale == scale.scale

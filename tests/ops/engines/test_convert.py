@@ -14,7 +14,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig, default_tolerances
+from trtops.ops.evaluation.check import CheckConfig, default_tolerances
 from trtops.spec import BuildConfig
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker

@@ -13,7 +13,7 @@ from trtops import errors
 from trtops.backend.base import Build
 from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.tracking.keeping import KeepingTracker
 from trtops.tracking.outbox import Outbox
 from trtops.tracking.upload import upload

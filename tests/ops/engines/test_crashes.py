@@ -19,7 +19,7 @@ from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.worker import IsolatedBackend
 from trtops.ops.engines import convert as converting
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking import builds, schema
 from trtops.tracking.memory import MemoryTracker

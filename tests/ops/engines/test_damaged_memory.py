@@ -13,7 +13,7 @@ from tests.hostile import forge_run, manifest_of, write_artifact
 from trtops.backend.engines import engine_backend
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.deny import deny_list, pardon
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import sha256
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tactics.denied import DeniedTactic

@@ -20,8 +20,8 @@ from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnx.readable import readable_values
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.calibration.cache import CalibrationCache, TensorRange
-from trtops.ops.judging.computed import computed
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.computed import computed
 
 vi, node = h.make_tensor_value_info, h.make_node
 W = numpy_helper.from_array(random(8, 4, seed=1), "w")
@@ -115,7 +115,7 @@ def test_it_converts(name, tmp_path):
 
     result = convert(path, ConvertConfig(check=CheckConfig(latency_runs=0)), tracker=MemoryTracker())
 
-    assert result.verdict == "good" and result.judgement.report.outputs, result.page()
+    assert result.verdict == "good" and result.evaluation.report.outputs, result.page()
 
 
 def test_made_up_ids_are_rows_of_the_tables_that_they_pick_from_and_masks_hide_nothing(tmp_path: Path):

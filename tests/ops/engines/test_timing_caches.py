@@ -14,7 +14,7 @@ from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.ops import promote
 from trtops.ops.engines import timing_caches
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.result import op_run
 from trtops.tracking import builds, schema
 from trtops.tracking.base import StoredRun

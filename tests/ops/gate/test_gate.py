@@ -32,8 +32,8 @@ from trtops.ops.campaign.promote import resolve
 from trtops.ops.engines.convert import convert
 from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import Release, interpreter_of
-from trtops.ops.gate.findings import decide, judge_measured
-from trtops.ops.gate.history import HistoryConfig, judge_history
+from trtops.ops.gate.findings import decide, evaluate_measured
+from trtops.ops.gate.history import HistoryConfig, evaluate_history
 from trtops.ops.gate.matrix import MatrixConfig, gate_all, gate_matrix
 from trtops.ops.gate.op import gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy, policy_of
@@ -81,7 +81,7 @@ def again(accepted: GateResult, heads: Path, tracker: MemoryTracker) -> GateResu
     return gate(heads, trial(policy=lenient, register=True), tracker=tracker)
 
 
-def test_the_first_candidate_is_judged_by_the_reference_and_registered(accepted, again, heads, tracker) -> None:
+def test_the_first_candidate_is_evaluated_by_the_reference_and_registered(accepted, again, heads, tracker) -> None:
     assert accepted.decision == "accept"
     assert accepted.measured is not None and accepted.measured.accepted is None
     assert ("accepted", "tell") in {(finding.subject, finding.outcome) for finding in accepted.findings}
@@ -105,7 +105,7 @@ def test_the_run_keeps_the_numbers_from_which_the_verdict_follows(again, tracker
 
     kept_result = GateResult.from_json(stored.read_bytes(Artifact.GATE))
     assert kept_result.measured is not None
-    assert judge_measured(kept_result.measured, kept_result.policy) == again.findings
+    assert evaluate_measured(kept_result.measured, kept_result.policy) == again.findings
     assert stored.info.tags[Tag.GATE] == "accept" and stored.info.verdict == "good"
     assert stored.info.metrics["gate", "size_ratio"] == pytest.approx(1)
     assert again.headline in stored.read_bytes(Artifact.GATE_PAGE).decode()
@@ -113,7 +113,7 @@ def test_the_run_keeps_the_numbers_from_which_the_verdict_follows(again, tracker
     assert "Latency of the candidate over that of the accepted engine" in report and "round 1: " in report
     assert "Distance of each output from the accepted one" in report and "<svg" in report
     strict = replace(kept_result.policy, limits=Limits(latency=LatencyLimit(ratio=0.05)))
-    assert decide(judge_measured(kept_result.measured, strict)) == "refuse"
+    assert decide(evaluate_measured(kept_result.measured, strict)) == "refuse"
 
 
 def test_numbers_beyond_any_one_limit_are_refused_for_that_alone(again) -> None:
@@ -126,7 +126,7 @@ def test_numbers_beyond_any_one_limit_are_refused_for_that_alone(again) -> None:
         "precision": replace(measured, layers=replace(layers, candidate_precisions=(("fp16", 0.5), ("fp32", 0.5)))),
     }
 
-    found = {name: judge_measured(numbers, again.policy) for name, numbers in changed.items()}
+    found = {name: evaluate_measured(numbers, again.policy) for name, numbers in changed.items()}
 
     for name, findings in found.items():
         assert {finding.subject for finding in findings if finding.outcome == "refuse"} == {name}
@@ -135,7 +135,7 @@ def test_numbers_beyond_any_one_limit_are_refused_for_that_alone(again) -> None:
 def test_latencies_that_do_not_tell_ask_for_more_rounds_and_say_how_many(again) -> None:
     noisy = replace(again.measured, rounds=replace(again.measured.rounds, starts=((0.2, -0.2, 0.1, -0.1),) * 3))
 
-    findings = judge_measured(noisy, Policy())
+    findings = evaluate_measured(noisy, Policy())
 
     assert decide(findings) == "measure more"
     [text] = [finding.text for finding in findings if finding.outcome == "open"]
@@ -346,22 +346,22 @@ def test_a_release_is_read_from_a_line() -> None:
         MatrixConfig(models=("m",), releases=(Release.parse("x=a.txt"), Release.parse("x=b.txt")))
 
 
-def test_history_is_judged_again_and_limits_are_proposed(folder) -> None:
+def test_history_is_reevaluated_and_limits_are_proposed(folder) -> None:
     tracker = MemoryTracker()
     path = write(ten_outputs(), folder / "history", "heads")
     first, second = (gate(path, trial(register=True), tracker=tracker) for _ in range(2))
     converted = convert(path, tracker=tracker)
 
-    usual = judge_history(HistoryConfig(), tracker=tracker)
-    wary = judge_history(HistoryConfig(policy=replace(UNTIMED, first="refuse")), tracker=tracker)
+    usual = evaluate_history(HistoryConfig(), tracker=tracker)
+    wary = evaluate_history(HistoryConfig(policy=replace(UNTIMED, first="refuse")), tracker=tracker)
     zero = policy_of(Tolerances(atol=0, rtol=0, check_dtypes=True, max_l2=-1.0))
-    exact = judge_history(HistoryConfig(policy=zero, accepted_only=False), tracker=tracker)
-    named = judge_history(HistoryConfig(runs=(converted.run_id[:8],)), tracker=tracker)
+    exact = evaluate_history(HistoryConfig(policy=zero, accepted_only=False), tracker=tracker)
+    named = evaluate_history(HistoryConfig(runs=(converted.run_id[:8],)), tracker=tracker)
 
-    assert usual.verdict == "good" and [row.run_id for row in usual.judged] == [second.run_id, first.run_id]
+    assert usual.verdict == "good" and [row.run_id for row in usual.evaluated] == [second.run_id, first.run_id]
     assert [row.run_id for row in wary.failing] == [first.run_id]
     assert {row.run_id for row in exact.failing} == {first.run_id, second.run_id, converted.run_id}
-    assert [row.judged for row in named.judged] == ["reference"]
+    assert [row.evaluated for row in named.evaluated] == ["reference"]
     proposal = next(p for p in usual.proposals if p.output == "y3")
     assert proposal.runs == 2 and proposal.noise is not None
     assert proposal.limit == pytest.approx(proposal.largest + 3 * proposal.noise)
@@ -376,5 +376,5 @@ def test_limits_by_widths_can_be_given_by_output_and_told_for_other_models(accep
 
     assert first.measured is not None
     for limit in (spared, told):
-        findings = judge_measured(first.measured, Policy(limits=Limits(latency=None, accuracy=limit)))
+        findings = evaluate_measured(first.measured, Policy(limits=Limits(latency=None, accuracy=limit)))
         assert decide(findings) == "accept"

@@ -112,7 +112,7 @@ def test_proposed_limits_are_shown_as_a_policy_that_can_be_read(tmp_path: Path) 
         for precision in ("fp16", "int8")
         for output in ("scores", "it's:0")
     )
-    page = HistoryResult(judged=(), proposals=proposals).page()
+    page = HistoryResult(evaluated=(), proposals=proposals).page()
 
     policy = read_policy(write(tmp_path, page.split("```yaml\n")[1].split("```")[0]))
 

@@ -13,7 +13,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.model.template import KINDS, template
 
 

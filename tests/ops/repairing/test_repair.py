@@ -12,7 +12,7 @@ from tests.guide.planted import FAULTS
 from trtops.cli.main import main
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.repairing.config import RepairConfig
 from trtops.ops.repairing.finals import retimed
 from trtops.ops.repairing.op import repair

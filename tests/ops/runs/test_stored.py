@@ -1,4 +1,4 @@
-"""What the memory holds: found, put side by side and judged again."""
+"""What the memory holds: found, put side by side and re-evaluated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests import models
 from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.runs.stored import judge_again, list_runs, side_by_side
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.runs.stored import list_runs, reevaluate, side_by_side
 from trtops.spec import BuildConfig
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -56,24 +56,24 @@ def test_params_and_numbers_stand_side_by_side_and_say_whether_they_are_the_same
         side_by_side(["0" * 32], tracker)
 
 
-def test_a_stored_comparison_is_judged_again_and_the_memory_left_as_it_was(
+def test_a_stored_comparison_is_reevaluated_and_the_memory_left_as_it_was(
     tracker: MemoryTracker, built: tuple[str, str]
 ) -> None:
     good, bad = built
 
-    strict = judge_again([good, bad], Tolerances(atol=0, rtol=0), tracker)
-    loose = judge_again([bad], Tolerances(atol=1, rtol=1), tracker)
+    strict = reevaluate([good, bad], Tolerances(atol=0, rtol=0), tracker)
+    loose = reevaluate([bad], Tolerances(atol=1, rtol=1), tracker)
 
     assert [(each.before, each.verdict) for each in loose] == [("bad", "good")] and loose[0].reasons == ()
     assert strict[1].verdict == "bad" and strict[1].reasons
     assert tracker.info(bad).verdict == "bad"
     with pytest.raises(errors.RunNotFoundError):
-        judge_again(["0" * 32], Tolerances(), tracker)
+        reevaluate(["0" * 32], Tolerances(), tracker)
 
 
-def test_a_run_without_a_comparison_cannot_be_judged_again(tracker: MemoryTracker) -> None:
+def test_a_run_without_a_comparison_cannot_be_reevaluated(tracker: MemoryTracker) -> None:
     run = tracker.start("conv", "bare", kind="build")
     run.finish("good")
 
     with pytest.raises(errors.IncompleteRunError):
-        judge_again([run.id], Tolerances(), tracker)
+        reevaluate([run.id], Tolerances(), tracker)

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from tests import models
 from tests.ops.search.test_triage import TIGHT, chain, off_by
 from trtops.backend.base import BaseRunner
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
 from trtops.ops.search.isolation.window import isolate
 from trtops.ops.search.triage.sides import MakeRunner

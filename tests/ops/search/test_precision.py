@@ -16,7 +16,7 @@ from trtops.backend.onnx import emulate
 from trtops.backend.onnx import precision as rewriting
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.op import precision
@@ -210,15 +210,15 @@ def test_nodes_inside_functions_are_found_and_kept_one_by_one() -> None:
 def test_a_check_that_passes_whatever_it_is_given_is_broken() -> None:
     case = models.transformer()
     with pytest.raises(errors.ConfigError, match=r"The check is broken.*outputs set to 0"):
-        precision(case.proto, judge=lambda candidate: True)
+        precision(case.proto, evaluate=lambda candidate: True)
 
 
 def test_a_check_that_compares_is_not() -> None:
     case = models.transformer()
     golden = reference_outputs(case.proto, [case.feed])[0]["y"]
 
-    def judge(candidate: Candidate) -> bool:
+    def evaluate(candidate: Candidate) -> bool:
         found = reference_outputs(candidate.rewritten.model, [case.feed])[0]["y"]
         return bool(np.abs(found - golden).max() < 0.05)
 
-    assert precision(case.proto, judge=judge).outcome == "good"
+    assert precision(case.proto, evaluate=evaluate).outcome == "good"

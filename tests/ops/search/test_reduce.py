@@ -29,7 +29,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances
 from trtops.json import load_json
-from trtops.ops.judging.submodel import CheckOutcome, ComparisonCheck, EngineRunner, onnxruntime_runner
+from trtops.ops.evaluation.submodel import CheckOutcome, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Step
 from trtops.ops.search.reduce.op import ReduceResult, reduce

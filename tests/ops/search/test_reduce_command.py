@@ -11,7 +11,7 @@ import pytest
 from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
-from trtops.ops.judging.command import CommandCheck
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.op import reduce
 
@@ -49,7 +49,7 @@ def command(code: str, **options: object) -> CommandCheck:
     ],
 )
 def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code: int, printed: str, verdict: str):
-    assert command("", **options).judge(code, printed).verdict == verdict
+    assert command("", **options).evaluate(code, printed).verdict == verdict
 
 
 @pytest.mark.parity
@@ -80,7 +80,7 @@ def test_what_fails_is_what_fails_for_polygraphy(code: int, printed: str, option
 
     passed = args.run_check("model.onnx")
 
-    assert (command("", **options).judge(code, printed).verdict != "fail") == passed
+    assert (command("", **options).evaluate(code, printed).verdict != "fail") == passed
 
 
 def test_a_reduction_by_a_command_that_looks_at_the_model(tmp_path: Path):

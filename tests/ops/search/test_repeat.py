@@ -1,4 +1,4 @@
-"""Made again and again, judged by a command, and what was left sorted into good and bad."""
+"""Made again and again, evaluated by a command, and what was left sorted into good and bad."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtops import errors
-from trtops.ops.judging.command import CommandCheck
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, repeat
 
 
@@ -101,6 +101,6 @@ def test_answers_of_an_earlier_run_are_not_asked_for_again(made: Path, tmp_path:
     assert len(json.loads(Path(replay).read_text())) == 2
 
 
-def test_something_must_judge() -> None:
-    with pytest.raises(errors.ConfigError, match="nothing to judge by"):
+def test_something_must_evaluate() -> None:
+    with pytest.raises(errors.ConfigError, match="nothing to evaluate by"):
         repeat(lambda n: n, None, RepeatConfig(until=1))

@@ -19,10 +19,10 @@ from trtops.backend.onnx.model import Model
 from trtops.cli.main import main
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.compare import CompareConfig, compare
-from trtops.ops.judging.judgement import CheckConfig
-from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.compare import CompareConfig, compare
+from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.tactics import inspect_tactics
@@ -278,11 +278,11 @@ def test_an_engine_file_is_compared_with_its_model(conv_engine: tuple[Path, Path
     )
 
     assert usual.verdict == "good" and strict.verdict == "bad" and strict.reasons
-    assert usual.judgement.latency is not None and usual.judgement.latency.runs == 5
+    assert usual.evaluation.latency is not None and usual.evaluation.latency.runs == 5
     assert tracker.info(usual.run_id).metrics["error", "scores", "max_abs"] < 1e-4
 
 
-def test_a_comparison_that_the_command_saved_is_judged_again(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_comparison_that_the_command_saved_is_reevaluated(conv_engine: tuple[Path, Path], tmp_path: Path) -> None:
     path, _ = conv_engine
     accuracy = str(tmp_path / "accuracy.json")
     words = ["run", str(path), "--onnxrt", "--trt", "--builder-optimization-level", "1", "--atol", "1e-4"]
@@ -322,7 +322,7 @@ def test_the_noise_of_a_campaigns_engines_is_split(conv_engine: tuple[Path, Path
     assert found.noise.share_run == 0
 
 
-def test_builds_are_repeated_judged_by_a_command_and_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_are_repeated_evaluated_by_a_command_and_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trtops.backend.trt import CreateConfig, NetworkFromOnnxBytes, TacticRecorder, engine_bytes_from_network
 
     monkeypatch.chdir(tmp_path)
@@ -333,8 +333,8 @@ def test_builds_are_repeated_judged_by_a_command_and_sorted(tmp_path: Path, monk
         Path("repeated.engine").write_bytes(bytes(engine_bytes_from_network(network, config)))
         Path("number").write_text(str(number))
 
-    judge = "import sys; sys.exit(open('number').read() == '1' or len(open('repeated.engine', 'rb').read()) < 1000)"
-    check = CommandCheck(command=(sys.executable, "-c", judge), artifact="repeated.engine")
+    evaluate = "import sys; sys.exit(open('number').read() == '1' or len(open('repeated.engine', 'rb').read()) < 1000)"
+    check = CommandCheck(command=(sys.executable, "-c", evaluate), artifact="repeated.engine")
     config = RepeatConfig(until=3, artifacts=("replay.json",), folder="replays", intermediate="repeated.engine")
 
     result = repeat(make, check, config)

@@ -14,7 +14,7 @@ from trtops import errors
 from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.triage.config import TriageConfig
 from trtops.ops.search.triage.op import triage
 from trtops.ops.search.triage.result import TriageResult

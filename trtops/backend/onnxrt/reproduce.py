@@ -15,7 +15,7 @@ def main(folder: Path) -> int:
     """Run what lies in a folder."""
     import numpy as np
     import onnxruntime as ort
-    from judge import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+    from evaluate import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
 
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     options = ort.SessionOptions()

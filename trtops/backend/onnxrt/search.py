@@ -340,7 +340,7 @@ def random_candidates(names: Sequence[str], seed: int) -> Iterator[Candidate]:
     """Combinations of tactics, each once; the same for the same names and seed.
 
     The first ones of seeds in a row, as a campaign has them, differ until all combinations were there, or a thousand of them:
-    a combination that was judged already says nothing new. A campaign begins with the default and all approximations, and with
+    a combination that was evaluated already says nothing new. A campaign begins with the default and all approximations, and with
     the default alone: an approximation is the first suspect, and those two builds differ in nothing else. All others are in
     random order.
     """

@@ -135,7 +135,7 @@ def main(folder: Path, *, anew: bool) -> int:
     """Run what lies in a folder."""
     import numpy as np
     import tensorrt as trt
-    from judge import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+    from evaluate import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
 
     try:
         from cuda.bindings import runtime as cuda

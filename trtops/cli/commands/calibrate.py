@@ -1,4 +1,4 @@
-"""Find INT8 ranges from real data, and judge INT8 beside other precisions.
+"""Find INT8 ranges from real data, and evaluate INT8 beside other precisions.
 
 The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
 """
@@ -34,8 +34,8 @@ GROUPS = (
         ),
     ),
     groups.TRACKING, configs.BACKEND,
-    Group("judging", (
-        Flag(names=("--check-data",), shown="PATH", help="data that engines are judged with; best data that was held out; the calibration data unless given"),
+    Group("evaluation", (
+        Flag(names=("--check-data",), shown="PATH", help="data that engines are evaluated with; best data that was held out; the calibration data unless given"),
         Flag(names=("--labels",), shown="FILE", help="an .npy file with the right class of every sample of that data"),
         *groups.STATISTICS.flags,
     )),

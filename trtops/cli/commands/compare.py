@@ -15,7 +15,7 @@ from trtops.cli.logs import say_json, say_result
 from trtops.tracking.ids import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.judging.compare import CompareConfig
+    from trtops.ops.evaluation.compare import CompareConfig
 
 GROUPS = (
     Group(

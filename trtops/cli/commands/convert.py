@@ -1,6 +1,6 @@
 """Make a TensorRT engine of a model, an ONNX Runtime engine (.ort), or another ONNX model.
 
-Engines for ONNX Runtime, and all that are remembered by --experiment, are judged against the model itself: exit code
+Engines for ONNX Runtime, and all that are remembered by --experiment, are evaluated against the model itself: exit code
 1 says that they are not good enough.
 """
 
@@ -46,8 +46,8 @@ TARGET = Group(
         Flag(names=("--rebuild",), takes="switch", help="build even if the memory holds the same engine"),
     ),
 )
-JUDGING = Group(
-    "judging, where engines are judged",
+EVALUATION = Group(
+    "evaluating, where engines are evaluated",
     (
         *(f for f in groups.THRESHOLDS.flags if f.dest in ("rtol", "atol")),
         groups.IN_ITS_PRECISION,
@@ -61,7 +61,7 @@ JUDGING = Group(
 
 GROUPS = (
     groups.MODEL, TARGET, groups.TRACKING, *groups.TRT_BUILD, groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS,
-    groups.ONNX_SHAPE, Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]), groups.TENSORFLOW, JUDGING,
+    groups.ONNX_SHAPE, Group(groups.ONNX_SAVE.title, groups.ONNX_SAVE.flags[1:]), groups.TENSORFLOW, EVALUATION,
 )  # fmt: skip
 EXAMPLES = (
     "trtops convert model.onnx --fp16 -o model.engine",
@@ -79,8 +79,8 @@ class Plan:
     """What is to be made.
 
     Attributes:
-        make: Makes and writes it, where nothing is judged.
-        model: The model, where the result is judged and remembered.
+        make: Makes and writes it, where nothing is evaluated.
+        model: The model, where the result is evaluated and remembered.
         config: The op's config then.
         output: Where the engine or model goes.
         experiment: Where to remember it.
@@ -108,7 +108,7 @@ def plan(args: Asked) -> Plan:
     if target == "ort" or args.experiment is not None:
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError(
-                "what is judged is an engine of an ONNX file as it is; convert the model first, or leave out --experiment"
+                "what is evaluated is an engine of an ONNX file as it is; convert the model first, or leave out --experiment"
             )
         return Plan(
             model=args.model_file,
@@ -118,8 +118,8 @@ def plan(args: Asked) -> Plan:
             store=args.store,
             kept=_parts_to_save(args),
         )
-    judging = ("rtol", "atol", "min_precision_share", "attribute_error", "rebuild", "store")
-    configs.refuse(args, judging, "is for what is judged; add --experiment NAME")
+    evaluating = ("rtol", "atol", "min_precision_share", "attribute_error", "rebuild", "store")
+    configs.refuse(args, evaluating, "is for what is evaluated; add --experiment NAME")
     if target == "onnx":
         return Plan(make=loading.saved_onnx(loading.onnx_model(args), output, args), output=output)
     if target == "onnx-like-trt-network":

@@ -54,7 +54,7 @@ GROUPS = (
         ),
     ),
     Group(
-        "judging",
+        "evaluation",
         (
             Flag(
                 names=("--policy",), shown="FILE", help="what passes (YAML): limits by statistic, output and precision"

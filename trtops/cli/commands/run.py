@@ -18,7 +18,7 @@ from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Deferred, Function, Maker, Name, Source, call, folded, quoted
 
 if TYPE_CHECKING:
-    from trtops.ops.judging.run import RunConfig
+    from trtops.ops.evaluation.run import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ RUNNING = Group(
     ),
 )
 
-JUDGING = Group(
-    "judging",
+EVALUATION = Group(
+    "evaluation",
     (
         Flag(names=("--validate",), takes="switch", help="NaN and infinities in outputs are faults"),
         Flag(
@@ -124,7 +124,7 @@ JUDGING = Group(
 )
 
 GROUPS = (
-    groups.MODEL, RUNNERS, RUNNING, JUDGING, groups.THRESHOLDS, groups.COMPARING, groups.DATA, groups.ONNX_LOAD,
+    groups.MODEL, RUNNERS, RUNNING, EVALUATION, groups.THRESHOLDS, groups.COMPARING, groups.DATA, groups.ONNX_LOAD,
     groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.SAVE_ONNX, groups.PROVIDERS, *groups.TRT_BUILD, groups.TRT_LOAD,
     groups.TENSORFLOW, groups.TRACKING,
 )  # fmt: skip
@@ -334,7 +334,7 @@ def script(plan: Plan) -> str:
         lines.append(f"{source.expression(plan.onnx)}()")
     if plan.runners or plan.config.load_outputs:
         source.use_module("sys")
-        lines += [*_running_lines(plan, source), *_judging_lines(plan, source), "sys.exit(0 if passed else 1)"]
+        lines += [*_running_lines(plan, source), *_evaluating_lines(plan, source), "sys.exit(0 if passed else 1)"]
     source.add('\n\nif __name__ == "__main__":')
     for line in lines:
         source.add(folded(line, "    "))
@@ -369,7 +369,7 @@ def _running_lines(plan: Plan, source: Source) -> Iterator[str]:
         yield f"results.extend({by_file if Path(path).suffix else by_folder})"
 
 
-def _judging_lines(plan: Plan, source: Source) -> Iterator[str]:
+def _evaluating_lines(plan: Plan, source: Source) -> Iterator[str]:
     """Lines that compare what the runners say."""
     for each in plan.postprocess:
         yield f"Comparator.postprocess(results, {source.expression(each)})"

@@ -87,7 +87,7 @@ class Quantile(Record):
 @dataclass(frozen=True, kw_only=True)
 @with_fields({m.name: f"The {m.described}, of {m.applies_to}; None for other outputs." for m in RECORDED})
 class OutputStatistics(Record):
-    """How far one output is from its reference; enough to judge it again under any tolerances.
+    """How far one output is from its reference; enough to evaluate it again under any tolerances.
 
     Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``). This module's text has the
     definitions. What is declared here is needed by name; further fields are those of the table of metrics

@@ -1,4 +1,4 @@
-"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be judged.
+"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be evaluated.
 
 An element violates tolerances if both errors exceed them; if any element does, so does one of these (the Pareto front of
 both errors).

@@ -32,7 +32,7 @@ class Totals:
         nan_d: Absolute errors that are NaN.
         violations: Elements that exceed both tolerances.
         worst: Place of the largest absolute error, in the order of reading; None without elements.
-        frontier: What judges any other tolerances.
+        frontier: What evaluates any other tolerances.
     """
 
     elements: int = 0

@@ -14,7 +14,7 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.engines.deny import deny_list
-from trtops.ops.judging.judgement import CheckConfig, Judgement, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, tolerances_for
 from trtops.record import sha256, sha256_file
 from trtops.tactics.denied import DenyList
 from trtops.tactics.noise import NoiseSplit
@@ -35,8 +35,8 @@ class Gathered:
         engine_sha256: Digest of its engine.
         model: Its model.
         caches: What the builder was given then.
-        check: On what data it is run, and how it is judged.
-        tolerances: What it was judged by.
+        check: On what data it is run, and how it is evaluated.
+        tolerances: What it was evaluated by.
         recorded: The comparison that was logged; None if there was none.
         same_data: Whether the data of then is there.
         noise: How far outputs of one build may be apart, by what was measured of its campaign; 0 if nothing was.
@@ -50,7 +50,7 @@ class Gathered:
     caches: Caches
     check: CheckConfig
     tolerances: Tolerances
-    recorded: Judgement | None = None
+    recorded: Evaluation | None = None
     same_data: bool = True
     noise: float = 0.0
     state: tuple[tuple[str, str], ...] = ()
@@ -119,7 +119,7 @@ class _Gatherer:
         materials = self._materials(held, parent)
         check = self._check_config(run, parent, materials)
         path = schema.Artifact.ACCURACY
-        recorded = Judgement.from_json(run.read_bytes(path)) if path in run.manifest else None
+        recorded = Evaluation.from_json(run.read_bytes(path)) if path in run.manifest else None
         tolerances = tolerances_for(build.spec.config.precision, check.tolerances)
         state = schema.Tag.DEVICE_STATE
         tags = held.info.tags.items()
@@ -170,7 +170,7 @@ class _Gatherer:
         elif parent is not None and schema.Artifact.CAMPAIGN in parent.manifest:
             check = DebugBuildConfig.from_json(parent.read_bytes(schema.Artifact.CAMPAIGN)).check
         else:
-            self.missing.append("how the engine was judged, and on what data: random data is used")
+            self.missing.append("how the engine was evaluated, and on what data: random data is used")
             self.same_data = False
             check = CheckConfig()
         check = replace(check, labels=None, plots="never", latency_runs=0)

@@ -17,8 +17,8 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import read_cache
 from trtops.ops.auditing.result import Claim, Contradiction
+from trtops.ops.evaluation.check import Evaluation, error_metrics
 from trtops.ops.gate.result import GateResult, gate_metrics
-from trtops.ops.judging.judgement import Judgement, error_metrics
 from trtops.record import sha256, sha256_file
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.denied import DenyList
@@ -334,21 +334,21 @@ def _check_accuracy(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
     path = schema.Artifact.ACCURACY
     if run.info.kind not in (*BUILDS, "compare") or path not in run.manifest:
         return
-    judgement = Judgement.from_json(run.read_bytes(path))
-    expected = error_metrics(judgement.report)
+    evaluation = Evaluation.from_json(run.read_bytes(path))
+    expected = error_metrics(evaluation.report)
     expected = {name: value for name, value in expected.items() if _is_of_one_output(name)}
     stored = {name: value for name, value in run.info.metrics.items() if _is_of_one_output(name)}
-    if judgement.latency is not None:
-        numbers = {(schema.Metric.LATENCY, name): getattr(judgement.latency, name) for name in _LATENCIES}
+    if evaluation.latency is not None:
+        numbers = {(schema.Metric.LATENCY, name): getattr(evaluation.latency, name) for name in _LATENCIES}
         expected |= {name: value for name, value in numbers.items() if value is not None}
         stored |= {name: run.info.metrics[name] for name in numbers if name in run.info.metrics}
-    if judgement.accuracy is not None:
-        expected[schema.Metric.ACCURACY, "top1"] = judgement.accuracy.actual
-        expected[schema.Metric.ACCURACY, "golden_top1"] = judgement.accuracy.golden
+    if evaluation.accuracy is not None:
+        expected[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
+        expected[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
         stored |= {name: value for name, value in run.info.metrics.items() if name[0] == schema.Metric.ACCURACY}
     _hold_numbers(stored, expected, path, facts)
     if run.info.kind in BUILDS and run.info.kind != "gate":  # whose verdict depends on more than this
-        _check_verdict(run.info, judgement, facts)
+        _check_verdict(run.info, evaluation, facts)
 
 
 _LATENCIES = ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms")
@@ -361,14 +361,14 @@ def _same_number(one: float | None, other: float | None) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=1e-12)
 
 
-def _check_verdict(info: RunInfo, judgement: Judgement, facts: Facts) -> None:
+def _check_verdict(info: RunInfo, evaluation: Evaluation, facts: Facts) -> None:
     facts.add("verdict", f"tag {schema.Tag.VERDICT}", info.verdict)
-    facts.add("verdict", schema.Artifact.ACCURACY, judgement.verdict)
+    facts.add("verdict", schema.Artifact.ACCURACY, evaluation.verdict)
     try:
-        derived = judgement.report.judge(judgement.report.tolerances)
+        derived = evaluation.report.evaluate(evaluation.report.tolerances)
     except errors.ComparisonError:
         return  # a number that only the arrays could give
-    facts.add("verdict", f"the numbers in {schema.Artifact.ACCURACY}", replace(judgement, report=derived).verdict)
+    facts.add("verdict", f"the numbers in {schema.Artifact.ACCURACY}", replace(evaluation, report=derived).verdict)
 
 
 def _check_gate(run: StoredRun, shelf: Shelf, facts: Facts) -> None:
@@ -479,14 +479,16 @@ def _check_evidence(info: RunInfo, version: RegisteredVersion, shelf: Shelf, fac
         facts.add(what, place, evidence)
         facts.add(what, f"tag {schema.Tag.EVIDENCE}", info.tags.get(schema.Tag.EVIDENCE, _GONE))
         return
-    judged = info if evidence == info.id else shelf.tracker.info(evidence)
+    evaluated = info if evidence == info.id else shelf.tracker.info(evidence)
     facts.add(f"{what}: the engine that it is about", place, info.id)
     facts.add(
-        f"{what}: the engine that it is about", f"run {judged.id}", judged.tags.get(schema.Tag.EVIDENCE, judged.id)
+        f"{what}: the engine that it is about",
+        f"run {evaluated.id}",
+        evaluated.tags.get(schema.Tag.EVIDENCE, evaluated.id),
     )
     facts.add(f"{what}: the gate's decision", place, "accept")
     facts.add(
         f"{what}: the gate's decision",
-        f"tag {schema.Tag.GATE} of run {judged.id}",
-        judged.tags.get(schema.Tag.GATE, _GONE),
+        f"tag {schema.Tag.GATE} of run {evaluated.id}",
+        evaluated.tags.get(schema.Tag.GATE, _GONE),
     )

@@ -20,7 +20,7 @@ from trtops.comparator.table import RECORDED
 from trtops.ops.auditing.config import Grade, WayName
 from trtops.ops.auditing.gathering import Gathered
 from trtops.ops.auditing.result import Difference, Rebuild
-from trtops.ops.judging.judgement import CheckConfig, collect
+from trtops.ops.evaluation.check import CheckConfig, collect
 from trtops.record import sha256
 from trtops.spec import BuildConfig, Environment, Layer
 from trtops.tactics.record import TacticRecord

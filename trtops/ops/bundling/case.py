@@ -23,7 +23,7 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.comparator.standalone import RULES
 from trtops.ops.auditing.gathering import Gathered
-from trtops.ops.judging.judgement import collect, tolerances_for
+from trtops.ops.evaluation.check import collect, tolerances_for
 from trtops.record import JSONValue, to_jsonable
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.verdict import Verdict
@@ -34,7 +34,7 @@ _FLAGS = {"fp16": "FP16", "bf16": "BF16", "fp8": "FP8", "int8": "INT8"}
 
 @dataclass(frozen=True)
 class Case:
-    """What a bundle's script runs and judges.
+    """What a bundle's script runs and evaluates.
 
     Attributes:
         name: What it is called.
@@ -68,7 +68,7 @@ class Case:
         """The tolerances of each output, as a bundle's script reads them.
 
         Raises:
-            ReproductionError: If one asks for more than that script can judge.
+            ReproductionError: If one asks for more than that script can evaluate.
         """
         return {name: _rule_of(name, self.tolerances.of(name)) for name in self.golden[0]}
 
@@ -94,8 +94,8 @@ def _rule_of(name: str, tolerances: Tolerances) -> dict[str, JSONValue]:
     beyond = given.keys() - RULES - {"allow_extra_outputs"}
     if beyond:
         raise errors.ReproductionError(
-            f"Output {name!r} is judged by {', '.join(sorted(beyond))}, which takes more than numpy. Judge the run by other "
-            "tolerances first (trtops runs judge), or bundle another."
+            f"Output {name!r} is evaluated by {', '.join(sorted(beyond))}, which takes more than numpy. Evaluate the run by other "
+            "tolerances first (trtops runs evaluate), or bundle another."
         )
     rule = {key: value for key, value in given.items() if key in RULES}
     numbers: dict[str, JSONValue] = {key: 1e300 if value == "inf" else value for key, value in rule.items()}
@@ -106,7 +106,7 @@ def case_of(gathered: Gathered, name: str, verdict: Verdict) -> Case:
     """The case of a logged build.
 
     Args:
-        gathered: The build, and what it was judged on.
+        gathered: The build, and what it was evaluated on.
         name: What to call it.
         verdict: The run's.
 

@@ -19,7 +19,7 @@ from trtops.backend.onnx.model import Model
 from trtops.json import from_json
 from trtops.ops.auditing.gathering import Folder
 from trtops.ops.bundling.case import Case, failing_case, golden_outputs
-from trtops.ops.judging.judgement import CheckConfig, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, tolerances_for
 from trtops.processes import temporary_prefix
 from trtops.spec import BuildSpec, Environment
 from trtops.tracking import schema

@@ -19,13 +19,13 @@ from trtops.backend.onnx.save import save_model
 from trtops.files import open_atomically
 from trtops.masking import masked
 from trtops.ops.bundling.case import Case
-from trtops.ops.judging.command import run_group
+from trtops.ops.evaluation.command import run_group
 from trtops.processes import temporary_prefix
 from trtops.spec import Environment
 
 _PACKAGE = Path(__file__).parents[2]
 _SCRIPTS = {"onnxruntime": "backend/onnxrt/reproduce.py", "tensorrt": "backend/trt/reproduce.py"}
-_JUDGE = "comparator/standalone.py"
+_EVALUATE = "comparator/standalone.py"
 _BEGINNING = (
     1980,
     1,
@@ -41,7 +41,7 @@ def case_files(case: Case, environment: Environment) -> dict[str, bytes]:
     """What the script needs: itself, the case, model and arrays, and the releases to run it in."""
     return {
         "reproduce.py": (_PACKAGE / _SCRIPTS[case.backend]).read_bytes(),
-        "judge.py": (_PACKAGE / _JUDGE).read_bytes(),
+        "evaluate.py": (_PACKAGE / _EVALUATE).read_bytes(),
         "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
         "inputs.npz": _packed(case.feeds),
         "golden.npz": _packed(case.golden),

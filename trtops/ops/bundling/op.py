@@ -20,8 +20,8 @@ from trtops.ops.bundling.failed import failed_case, is_failed_build
 from trtops.ops.bundling.files import case_files, environment_text, tried, write_zip
 from trtops.ops.bundling.issue import issue_text
 from trtops.ops.bundling.stripping import with_random_weights
-from trtops.ops.judging.feeds import scripts_of
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.feeds import scripts_of
 from trtops.record import sha256_file
 from trtops.spec import Environment
 from trtops.tactics.record import TacticRecord

@@ -68,7 +68,7 @@ def with_random_weights(
     """
     if case.original is None:
         raise errors.ReproductionError(
-            "The golden outputs were given, and say nothing of a model with other weights. Bundle it with its weights, or judge "
+            "The golden outputs were given, and say nothing of a model with other weights. Bundle it with its weights, or evaluate "
             "it against the model itself."
         )
     weights = secret_weights(case.original)

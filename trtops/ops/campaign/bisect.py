@@ -22,7 +22,7 @@ from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.bisected import BisectConfig, BisectPlan, BisectResult, Culprit, Outcome, Trial, summary_text
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, asked_of, largest_error, make, verdict_in
+from trtops.ops.campaign.iteration import EngineEvaluator, asked_of, largest_error, make, verdict_in
 from trtops.ops.campaign.mixture import Mixture, Unit
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.pairs import most_alike
@@ -49,7 +49,7 @@ def bisect(
     *,
     tracker: Tracker,
     tags: Mapping[str, str] | None = None,
-    judge: EngineJudge | None = None,
+    evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
     given: Sequence[Unit] = (),
     together: Sequence[Unit] = (),
@@ -67,17 +67,17 @@ def bisect(
         config: How long, and how sure.
         tracker: The memory.
         tags: Further tags of all runs.
-        judge: What judged the campaign's engines, if it was a Python callable.
+        evaluate: What evaluated the campaign's engines, if it was a Python callable.
         progress: Told how many builds are done, of how many at most.
         given: What was convicted in the bad build before, and every mixture is to have. If the good build with it is bad,
             the outcome is ``enough``; else something that the good build lacks is needed beside, and is searched for.
         together: What is asked about, if nothing is to be searched for: ``given``, and what the good build has of it already.
-        chance: Probability beforehand that the bad build was misjudged, or that replayed choices do not decide.
+        chance: Probability beforehand that the bad build was misclassified, or that replayed choices do not decide.
 
     Raises:
         ConfigError: If there is no good or no bad build, or the two are not of one campaign.
         LogError: If the process of a bisection that is to be resumed may still be alive.
-        TrtopsError: Whatever keeps all builds from being made or judged.
+        TrtopsError: Whatever keeps all builds from being made or evaluated.
     """
     info = ended_if_whole(tracker, tracker.info(tracker.whole_id(run)))
     if bad is not None or info.kind != _KIND:
@@ -98,7 +98,7 @@ def bisect(
     parent, plan, experiment = begun.run, begun.plan, begun.campaign.experiment
     try:
         campaign = replace(begun.campaign.on(plan.config.devices), tags=tuple((tags or {}).items()))
-        search = _Search(campaign, begun.mixture, plan, tracker, parent.id, judge, progress, begun.made)
+        search = _Search(campaign, begun.mixture, plan, tracker, parent.id, evaluate, progress, begun.made)
         result = replace(search.run(), title=_title_of(plan)).kept_in(parent, experiment)
         parent.log_json(result, schema.Artifact.BISECTION)
         for entry in search.denied(result, parent.id):
@@ -106,7 +106,7 @@ def bisect(
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
         parent.log_metrics({(schema.Metric.BISECT, name): count for name, count in counts.items()})
-        finish_with(parent, result, tracker, judged=False)
+        finish_with(parent, result, tracker, evaluated=False)
     except BaseException as exc:
         parent.fail(exc)
         raise
@@ -216,13 +216,13 @@ def _open_pair(
             )
     mixture = Mixture(*stored)
     having = np.logical_and.reduce([builds.verdicts != VERDICTS.index("error"), *(u.taken_by(builds) for u in given)])
-    judged = np.flatnonzero(having)[-_SEEN:]
-    shape = len(mixture.units), len(judged)
-    taken = np.array([unit.taken_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
-    kept = np.array([unit.kept_by(builds)[judged] for unit in mixture.units], np.bool_).reshape(shape)
+    evaluated = np.flatnonzero(having)[-_SEEN:]
+    shape = len(mixture.units), len(evaluated)
+    taken = np.array([unit.taken_by(builds)[evaluated] for unit in mixture.units], np.bool_).reshape(shape)
+    kept = np.array([unit.kept_by(builds)[evaluated] for unit in mixture.units], np.bool_).reshape(shape)
     texts = ("".join(map(str, column)) for column in np.where(taken, 1, np.where(kept, 0, 2)).T.tolist())
     likewise = set(builds.named("bad")) - _bad_otherwise(tracker, campaign, asked_of(mixture.bad.info))
-    return campaign, mixture, tuple(zip(texts, (builds.names[row] in likewise for row in judged)))
+    return campaign, mixture, tuple(zip(texts, (builds.names[row] in likewise for row in evaluated)))
 
 
 def _bad_otherwise(tracker: Tracker, campaign: Campaign, asked: BadIn | None) -> set[str]:
@@ -238,7 +238,7 @@ def _common_campaign(tracker: Tracker, good: RunInfo, bad: RunInfo) -> str:
     of_good, of_bad = (_campaign_id(tracker, info) for info in (good, bad))
     if of_good is None or of_good != of_bad:
         raise errors.ConfigError(
-            f"Runs {good.id} and {bad.id} are not builds of one campaign (`trtops debug build`), which says how to build and judge."
+            f"Runs {good.id} and {bad.id} are not builds of one campaign (`trtops debug build`), which says how to build and evaluate."
         )
     return of_good
 
@@ -258,7 +258,7 @@ class _Search:
     plan: BisectPlan
     tracker: Tracker
     parent: str
-    judge: EngineJudge | None
+    evaluate: EngineEvaluator | None
     progress: OnProgress | None
     made: tuple[RunInfo, ...] = ()
     trials: list[Trial] = field(default_factory=list)
@@ -398,18 +398,18 @@ class _Search:
         return late or len(self.trials) >= self.config.max_builds
 
     def _build(self, taken: Bools) -> tuple[Trial, Bools | None]:
-        """Build and judge a mixture; and say which units it really has from the bad build, if that can be said."""
+        """Build and evaluate a mixture; and say which units it really has from the bad build, if that can be said."""
         began = time.perf_counter()
-        run_id, judged, tactics, reason = self._found(taken) or self._made(taken)
+        run_id, evaluated, tactics, reason = self._found(taken) or self._made(taken)
         info = self.tracker.info(run_id)
-        verdict = verdict_in(asked_of(self.mixture.bad.info), info) or judged
+        verdict = verdict_in(asked_of(self.mixture.bad.info), info) or evaluated
         outcome = self.mixture.outcome(taken, tactics)
         counted = outcome.taken is not None and verdict != "error" and not outcome.also_changed
         trial = Trial(
             run_id=run_id,
             taken=self._names(taken),
             verdict=verdict,
-            bad_otherwise=verdict != judged,
+            bad_otherwise=verdict != evaluated,
             counted=counted,
             strayed=outcome.strayed,
             also_changed=outcome.also_changed,
@@ -439,7 +439,7 @@ class _Search:
         return info.id, info.verdict, load_record(self.tracker.load(info.id)), info.tags.get(schema.Tag.ERROR, "")
 
     def _made(self, taken: Bools) -> _Built:
-        """A mixture, built and judged."""
+        """A mixture, built and evaluated."""
         order = self.mixture.order(taken)
         tags = {
             **dict(self.campaign.tags),
@@ -450,7 +450,7 @@ class _Search:
         with tracked(
             self.tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=self.parent
         ) as run:
-            made = make(self.campaign, order, run, tracker=self.tracker, judge_engine=self.judge)
+            made = make(self.campaign, order, run, tracker=self.tracker, evaluate_engine=self.evaluate)
         return run.id, made.verdict, made.tactics, "; ".join(made.reasons)[:1000]
 
     def _effect(self, places: np.ndarray[Any, Any], clauses: Clauses) -> Effect | None:
@@ -476,8 +476,10 @@ class _Search:
             if len(culprit.clauses) == 1 and (len(culprit.units) == 1 or only_settings):
                 entry = self.mixture.denied(culprit.units, run_id)
                 effect = culprit.effect.describe() if culprit.effect is not None else ""
-                judged = self.campaign
-                yield replace(entry, model_sha256=judged.model_sha256, tolerance=judged.tolerance_text, effect=effect)
+                evaluated = self.campaign
+                yield replace(
+                    entry, model_sha256=evaluated.model_sha256, tolerance=evaluated.tolerance_text, effect=effect
+                )
 
 
 _Built: TypeAlias = "tuple[str, Verdict, TacticRecord | None, str]"

@@ -62,7 +62,7 @@ class Trial(Record):
     Attributes:
         run_id: Its run.
         taken: Names of the units that were to come from the bad build.
-        verdict: How the build was judged in what is asked about, outputs or precision; ``error`` if it failed.
+        verdict: How the build was evaluated in what is asked about, outputs or precision; ``error`` if it failed.
         bad_otherwise: Whether it is bad all the same, in the other one of these.
         counted: Whether it says something: the build was made, and each unit came from one of the two builds.
         strayed: Units that got something else than was wanted.
@@ -177,7 +177,7 @@ class BisectResult(OpResult):
         """The run of a bad mixture that has what was convicted, nothing else that was, and least else of the bad build.
 
         Empty if there is none. It says of its culprit what the bad build says, and is surer to be bad: that one may have been
-        misjudged.
+        misclassified.
         """
         wanted = {unit.name for unit in units}
         clauses = [{c.units[place].name for place in clause} for c in self.culprits for clause in c.clauses]
@@ -228,7 +228,7 @@ class BisectPlan(Record):
         config: How long, and how sure.
         given: What every mixture has, since it is convicted already: the question is what it needs beside.
         together: What is asked about: whether it makes the good build bad. Empty if culprits are searched for.
-        chance: Prior probability that the bad build was misjudged, or replayed choices do not decide.
+        chance: Prior probability that the bad build was misclassified, or replayed choices do not decide.
     """
 
     good_run: str

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from trtops import errors
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.record import Record
 from trtops.spec import CAMPAIGN_SEEDS, PRECISIONS, BackendName, BuildConfig, Precision, TensorRTOptions
 from trtops.tactics.denied import DenyList
@@ -80,12 +80,12 @@ class Vary(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class DebugBuildConfig(Record):
-    """A campaign: what is built again and again, how each build is judged, and when to stop.
+    """A campaign: what is built again and again, how each build is evaluated, and when to stop.
 
     Attributes:
         build: How engines are built.
-        check: How they are judged, unless a command is given. Golden outputs are computed once and kept in the campaign.
-        command: An external command that judges an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
+        check: How they are evaluated, unless a command is given. Golden outputs are computed once and kept in the campaign.
+        command: An external command that evaluates an engine: ``{engine}`` in it is the engine's file, ``{golden}`` and
             ``{inputs}`` JSON files as Polygraphy takes them. With ``artifact`` the engine is written there instead.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache file to build INT8 with, instead of calibrating.
@@ -233,7 +233,7 @@ class Campaign(Record):
 
     @property
     def tolerance_text(self) -> str:
-        """What its builds are judged by, in words."""
+        """What its builds are evaluated by, in words."""
         tolerances = self.config.check.tolerances
         if self.config.command is not None:
             return "a command"

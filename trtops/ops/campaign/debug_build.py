@@ -1,4 +1,4 @@
-"""Debug build: build one model again and again, judge each build, and find out which tactic makes some of them bad.
+"""Debug build: build one model again and again, evaluate each build, and find out which tactic makes some of them bad.
 
 A campaign is a parent run with a child run per iteration. It can be killed at any moment and resumed: an iteration counts
 once its run is whole, one that was cut short is marked and retried with the same seed, and none is built twice.
@@ -27,11 +27,11 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisected import BisectConfig, BisectResult
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, iterate, keep_golden
+from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, iterate, keep_golden
 from trtops.ops.campaign.opened import remembered_config
 from trtops.ops.campaign.turning import Pair, Turning, bisections, results, summaries
-from trtops.ops.judging.feeds import check_source
-from trtops.ops.judging.judgement import collect
+from trtops.ops.evaluation.check import collect
+from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.result import LONGEST_NAME, OpResult, finish_with
 from trtops.processes import temporary_prefix
 from trtops.record import sha256
@@ -76,7 +76,7 @@ class DebugBuildResult(OpResult):
     """What a campaign came to.
 
     Attributes:
-        verdict: ``good`` if no build was bad, ``error`` if none could be judged.
+        verdict: ``good`` if no build was bad, ``error`` if none could be evaluated.
         iterations: Builds made, those of earlier processes included.
         good: How many were good.
         bad: How many were bad.
@@ -151,7 +151,7 @@ def debug_build(
     resume: str | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
-    judge: EngineJudge | None = None,
+    evaluate: EngineEvaluator | None = None,
     submit: Submit | None = None,
     progress: Callable[[Progress], None] | None = None,
     allow_scripts: bool = False,
@@ -167,7 +167,7 @@ def debug_build(
             verdict.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
-        judge: A Python callable that judges engines in place of the config's check.
+        evaluate: A Python callable that evaluates engines in place of the config's check.
         submit: Where iterations are made; one after the other in this thread unless given.
         progress: Called after every iteration, and once at the start.
         allow_scripts: Run scripts and commands that the campaign to resume names; whoever may write to the store can change
@@ -180,7 +180,7 @@ def debug_build(
     Raises:
         ConfigError: If the config contradicts itself, or that of the campaign to resume.
         LogError: If another process is working on the campaign.
-        TrtopsError: Whatever keeps all builds from being made or judged; what one build does is a verdict.
+        TrtopsError: Whatever keeps all builds from being made or evaluated; what one build does is a verdict.
     """
     if config is not None:
         config.check_limit()
@@ -193,9 +193,9 @@ def debug_build(
         opened = _start_campaign(model, config, experiment, tracker, tags)
     with opened as begun:
         try:
-            campaign = _log_beginning(begun, tracker, tags, judge)
+            campaign = _log_beginning(begun, tracker, tags, evaluate)
             state = _CampaignState.read(tracker, campaign, begun.run)
-            one = submit or _in_this_thread(tracker, judge)
+            one = submit or _in_this_thread(tracker, evaluate)
             state.report(progress, None)
             while True:
                 for result in _results_as_they_come(state, one):
@@ -203,7 +203,7 @@ def debug_build(
                     state.report(progress, result)
                 if not state.turns:
                     return state.finish(tracker)
-                state.bisect(tracker, tags, judge, progress)
+                state.bisect(tracker, tags, evaluate, progress)
         except BaseException as exc:
             begun.run.fail(exc)
             raise
@@ -211,10 +211,10 @@ def debug_build(
             close_benches()
 
 
-def _in_this_thread(tracker: Tracker, judge: EngineJudge | None) -> Submit:
+def _in_this_thread(tracker: Tracker, evaluate: EngineEvaluator | None) -> Submit:
     def make(campaign: Campaign, number: int) -> Future[IterationResult]:
         future: Future[IterationResult] = Future()
-        future.set_result(iterate(campaign, number, tracker=tracker, judge_engine=judge))
+        future.set_result(iterate(campaign, number, tracker=tracker, evaluate_engine=evaluate))
         return future
 
     return make
@@ -321,7 +321,7 @@ class _CampaignState:
         self,
         tracker: Tracker,
         tags: Mapping[str, str] | None,
-        judge: EngineJudge | None,
+        evaluate: EngineEvaluator | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         """Mix a good and a bad build, with what is left of the budget; or resume what was interrupted."""
@@ -346,7 +346,7 @@ class _CampaignState:
             ),
             tracker=tracker,
             tags=tags,
-            judge=judge,
+            evaluate=evaluate,
             progress=lambda done, most: self.report(progress, None, before + done),
             given=pair.given,
             together=pair.together,
@@ -547,7 +547,7 @@ def _check_scripts(config: DebugBuildConfig) -> None:
 
 
 def _log_beginning(
-    begun: _Begun, tracker: Tracker, tags: Mapping[str, str] | None, judge: EngineJudge | None
+    begun: _Begun, tracker: Tracker, tags: Mapping[str, str] | None, evaluate: EngineEvaluator | None
 ) -> Campaign:
     """Log what the campaign is, unless an earlier process did, and compute the golden outputs."""
     run, model, config = begun.run, begun.model, begun.config
@@ -574,7 +574,7 @@ def _log_beginning(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )
         run.set_tags(builds.environment_tags(environment))
-    if judge is not None or (config.command is not None and not config.command.wants("{golden}")):
+    if evaluate is not None or (config.command is not None and not config.command.wants("{golden}")):
         return campaign
     return replace(campaign, golden_sha256=_ensure_golden(model, config, run, info, tracker))
 

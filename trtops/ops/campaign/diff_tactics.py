@@ -35,7 +35,7 @@ class DiffTacticsConfig(Record):
 
     Attributes:
         runs: Campaigns, by the ids of their runs or what those begin with; and single builds or iterations, by theirs.
-        experiment: All judged builds of an experiment, campaigns' among them.
+        experiment: All evaluated builds of an experiment, campaigns' among them.
         tags: Only builds whose runs have these tags.
         folder: A folder with ``good/`` and ``bad/`` in it, as Polygraphy sorts its replays.
         good: A tactic record or replay of a good build, or a folder of them; with ``bad``.
@@ -84,7 +84,7 @@ class DiffTacticsResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: a diff judges no build, it tells judged ones apart."""
+        """Always ``good``: a diff evaluates no build, it tells evaluated ones apart."""
         return "good"
 
     @property
@@ -133,14 +133,14 @@ def diff_tactics(
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If there is no such source, or it holds no judged build.
+        ConfigError: If there is no such source, or it holds no evaluated build.
         RunNotFoundError: If a run does not exist.
     """
     config = replace(config, runs=tuple(tracker.whole_id(run) for run in config.runs))
     place, parent, loaded = _load_builds(config, tracker)
     if not len(loaded.table):
         raise errors.ConfigError(
-            "There is no judged build to compare. Give runs, or files, with tactics and a verdict."
+            "There is no evaluated build to compare. Give runs, or files, with tactics and a verdict."
         )
     beside = [by for by in dict.fromkeys(config.also) if by != config.by]
     confidence = 1 - (1 - config.confidence) / max(1, len(beside))
@@ -162,7 +162,7 @@ def diff_tactics(
         result = DiffTacticsResult(
             builds=len(loaded.table), found=found, also=tuple(also), sizes=sizes, skipped=loaded.skipped
         )
-        finish_with(run, result, tracker, title=name, judged=False)
+        finish_with(run, result, tracker, title=name, evaluated=False)
     return result.kept_in(run, experiment)
 
 
@@ -196,7 +196,7 @@ def _block_of(info: RunInfo) -> str:
 
 
 def _tolerance_of(tracker: Tracker, campaign: str | None) -> float | None:
-    """The absolute tolerance that a campaign's builds were judged by, if that is all that decided."""
+    """The absolute tolerance that a campaign's builds were evaluated by, if that is all that decided."""
     data = None if campaign is None else campaigns.read_config(tracker, tracker.info(campaign))
     if data is None:
         return None
@@ -221,7 +221,7 @@ def _load_runs(infos: Sequence[RunInfo], tracker: Tracker) -> LoadedReplays:
 
 
 def _load_experiment(experiment: str, tags: Mapping[str, str], tracker: Tracker) -> LoadedReplays:
-    """All judged builds; those of campaigns from their tables, which takes a thousandth of the time."""
+    """All evaluated builds; those of campaigns from their tables, which takes a thousandth of the time."""
     found = [info for info in tracker.find(experiment, tags=tags, status="finished") if _kind_of(info) in _BUILDS]
     by_parent: dict[str | None, list[RunInfo]] = {}
     for info in reversed(found):

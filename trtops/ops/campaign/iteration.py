@@ -1,4 +1,4 @@
-"""One iteration of a campaign: build in a child process, judge, and log a whole run, whatever the build did."""
+"""One iteration of a campaign: build in a child process, evaluate, and log a whole run, whatever the build did."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from trtops.ops.campaign.benches import bench
 from trtops.ops.campaign.config import Campaign
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
-from trtops.ops.judging.command import CommandCheck
-from trtops.ops.judging.computed import computed, log_computed, weight_bytes
-from trtops.ops.judging.emulated import with_emulated
-from trtops.ops.judging.judgement import (
+from trtops.ops.evaluation.check import (
     CheckConfig,
-    Judgement,
+    Evaluation,
     collect,
+    evaluate,
     golden_outputs,
-    judge,
-    log_judgement,
+    log_evaluation,
     tolerances_for,
 )
-from trtops.ops.judging.realised import Computed, Emulated
-from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.evaluation.command import CommandCheck
+from trtops.ops.evaluation.computed import computed, log_computed, weight_bytes
+from trtops.ops.evaluation.emulated import with_emulated
+from trtops.ops.evaluation.realised import Computed, Emulated
+from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
 from trtops.processes import temporary_prefix
 from trtops.record import Record, digest, sha256
@@ -51,7 +51,7 @@ from trtops.tracking.base import Run, RunInfo, Tracker, Verdict, incomplete
 from trtops.tracking.campaigns import with_varied
 from trtops.verdict import BadIn
 
-EngineJudge: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
+EngineEvaluator: TypeAlias = "Callable[[Engine], bool | str | CheckOutcome]"
 """A Python callable as check: True or ``pass`` for a good engine, False or ``fail`` for a bad one, ``error``, or an outcome."""
 
 _VERDICTS: dict[str, Verdict] = {"pass": "good", "fail": "bad", "error": "error"}
@@ -99,7 +99,7 @@ class Order(Record):
 
 
 def iterate(
-    campaign: Campaign, number: int, *, tracker: Tracker, judge_engine: EngineJudge | None = None
+    campaign: Campaign, number: int, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
     """Run an iteration of a campaign. Safe in any thread, process or machine that reaches the memory and the model.
 
@@ -107,7 +107,7 @@ def iterate(
         campaign: The campaign.
         number: The iteration, from 0.
         tracker: The memory.
-        judge_engine: Judges the engine in place of the config's check.
+        evaluate_engine: Evaluates the engine in place of the config's check.
 
     Raises:
         TrtopsError: Whatever is wrong with the campaign and not with this build: the memory, the config, the model.
@@ -118,20 +118,20 @@ def iterate(
     with op_run(
         tracker, campaign.experiment, f"iteration {number}", kind="iteration", tags=tags, parent=campaign.run_id
     ) as run:
-        result = make(campaign, order, run, tracker=tracker, judge_engine=judge_engine)
+        result = make(campaign, order, run, tracker=tracker, evaluate_engine=evaluate_engine)
     return replace(result, number=number)
 
 
 def make(
-    campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, judge_engine: EngineJudge | None = None
+    campaign: Campaign, order: Order, run: Run, *, tracker: Tracker, evaluate_engine: EngineEvaluator | None = None
 ) -> IterationResult:
-    """Build, judge, log to a run, and finish it with the verdict; see :func:`iterate`."""
+    """Build, evaluate, log to a run, and finish it with the verdict; see :func:`iterate`."""
     model = _campaign_model(campaign)
     run.reserve(builds.expected_bytes(model))
     with bench(campaign.config.place) as backend:
         try:
             build = _build_engine(backend, model, campaign, order, run, tracker)
-            verdict, reasons, bad_in = _reach_verdict(campaign, model, backend, build, run, tracker, judge_engine)
+            verdict, reasons, bad_in = _reach_verdict(campaign, model, backend, build, run, tracker, evaluate_engine)
         except errors.BackendError as exc:
             if isinstance(exc, _NOT_OF_THE_BUILD):
                 raise
@@ -226,19 +226,19 @@ def _reach_verdict(
     build: Build,
     run: Run,
     tracker: Tracker,
-    judge_engine: EngineJudge | None,
+    evaluate_engine: EngineEvaluator | None,
 ) -> _Reached:
     config = campaign.config
     found = computed(build, weight_bytes(model), config.check.min_precision_share)
     log_computed(run, build)
-    if judge_engine is not None:
-        return _verdict_of(CheckOutcome.of(judge_engine(build.engine)), found, run)
+    if evaluate_engine is not None:
+        return _verdict_of(CheckOutcome.of(evaluate_engine(build.engine)), found, run)
     if config.command is not None:
         outcome = check_engine(config.command, build.engine, backend.engine_suffix, campaign, model, tracker)
         return _verdict_of(outcome, found, run)
     golden = golden_file(tracker, campaign)
-    judgement, pictures = backend.worker.run(
-        judge_in_child,
+    evaluation, pictures = backend.worker.run(
+        evaluate_in_child,
         build.engine,
         model,
         config.check,
@@ -247,10 +247,10 @@ def _reach_verdict(
         found,
         timeout=backend.timeout,
     )
-    log_judgement(run, judgement)
+    log_evaluation(run, evaluation)
     for path, png in pictures:
         run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
-    return _Reached(judgement.verdict, judgement.reasons, judgement.bad_in)
+    return _Reached(evaluation.verdict, evaluation.reasons, evaluation.bad_in)
 
 
 def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> _Reached:
@@ -266,15 +266,15 @@ def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> _Reached:
     return _Reached("bad", (*reasons, found.reason()), ("precision",))
 
 
-def judge_in_child(
+def evaluate_in_child(
     engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: Computed
-) -> tuple[Judgement, Sequence[tuple[str, bytes]]]:
+) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it.
 
     Args:
         engine: The engine.
         model: What it was built from.
-        check: How it is judged.
+        check: How it is evaluated.
         build: How it was built.
         golden: The file of golden outputs.
         found: What its kernels compute in.
@@ -284,28 +284,28 @@ def judge_in_child(
         tolerances = replace(tolerances, allow_extra_outputs=True)
     feeds = check.open_for(model)
     with engine_backend(engine.backend).runner(engine) as runner:
-        judgement, outputs, expected = judge(runner, _load_golden(golden), feeds, check, tolerances)
-    judgement = _with_emulated(replace(judgement, computed=found), model, build, check, golden, tolerances)
-    if check.plots == "never" or (check.plots == "bad" and judgement.verdict == "good"):
-        return judgement, ()
+        evaluation, outputs, expected = evaluate(runner, _load_golden(golden), feeds, check, tolerances)
+    evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
+    if check.plots == "never" or (check.plots == "bad" and evaluation.verdict == "good"):
+        return evaluation, ()
     from trtops.comparator.plot import error_figures
 
-    return judgement, list(error_figures(outputs, expected))
+    return evaluation, list(error_figures(outputs, expected))
 
 
 def compare_in_child(
     engine: Engine, other: Engine, model: Model, check: CheckConfig, build: BuildConfig
-) -> tuple[Judgement, Judgement]:
-    """Judge an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
+) -> tuple[Evaluation, Evaluation]:
+    """Evaluate an engine against golden outputs (the check's, or the model's own), and against another engine's outputs."""
     tolerances = tolerances_for(build.precision, check.tolerances, model)
     feeds = check.open_for(model)
     backend = engine_backend(engine.backend)
     golden = golden_outputs(model, feeds, check.golden)
     with backend.runner(engine) as runner:
-        judged = judge(runner, golden, feeds, check, tolerances)
+        evaluated = evaluate(runner, golden, feeds, check, tolerances)
     with backend.runner(other) as runner:
         expected = collect(runner, feeds)
-    return judged[0], Judgement(report=compare_outputs(judged[1], expected, tolerances))
+    return evaluated[0], Evaluation(report=compare_outputs(evaluated[1], expected, tolerances))
 
 
 def errors_in_child(
@@ -330,20 +330,20 @@ _emulations: dict[str, Emulated] = {}
 
 
 def _with_emulated(
-    judgement: Judgement, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
-) -> Judgement:
-    """The judgement with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
+    evaluation: Evaluation, model: Model, build: BuildConfig, check: CheckConfig, golden: str, tolerances: Tolerances
+) -> Evaluation:
+    """The evaluation with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
-    if key in _emulations and judgement.computed is not None and judgement.computed.share != 1:
-        return replace(judgement, emulated=_emulations[key])
-    made = with_emulated(judgement, model, build, check.open_for(model), _load_golden(golden), tolerances)
+    if key in _emulations and evaluation.computed is not None and evaluation.computed.share != 1:
+        return replace(evaluation, emulated=_emulations[key])
+    made = with_emulated(evaluation, model, build, check.open_for(model), _load_golden(golden), tolerances)
     if made.emulated is not None:
         _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
         _emulations[key] = made.emulated
     return made
 
 
-@functools.lru_cache(maxsize=1)  # a warm child judges the builds of one campaign, all by the same outputs
+@functools.lru_cache(maxsize=1)  # a warm child evaluates the builds of one campaign, all by the same outputs
 def _load_golden(path: str) -> RunResults:
     return RunResults.load(path)
 
@@ -385,7 +385,7 @@ def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
 def check_engine(
     check: CommandCheck, engine: Engine, suffix: str, campaign: Campaign, model: Model, tracker: Tracker
 ) -> CheckOutcome:
-    """Let an external command judge an engine.
+    """Let an external command evaluate an engine.
 
     Raises:
         ConfigError: If the program does not exist or cannot be run.
@@ -415,7 +415,7 @@ def asked_of(bad: RunInfo) -> BadIn | None:
 
 
 def verdict_in(asked: BadIn | None, info: RunInfo) -> Verdict | None:
-    """How a build was judged in what is asked about: good, where it is bad in something else alone.
+    """How a build was evaluated in what is asked about: good, where it is bad in something else alone.
 
     Where outputs are wrong, an engine that happens to compute in FP32 throughout, and is bad for that, shows that they can be
     right. Runs of older releases do not say what of them is bad: it is taken to be what is asked about.
@@ -425,12 +425,12 @@ def verdict_in(asked: BadIn | None, info: RunInfo) -> Verdict | None:
 
 
 def bad_in(info: RunInfo) -> tuple[BadIn, ...]:
-    """What of a judged build is bad, outputs first; nothing of a good one, and where its run does not say."""
+    """What of an evaluated build is bad, outputs first; nothing of a good one, and where its run does not say."""
     told = info.tags.get(schema.Tag.BAD_IN, "").split()
     return tuple(what for what in get_args(BadIn) if what in told)
 
 
 def largest_error(info: RunInfo) -> float | None:
-    """The largest absolute difference of a judged build, over its outputs."""
+    """The largest absolute difference of an evaluated build, over its outputs."""
     found = [value for name, value in info.metrics.items() if name[0] == "error" and name[-1] == "max_abs"]
     return max(found, default=None)

@@ -72,7 +72,7 @@ class NoiseResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: noise is measured, not judged."""
+        """Always ``good``: noise is measured, not evaluated."""
         return "good"
 
     @property
@@ -118,7 +118,7 @@ def noise(
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts)
     if campaign.golden_sha256 is None:
         raise errors.ConfigError(
-            f"Campaign {campaign.run_id} kept no golden outputs: its builds were judged otherwise."
+            f"Campaign {campaign.run_id} kept no golden outputs: its builds were evaluated otherwise."
         )
     table = campaigns.load_table(tracker, campaign.run_id)
     crashed = set(table.named("error"))
@@ -140,7 +140,7 @@ def noise(
             shares = ("share_choice", "share_precision", "share_build", "share_run", "run_to_run", "build_to_build")
             run.log_metrics({(schema.Metric.NOISE, share): getattr(found, share) for share in shares})
             run.log_metrics({(schema.Metric.NOISE, "limit"): found.limit()})
-            finish_with(run, result, tracker, judged=False)
+            finish_with(run, result, tracker, evaluated=False)
     finally:
         close_benches()
     return result

@@ -14,7 +14,7 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Iterat
     """Make an iteration of a campaign, as :func:`trtops.ops.campaign.iteration.iterate` does, unless it is there.
 
     Whatever a process that is gone left of it half done is closed, and the reason kept. One of another machine cannot be
-    judged from here; it is closed there (``trtops store reap``).
+    evaluated from here; it is closed there (``trtops store reap``).
     """
     tags = {schema.Tag.KIND: "iteration", schema.Tag.ITERATION: str(number)}
     for info in tracker.find(campaign.experiment, parent=campaign.run_id, tags=tags):

@@ -34,11 +34,11 @@ def most_telling(table: CampaignTable, good: Sequence[str], bad: Sequence[str]) 
     place = {name: row for row, name in enumerate(table.names)}
     codes = np.hstack((table.codes, table.setting_codes))
     ours = codes[[place[name] for name in good]]
-    judged = [codes[table.verdicts == VERDICTS.index(verdict)] for verdict in ("bad", "good")]
+    evaluated = [codes[table.verdicts == VERDICTS.index(verdict)] for verdict in ("bad", "good")]
     told = np.zeros((len(good), len(bad)))
     for column, name in enumerate(bad):
         choices = codes[place[name]]
-        in_bad, in_good = (((of == choices).sum(axis=0) + 1) / (len(of) + 2) for of in judged)
+        in_bad, in_good = (((of == choices).sum(axis=0) + 1) / (len(of) + 2) for of in evaluated)
         suspicion = np.where(choices >= 0, np.log(in_bad / in_good).clip(0) ** 2, 0)
         told[:, column] = (ours != choices) @ suspicion
     i, j = np.unravel_index(int(told.argmax()), told.shape)

@@ -20,10 +20,10 @@ from trtops.ops.campaign.benches import bench, close_benches
 from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
-from trtops.ops.judging.computed import computed, log_computed, weight_bytes
-from trtops.ops.judging.feeds import scripts_of
-from trtops.ops.judging.judgement import CheckConfig, Judgement, log_judgement
-from trtops.ops.judging.realised import Computed
+from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
+from trtops.ops.evaluation.computed import computed, log_computed, weight_bytes
+from trtops.ops.evaluation.feeds import scripts_of
+from trtops.ops.evaluation.realised import Computed
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
@@ -43,7 +43,7 @@ class PromoteConfig(Record):
 
     Attributes:
         model: The ONNX file; where the run found it, or else the one it kept, unless given.
-        check: How the new engine is judged; as the campaign judged its builds unless given.
+        check: How the new engine is evaluated; as the campaign evaluated its builds unless given.
         name: Registered model; the name of the model file without its ending unless given.
         timeout_seconds: How long the build, and a first inference with it, may take.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them; those of that variable, or the first, unless given.
@@ -70,7 +70,7 @@ class PromoteResult(OpResult):
         engine_sha256: Digest of the engine.
         same_bytes: Whether it is the good run's engine byte for byte; a bonus, and no condition.
         coverage: Share of layers whose tactic was prescribed and followed.
-        judgement: Against the golden outputs.
+        evaluation: Against the golden outputs.
         agreement: Against the good run's own engine.
     """
 
@@ -82,8 +82,8 @@ class PromoteResult(OpResult):
     engine_sha256: str
     same_bytes: bool
     coverage: float
-    judgement: Judgement
-    agreement: Judgement
+    evaluation: Evaluation
+    agreement: Evaluation
 
     @property
     def verdict(self) -> Verdict:
@@ -101,7 +101,7 @@ class PromoteResult(OpResult):
             f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
             "",
             f"- built from run `{self.source_run}`; every tactic that can be prescribed ({self.coverage:.0%} of layers) followed",
-            f"- agrees with the golden outputs: {self.judgement.report.verdict}",
+            f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
             f"- the same bytes: {'yes' if self.same_bytes else 'no'}",
         ]
@@ -220,12 +220,12 @@ def _build_and_register(
         builds.log_build(run, build, backend.engine_suffix)
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        judgement, agreement = backend.worker.run(
+        evaluation, agreement = backend.worker.run(
             compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
         )
-    log_judgement(run, judgement)
+    log_evaluation(run, evaluation)
     log_computed(run, build)
-    _check_good(judgement, agreement, stored.info.id)
+    _check_good(evaluation, agreement, stored.info.id)
     _check_precision(computed(build, weight_bytes(model), check.min_precision_share))
     result = PromoteResult(
         source_run=stored.info.id,
@@ -235,7 +235,7 @@ def _build_and_register(
         engine_sha256=sha256(build.engine.plan),
         same_bytes=build.engine.plan == source.engine.plan,
         coverage=build.tactics.coverage,
-        judgement=judgement,
+        evaluation=evaluation,
         agreement=agreement,
     )
     run.log_json(result, schema.Artifact.PROMOTION)
@@ -312,8 +312,8 @@ def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
         )
 
 
-def _check_good(judgement: Judgement, agreement: Judgement, source: str) -> None:
-    for what, found in (("golden outputs", judgement), (f"engine of run {source}", agreement)):
+def _check_good(evaluation: Evaluation, agreement: Evaluation, source: str) -> None:
+    for what, found in (("golden outputs", evaluation), (f"engine of run {source}", agreement)):
         if found.report.verdict != "good":
             raise errors.ConfigError(
                 f"The new engine does not agree with the {what}: {'; '.join(found.report.reasons)[:1000]}. The tactics were "
@@ -337,7 +337,7 @@ def _run_and_ancestors(tracker: Tracker, info: RunInfo) -> Iterator[RunInfo]:
 
 
 def _check_config_of(tracker: Tracker, info: RunInfo, allow_scripts: bool) -> CheckConfig:
-    """How a run's campaign judged its builds; the usual check for a build of its own."""
+    """How a run's campaign evaluated its builds; the usual check for a build of its own."""
     campaign = next((each for each in _run_and_ancestors(tracker, info) if each.kind == "debug_build"), None)
     data = None if campaign is None else campaigns.read_config(tracker, campaign)
     if campaign is None or data is None:

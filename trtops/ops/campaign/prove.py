@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.campaign.config import Campaign
-from trtops.ops.campaign.iteration import EngineJudge, IterationResult, asked_of, largest_error, make, verdict_in
+from trtops.ops.campaign.iteration import EngineEvaluator, IterationResult, asked_of, largest_error, make, verdict_in
 from trtops.ops.campaign.mixture import replay_order
 from trtops.ops.campaign.opened import open_campaign
 from trtops.ops.campaign.pairs import most_alike
@@ -70,7 +70,7 @@ class Trial(Record):
     Attributes:
         swap: What was done to which build.
         run_id: Its run.
-        verdict: How it was judged in what is asked about, outputs or precision; ``error`` if the build failed, or the
+        verdict: How it was evaluated in what is asked about, outputs or precision; ``error`` if the build failed, or the
             replay was not followed.
         followed: Whether the layers in question got what was wanted.
         also_changed: Other layers that got something else than in the build it started from.
@@ -150,7 +150,7 @@ def prove(
     *,
     tracker: Tracker,
     tags: Mapping[str, str] | None = None,
-    judge: EngineJudge | None = None,
+    evaluate: EngineEvaluator | None = None,
     progress: OnProgress | None = None,
 ) -> ProveResult:
     """Swap a suspect into a good build and out of a bad one of its campaign.
@@ -160,12 +160,12 @@ def prove(
         config: What to prove.
         tracker: The memory.
         tags: Further tags of all runs.
-        judge: What judged the campaign's engines, if it was a Python callable.
+        evaluate: What evaluated the campaign's engines, if it was a Python callable.
         progress: Called after each build.
 
     Raises:
         ConfigError: If the campaign suspects nothing, or has no good build without the suspect or no bad one with it.
-        TrtopsError: Whatever keeps all builds from being made or judged.
+        TrtopsError: Whatever keeps all builds from being made or evaluated.
     """
     config = ProveConfig() if config is None else config
     campaign = open_campaign(tracker, campaign_run, allow_scripts=config.allow_scripts).on(config.devices)
@@ -178,7 +178,7 @@ def prove(
             trials = []
             plan = _swaps_in_turn(config.repeats)
             for swap in plan:
-                trials.append(case.trial(swap, run.id, tracker, judge))
+                trials.append(case.trial(swap, run.id, tracker, evaluate))
                 if progress is not None:
                     progress(len(trials), len(plan))
             outcome, summary = conclude(trials)
@@ -195,7 +195,7 @@ def prove(
             if entry is not None:
                 run.log_json(replace(entry, effect=_effect_text(trials, tracker)), schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
-            finish_with(run, result, tracker, title=name, judged=False)
+            finish_with(run, result, tracker, title=name, evaluated=False)
     finally:
         close_benches()
     if outcome == "confirmed" and config.deny and entry is not None:
@@ -247,10 +247,10 @@ class _Case:
         pair = (tracker.load(name) for name in most_alike(table, good, bad))
         good_run, bad_run = pair
         records = [campaigns.load_record(run) for run in (good_run, bad_run)]
-        assert records[0] is not None and records[1] is not None  # both were judged
+        assert records[0] is not None and records[1] is not None  # both were evaluated
         return cls(campaign, suspect, together, good_run, bad_run, records[0], records[1])
 
-    def trial(self, swap: Swap, proof_run: str, tracker: Tracker, judge: EngineJudge | None) -> Trial:
+    def trial(self, swap: Swap, proof_run: str, tracker: Tracker, evaluate: EngineEvaluator | None) -> Trial:
         """Make one build of the proof."""
         start, other = (self.good, self.bad) if swap in ("good as it was", "in") else (self.bad, self.good)
         order = replay_order(self._record(swap), start)
@@ -261,7 +261,7 @@ class _Case:
         }
         name = {"in": "suspect put in", "out": "suspect taken out"}.get(swap, f"{swap}, replayed")
         with op_run(tracker, self.campaign.experiment, name, kind="iteration", tags=tags, parent=proof_run) as run:
-            made = make(self.campaign, order, run, tracker=tracker, judge_engine=judge)
+            made = make(self.campaign, order, run, tracker=tracker, evaluate_engine=evaluate)
         followed, also = self._compare(swap, made)
         return Trial(
             swap=swap,

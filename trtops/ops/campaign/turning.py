@@ -34,9 +34,9 @@ _PATIENCE = (
 _ELSEWHERE = 5  # good builds that something convicted is put into, to see whether it needs anything beside
 _AT_ONCE = 2  # of them at once, and not when there are good builds enough to choose from
 _MUCH = 0.4  # share of what it may need that a build has to lack for that
-_SURE = 2  # builds that have to show that it does not need a choice, since one may be misjudged
+_SURE = 2  # builds that have to show that it does not need a choice, since one may be misclassified
 _NAMED_SOONER = 4  # times the campaign's doubt, with which one choice alone is convicted at first
-_MISJUDGED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
+_MISCLASSIFIED = 0.5  # probability that a bad build is, of those that what was convicted does not explain
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Turning:
         bad = [name for name in table.named("bad") if name not in tried and not explained[name]]
         if good and bad:
             choose = most_telling if self._not_repeatable else most_alike
-            return Pair(*choose(table, good, bad), chance=_MISJUDGED if found else CHANCE)
+            return Pair(*choose(table, good, bad), chance=_MISCLASSIFIED if found else CHANCE)
         waited = self._has_waited(table)
         return next(filter(None, (_elsewhere(guilty, table, waited=waited) for guilty in found)), None)
 

@@ -50,11 +50,11 @@ def odds_against_chance(found: Sequence[Guilty], table: CampaignTable) -> list[f
     Of each culprit in turn, by the builds that the others do not explain; natural logarithms. Builds that failed are left out.
     """
     nothing = np.zeros(len(table), np.bool_)
-    judged, is_bad = table.verdicts != VERDICTS.index("error"), table.verdicts == VERDICTS.index("bad")
+    evaluated, is_bad = table.verdicts != VERDICTS.index("error"), table.verdicts == VERDICTS.index("bad")
     held = [guilty.held_by(table) for guilty in found]
     odds = []
     for place, having in enumerate(held):
-        rows = judged & ~np.logical_or.reduce([nothing, *held[:place], *held[place + 1 :]])
+        rows = evaluated & ~np.logical_or.reduce([nothing, *held[:place], *held[place + 1 :]])
         bad, has = is_bad[rows], having[rows]
         likelihood = Likelihood(len(bad), int(bad.sum()))
         odds.append(float(likelihood(has.sum(), (has & bad).sum())) - likelihood.supremum)

@@ -143,7 +143,7 @@ def build_list(
     convert_one: Convert | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> BuildListResult:
-    """Build and judge what a list asks for, one after the other, and keep each build and a summary in runs of their own.
+    """Build and evaluate what a list asks for, one after the other, and keep each build and a summary in runs of their own.
 
     Args:
         models: The list, or the file to read it from.
@@ -238,7 +238,7 @@ def _make_build(build: ListedBuild, make: Convert, tags: Mapping[str, str]) -> B
     except Exception as exc:  # a defect of ours, or of a library, which the builds after it need not suffer for
         log.exception("%s failed", _title_of(build))
         return _outcome_of(build, "error", f"{type(exc).__name__}: {exc}", seconds=time.monotonic() - begun)
-    latency = result.judgement.latency
+    latency = result.evaluation.latency
     return BuildOutcome(
         model=build.model,
         precision=build.precision,

@@ -1,4 +1,4 @@
-"""Calibrate: from a model and real data to a calibration cache that any build can use, judged by accuracy."""
+"""Calibrate: from a model and real data to a calibration cache that any build can use, evaluated by accuracy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, Histogra
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ROW_HEADER, ConvertConfig, ConvertResult, convert
-from trtops.ops.judging.feeds import open_feeds
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.processes import temporary_prefix
 from trtops.record import Record
@@ -34,16 +34,16 @@ from trtops.tracking.tables import log_table
 
 Calibrator: TypeAlias = Literal["onnxruntime", "tensorrt"]
 
-_JUDGED_FEEDS = 32
+_EVALUATED_FEEDS = 32
 _TENSORRT_ALGORITHMS = {"entropy": "entropy2", "minmax": "minmax"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(Record):
-    """What to calibrate with, how, and how to judge what comes out.
+    """What to calibrate with, how, and how to evaluate what comes out.
 
     Attributes:
-        data: Where calibration data comes from (:func:`trtops.ops.judging.feeds.open_feeds`). Random data is not taken: its ranges
+        data: Where calibration data comes from (:func:`trtops.ops.evaluation.feeds.open_feeds`). Random data is not taken: its ranges
             say nothing.
         calibrator: What runs the model: ONNX Runtime on the CPU, or TensorRT with its own calibrator (up to 10.16).
         algorithm: How ranges are chosen (:meth:`trtops.calibration.histogram.Histogram.choose`). TensorRT's own
@@ -53,8 +53,8 @@ class CalibrateConfig(Record):
         samples: How many samples to use at most; None uses all.
         min_samples: Fewer are refused.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
-        beside: Precisions to build and judge as well, to compare INT8 with.
-        check: How engines are judged; best with data that was held out. Without data of its own, on the calibration data:
+        beside: Precisions to build and evaluate as well, to compare INT8 with.
+        check: How engines are evaluated; best with data that was held out. Without data of its own, on the calibration data:
             of what random data goes through the network, ranges of real data say nothing.
         pictures: Tensors whose histograms are drawn, the most clipped first.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
@@ -96,7 +96,7 @@ class CalibrateResult(OpResult):
         feeds: Feeds they came in.
         tensors: Tensors that have a range.
         excluded: Tensors that have none, since NaN or infinity occurred in them.
-        seconds: Wall time of the calibration, without building and judging.
+        seconds: Wall time of the calibration, without building and evaluating.
         engines: The engines, in the order of the config's ``beside``, INT8 last; each has a run of its own below this one.
     """
 
@@ -156,14 +156,14 @@ def calibrate(
     parent: str | None = None,
     progress: OnProgress | None = None,
 ) -> CalibrateResult:
-    """Calibrate a model, build INT8 from the cache, judge it beside other precisions, and keep everything in runs.
+    """Calibrate a model, build INT8 from the cache, evaluate it beside other precisions, and keep everything in runs.
 
     Feeds are read once, one at a time. The cache is logged as our JSON and as TensorRT's text, with the ranges as a table
     and histograms as pictures.
 
     Args:
         model: The ONNX file.
-        config: What to calibrate with and how to judge.
+        config: What to calibrate with and how to evaluate.
         tracker: The memory.
         data: Calibration data, in place of the config's source.
         experiment: Experiment to log to; the model file's name without its ending unless given.
@@ -196,9 +196,9 @@ def calibrate(
         seconds = time.perf_counter() - start
         _log_cache(run, cache, histograms, config, seconds)
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder:
-            judged = replace(config, check=_check_on_real_data(config, remembered, Path(folder)))
+            evaluated = replace(config, check=_check_on_real_data(config, remembered, Path(folder)))
             engines = _build_engines(
-                path, cache, judged, tracker=tracker, experiment=experiment, tags=tags, parent=run.id
+                path, cache, evaluated, tracker=tracker, experiment=experiment, tags=tags, parent=run.id
             )
         _log_engines(run, engines)
         result = replace(_calibrate_result(cache, engines, seconds), title=f"calibrate {path.name}", subject=str(path))
@@ -207,7 +207,7 @@ def calibrate(
 
 
 class _RememberedFeeds:
-    """Feeds that are in memory, of which the first are kept as they pass, to judge engines with."""
+    """Feeds that are in memory, of which the first are kept as they pass, to evaluate engines with."""
 
     def __init__(self, feeds: Iterable[Feed]) -> None:
         self._feeds = feeds
@@ -216,7 +216,7 @@ class _RememberedFeeds:
     def __iter__(self) -> Iterator[Feed]:
         self.first = []
         for feed in self._feeds:
-            if len(self.first) < _JUDGED_FEEDS:
+            if len(self.first) < _EVALUATED_FEEDS:
                 self.first.append(feed)
             yield feed
 
@@ -428,12 +428,12 @@ def _log_engines(run: Run, engines: Iterable[ConvertResult]) -> None:
     """The engines' accuracy and largest error, side by side."""
     metrics: dict[tuple[str, ...], float] = {}
     for engine in engines:
-        if engine.judgement.accuracy is not None:
-            metrics[schema.Metric.ACCURACY, engine.precision] = engine.judgement.accuracy.actual
-            metrics[schema.Metric.ACCURACY, "golden"] = engine.judgement.accuracy.golden
-        if engine.judgement.latency is not None:
-            metrics[schema.Metric.LATENCY, engine.precision] = engine.judgement.latency.p50_ms
-        for output in engine.judgement.report.outputs:
+        if engine.evaluation.accuracy is not None:
+            metrics[schema.Metric.ACCURACY, engine.precision] = engine.evaluation.accuracy.actual
+            metrics[schema.Metric.ACCURACY, "golden"] = engine.evaluation.accuracy.golden
+        if engine.evaluation.latency is not None:
+            metrics[schema.Metric.LATENCY, engine.precision] = engine.evaluation.latency.p50_ms
+        for output in engine.evaluation.report.outputs:
             if output.statistics is not None:
                 metrics[schema.Metric.ERROR, output.name, f"{engine.precision}_max_abs"] = output.statistics.max_abs
     run.log_metrics(metrics)

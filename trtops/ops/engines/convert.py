@@ -1,4 +1,4 @@
-"""Convert: from an ONNX model to a judged engine that the memory keeps."""
+"""Convert: from an ONNX model to an evaluated engine that the memory keeps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
 from trtops.ops.engines.timing_caches import TimingCacheSource
-from trtops.ops.judging.attributing import Seen, attribute
-from trtops.ops.judging.computed import computed, log_computed, weight_bytes
-from trtops.ops.judging.emulated import with_emulated
-from trtops.ops.judging.judgement import (
+from trtops.ops.evaluation.attributing import Seen, attribute
+from trtops.ops.evaluation.check import (
     CheckConfig,
-    Judgement,
+    Evaluation,
     describe,
     describe_beside,
+    evaluate,
     golden_outputs,
-    judge,
-    log_judgement,
+    log_evaluation,
     shown_value,
     tolerances_for,
 )
+from trtops.ops.evaluation.computed import computed, log_computed, weight_bytes
+from trtops.ops.evaluation.emulated import with_emulated
 from trtops.ops.result import OpResult, finish_with, model_file, op_run
 from trtops.record import Record, sha256
 from trtops.reports.document import Section
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(Record):
-    """What to build, from what, and how to judge it.
+    """What to build, from what, and how to evaluate it.
 
     Attributes:
         build: How the engine is built.
-        check: How it is judged.
+        check: How it is evaluated.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         timing_cache: A timing cache to build with: a file; ``run:<id>``, the one that a run left; ``accepted``, that of the
             model's newest accepted engine; or ``shared``, the one that builds of this device and release have in common,
@@ -63,7 +63,7 @@ class ConvertConfig(Record):
         mind_deny_list: Leave out tactics that are on the deny-list of this device and release; a replay that has one is
             refused.
         attribute_error: Say how much of the engine's error is the precision's own, how much is noise and how much the builder's
-            (:mod:`trtops.ops.judging.attribution`), which runs the model four times more.
+            (:mod:`trtops.ops.evaluation.attribution`), which runs the model four times more.
         rebuild: Build even if the memory holds an engine of the same spec from the same environment.
         keep_model: Log the model file itself, with its external data, so that the run can be rebuilt from the memory
             alone.
@@ -100,7 +100,7 @@ class ConvertResult(OpResult):
         engine_sha256: Digest of the engine.
         engine_bytes: Its size.
         build_seconds: Wall time of the build; of the earlier one if reused.
-        judgement: The comparison, latency and accuracy.
+        evaluation: The comparison, latency and accuracy.
         crashed: Settings that were left out, since the builder took its process down under them.
         skipped: Settings that the builder had no time to try.
     """
@@ -113,7 +113,7 @@ class ConvertResult(OpResult):
     engine_sha256: str
     engine_bytes: int
     build_seconds: float
-    judgement: Judgement
+    evaluation: Evaluation
     crashed: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
@@ -123,12 +123,12 @@ class ConvertResult(OpResult):
         yield from (f"- {reason}" for reason in self.reasons)
         yield from ("", f"{self.called} engine, {size(self.engine_bytes)}, {made}.", "")
         yield from self._left_out()
-        yield from describe(self.judgement)
+        yield from describe(self.evaluation)
 
     def sections(self) -> Iterable[Section]:
         """Where the engine comes from, and what the table of outputs, which the report has, does not say."""
         reused = (f"The engine is that of run `{self.reused_from}`.", "") if self.reused_from else ()
-        return (Section(text="\n".join((*reused, *self._left_out(), *describe_beside(self.judgement)))),)
+        return (Section(text="\n".join((*reused, *self._left_out(), *describe_beside(self.evaluation)))),)
 
     def _left_out(self) -> Iterable[str]:
         """Settings that the builder did without, in sentences."""
@@ -153,25 +153,25 @@ class ConvertResult(OpResult):
     @property
     def called(self) -> str:
         """What the engine may be called: the precision that was asked for, or what it computes in instead."""
-        found = self.judgement.computed
+        found = self.evaluation.computed
         return self.precision.upper() if found is None else found.name
 
     def row(self) -> tuple[str, ...]:
         """The engine in one line of a table that has :data:`ROW_HEADER`."""
-        judgement = self.judgement
-        report = judgement.report
+        evaluation = self.evaluation
+        report = evaluation.report
         statistics = [output.statistics for output in report.outputs if output.statistics is not None]
         top1 = (shown_value(report, output, _TOP1) for output in report.outputs)
         agreements = [share for share in top1 if share is not None]
-        found = judgement.computed
+        found = evaluation.computed
         return (
             self.called,
             "-" if found is None or found.share is None else f"{found.share:.0%}",
             self.verdict,
             f"{max((s.max_abs for s in statistics), default=float('nan')):.3g}",
             f"{min(agreements):.2%}" if agreements else "-",
-            f"{judgement.accuracy.actual:.2%}" if judgement.accuracy else "-",
-            f"{judgement.latency.p50_ms:.3f} ms" if judgement.latency else "-",
+            f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
+            f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
             size(self.engine_bytes),
             "reused" if self.reused_from else f"{self.build_seconds:.2f} s",
             self.run_id[:8],
@@ -210,17 +210,17 @@ def convert(
 ) -> ConvertResult:
     """Build an engine from an ONNX file, compare it with the model itself, and keep everything in a run.
 
-    An engine of the same spec from the same environment is not built twice: the earlier one is judged again, with
+    An engine of the same spec from the same environment is not built twice: the earlier one is re-evaluated, with
     today's data and tolerances. A changed file at the same path is another model.
 
     Args:
         model: The ONNX file.
-        config: What to build and how to judge it; by default an FP32 engine on ONNX Runtime with random data.
+        config: What to build and how to evaluate it; by default an FP32 engine on ONNX Runtime with random data.
         tracker: The memory.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of the run.
         parent: Id of a parent run.
-        built: Called with the build, made now or taken from the memory, before anything of it is judged or logged.
+        built: Called with the build, made now or taken from the memory, before anything of it is evaluated or logged.
 
     Returns:
         The result. A bad engine is a result; only what prevents a verdict raises.
@@ -235,7 +235,7 @@ def convert(
     loaded = _readable(path, config)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as run:
         with _opened_backend(config) as backend:
-            result = _build_and_judge(backend, loaded, config, run, tracker, built)
+            result = _build_and_evaluate(backend, loaded, config, run, tracker, built)
         result = replace(
             result, title=f"convert {path.name} to {result.called} on {config.build.backend}", subject=str(path)
         )
@@ -271,7 +271,7 @@ def _opened_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
         yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
 
 
-def _build_and_judge(
+def _build_and_evaluate(
     backend: EngineBackend,
     model: Model,
     config: ConvertConfig,
@@ -279,7 +279,7 @@ def _build_and_judge(
     tracker: Tracker,
     built: Callable[[Build], object] | None,
 ) -> ConvertResult:
-    """Build or reuse, judge, and log all of it; the run is not ended."""
+    """Build or reuse, evaluate, and log all of it; the run is not ended."""
     run.reserve(builds.expected_bytes(model, keep_model=config.keep_model))
     feeds = config.check.open_for(model)
     job = _prepared_job(model, config, backend, tracker)
@@ -300,22 +300,22 @@ def _build_and_judge(
         _log_model(run, model, config)
     else:
         builds.log_reuse(run, build, reused_from)
-    judgement, outputs, golden = _judge_build(model, build, backend, feeds, config)
-    log_judgement(run, judgement)
+    evaluation, outputs, golden = _evaluate_build(model, build, backend, feeds, config)
+    log_evaluation(run, evaluation)
     log_computed(run, build)
-    verdict = judgement.verdict
+    verdict = evaluation.verdict
     if check.plots == "always" or (check.plots == "bad" and verdict == "bad"):
         _log_plots(run, outputs, golden)
     return ConvertResult(
         verdict=verdict,
-        reasons=judgement.reasons,
+        reasons=evaluation.reasons,
         reused_from=reused_from,
         precision=config.build.precision,
         spec_sha256=job.spec.digest,
         engine_sha256=sha256(build.engine.plan),
         engine_bytes=len(build.engine.plan),
         build_seconds=build.seconds,
-        judgement=judgement,
+        evaluation=evaluation,
         crashed=crashed,
         skipped=build.skipped,
     )
@@ -381,23 +381,23 @@ def read_caches(config: ConvertConfig) -> Caches:
     )
 
 
-def _judge_build(
+def _evaluate_build(
     model: Model, build: Build, backend: EngineBackend, feeds: Iterable[Feed], config: ConvertConfig
-) -> tuple[Judgement, RunResults, RunResults]:
+) -> tuple[Evaluation, RunResults, RunResults]:
     check = config.check
     tolerances = tolerances_for(config.build.precision, check.tolerances, model)
     if config.build.mark:
         tolerances = replace(tolerances, allow_extra_outputs=True)
     golden = golden_outputs(model, feeds, check.golden)
     with backend.runner(build.engine) as runner:
-        judgement, outputs, _ = judge(runner, golden, feeds, check, tolerances)
-        judgement = replace(judgement, computed=computed(build, weight_bytes(model), check.min_precision_share))
+        evaluation, outputs, _ = evaluate(runner, golden, feeds, check, tolerances)
+        evaluation = replace(evaluation, computed=computed(build, weight_bytes(model), check.min_precision_share))
         if config.attribute_error:
-            judgement = with_emulated(judgement, model, config.build, feeds, golden, tolerances)
+            evaluation = with_emulated(evaluation, model, config.build, feeds, golden, tolerances)
             seen = Seen(runner, outputs, golden, golden_given=check.golden is not None)
-            found = attribute(model, build, judgement, seen, list(feeds), tolerances)
-            return replace(judgement, attribution=found), outputs, golden
-    return with_emulated(judgement, model, config.build, feeds, golden, tolerances), outputs, golden
+            found = attribute(model, build, evaluation, seen, list(feeds), tolerances)
+            return replace(evaluation, attribution=found), outputs, golden
+    return with_emulated(evaluation, model, config.build, feeds, golden, tolerances), outputs, golden
 
 
 def _log_plots(run: Run, outputs: RunResults, golden: RunResults) -> None:

@@ -85,7 +85,7 @@ def deny(proof_run: str, *, tracker: Tracker, tags: Mapping[str, str] | None = N
     experiment = stored.info.experiment
     with op_run(tracker, experiment, f"deny {result.headline}", kind="deny", tags={**(tags or {}), **own}) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-        finish_with(run, result, tracker, title=f"deny {result.headline}", judged=False)
+        finish_with(run, result, tracker, title=f"deny {result.headline}", evaluated=False)
     return result.kept_in(run, experiment)
 
 
@@ -112,7 +112,7 @@ def pardon(deny_run: str, *, tracker: Tracker, why: str) -> DenyResult:
     result = DenyResult(title="pardon", entry=entry, why=why)
     with op_run(tracker, info.experiment, "pardon", kind="deny", tags=tags) as run:
         run.log_json(entry, schema.Artifact.DENIED)
-        finish_with(run, result, tracker, judged=False)
+        finish_with(run, result, tracker, evaluated=False)
     return result.kept_in(run, info.experiment)
 
 

@@ -13,8 +13,8 @@ from trtops import errors
 from trtops.backend.base import Build, Caches, EngineBackend
 from trtops.backend.onnx.model import Model
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import Feeds, open_feeds
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.feeds import Feeds, open_feeds
 from trtops.spec import BuildConfig, BuildSpec, Environment
 
 
@@ -54,7 +54,7 @@ class BuildJob:
             config: How to build.
             environment: Where.
             caches: What the builder is given beside it.
-            check: How the engine will be judged; its data calibrates INT8 where there is no other.
+            check: How the engine will be evaluated; its data calibrates INT8 where there is no other.
             calibration_data: A data source for calibrating INT8.
         """
         feeds, data_sha256 = None, None

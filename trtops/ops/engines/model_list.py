@@ -31,7 +31,7 @@ from trtops import errors
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.yaml_records import Document, Place, read_yaml
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import Record
 from trtops.spec import (
     BackendName,
@@ -79,7 +79,7 @@ class ListedModel(Record):
         precisions: What to build it in.
         backends: What to build it with; each with each precision.
         profiles: Shapes to build for; the model's own unless given.
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random unless given.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random unless given.
         iterations: How many random feeds.
         seed: Of the random data.
         labels: The right class of each sample, as ``.npy``.

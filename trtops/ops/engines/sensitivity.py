@@ -18,7 +18,7 @@ from trtops.backend.onnx.quantize import Style, insert_qdq, kept_names, quantiza
 from trtops.calibration.cache import CalibrationCache, FitPolicy
 from trtops.calibration.data import batches
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.result import OnProgress, OpResult, finish_with, model_file, op_run
 from trtops.record import Record
 from trtops.tracking import schema
@@ -38,7 +38,7 @@ class SensitivityConfig(Record):
     """How layers are measured, and what the error may be.
 
     Attributes:
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); random data unless given.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); random data unless given.
         samples: How many samples to use.
         batch: Samples per feed; None uses feeds as they come.
         budget: The relative error that INT8 may make: root of the sum of squared differences from the FP32 model, over root
@@ -172,7 +172,7 @@ def sensitivity(
         result = replace(_propose_layers(trial, config, progress), title=f"sensitivity {path.name}", subject=str(path))
         result = result.kept_in(run, experiment)
         _log_result(run, result)
-        finish_with(run, result, tracker, judged=False)
+        finish_with(run, result, tracker, evaluated=False)
         return result
 
 

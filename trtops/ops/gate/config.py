@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trtops.ops.campaign.config import Place
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.gate.environments import HERE, Release
 from trtops.ops.gate.policy import Policy
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.record import Record
 from trtops.spec import BuildConfig
 

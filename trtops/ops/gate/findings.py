@@ -48,8 +48,8 @@ def decide(findings: Iterable[Finding]) -> Decision:
 VERDICTS: dict[Decision, Verdict] = {"accept": "good", "refuse": "bad", "measure more": "error"}
 
 
-def judge_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]:
-    """Hold what was measured against a policy. Needs nothing but the numbers, so that history can be judged again."""
+def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]:
+    """Hold what was measured against a policy. Needs nothing but the numbers, so that history can be re-evaluated."""
     limits = policy.of(measured.candidate.precision)
     return tuple(_all_findings(measured, limits, policy))
 
@@ -58,7 +58,7 @@ def _all_findings(measured: Measured, limits: Limits, policy: Policy) -> Iterato
     candidate, accepted = measured.candidate, measured.accepted
     if limits.accuracy is not None:
         tolerances = with_axes(limits.accuracy.tolerances or measured.usual, measured.usual)
-        yield from _of_report(measured.reference.judge(tolerances), "reference", "refuse")
+        yield from _of_report(measured.reference.evaluate(tolerances), "reference", "refuse")
     if accepted is None:
         outcome: Outcome = "tell" if policy.first == "accept" else "refuse"
         yield Finding(
@@ -115,7 +115,7 @@ def _of_outputs(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
                 subject="accepted outputs", outcome=outcome, text="; ".join(output.reasons), output=output.name
             )
     if limit.accepted is not None:
-        agreement = measured.agreement.judge(with_axes(limit.accepted, measured.usual))
+        agreement = measured.agreement.evaluate(with_axes(limit.accepted, measured.usual))
         found = [*_of_report(agreement, "accepted outputs", outcome)]
         refused = refused or any(each.outcome != "pass" for each in found)
         yield from (each for each in found if each.outcome != "pass")

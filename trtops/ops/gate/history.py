@@ -1,4 +1,4 @@
-"""Judge history again: which accepted engines would fail under a proposed policy, and which limits good runs support.
+"""Re-evaluate history: which accepted engines would fail under a proposed policy, and which limits good runs support.
 
 Nothing is run, and nothing is changed in the memory: all follows from numbers that runs keep.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.comparator.report import ComparisonReport
+from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.gate.accepted import precision_of
-from trtops.ops.gate.findings import Decision, Finding, decide, judge_measured, with_axes
+from trtops.ops.gate.findings import Decision, Finding, decide, evaluate_measured, with_axes
 from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.result import GateResult
-from trtops.ops.judging.judgement import Judgement
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.spec import PRECISIONS, Precision
@@ -35,7 +35,7 @@ _WIDTHS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryConfig(Record):
-    """Which runs are judged again, and by what.
+    """Which runs are re-evaluated, and by what.
 
     Attributes:
         policy: The proposed policy.
@@ -55,7 +55,7 @@ class HistoryConfig(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejudgement(Record):
+class Reevaluation(Record):
     """One run under the proposed policy.
 
     Attributes:
@@ -66,7 +66,7 @@ class Rejudgement(Record):
         before: Its verdict as it was logged.
         decision: What the gate would decide by its numbers now; None if they cannot be read.
         reasons: Why it would not be accepted.
-        judged: How much of the policy its numbers cover: ``all`` for runs of the gate, ``reference`` for others.
+        evaluated: How much of the policy its numbers cover: ``all`` for runs of the gate, ``reference`` for others.
     """
 
     run_id: str
@@ -76,7 +76,7 @@ class Rejudgement(Record):
     before: str
     decision: Decision | None
     reasons: tuple[str, ...] = ()
-    judged: str = "all"
+    evaluated: str = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +115,18 @@ class HistoryResult(OpResult):
     """What a proposed policy would have said.
 
     Attributes:
-        judged: Every run, newest first.
+        evaluated: Every run, newest first.
         proposals: Limits by model, precision and output.
     """
 
-    title: str = "judge history again"
-    judged: tuple[Rejudgement, ...]
+    title: str = "evaluate history again"
+    evaluated: tuple[Reevaluation, ...]
     proposals: tuple[Proposal, ...] = ()
 
     @property
-    def failing(self) -> tuple[Rejudgement, ...]:
+    def failing(self) -> tuple[Reevaluation, ...]:
         """Those that would not be accepted, or cannot be read."""
-        return tuple(each for each in self.judged if each.decision != "accept")
+        return tuple(each for each in self.evaluated if each.decision != "accept")
 
     @property
     def verdict(self) -> Verdict:
@@ -136,12 +136,12 @@ class HistoryResult(OpResult):
     @property
     def headline(self) -> str:
         """How many would fail."""
-        return f"{len(self.failing)} of {len(self.judged)} would not be accepted"
+        return f"{len(self.failing)} of {len(self.evaluated)} would not be accepted"
 
     def body(self) -> Iterable[str]:
         """Those that would fail and why, then the proposed limits with their numbers, then the same as a policy."""
         for each in self.failing:
-            yield f"- `{each.run_id[:8]}` {each.name}: {each.decision or 'cannot be judged'}. {'; '.join(each.reasons)}"
+            yield f"- `{each.run_id[:8]}` {each.name}: {each.decision or 'cannot be evaluated'}. {'; '.join(each.reasons)}"
         if not self.proposals:
             return
         yield from (
@@ -173,8 +173,8 @@ class HistoryResult(OpResult):
             yield "```"
 
 
-def judge_history(config: HistoryConfig, *, tracker: Tracker) -> HistoryResult:
-    """Judge stored runs by a proposed policy, and propose limits from those that are good.
+def evaluate_history(config: HistoryConfig, *, tracker: Tracker) -> HistoryResult:
+    """Re-evaluate stored runs by a proposed policy, and propose limits from those that are good.
 
     Args:
         config: Which runs, and the policy.
@@ -183,19 +183,19 @@ def judge_history(config: HistoryConfig, *, tracker: Tracker) -> HistoryResult:
     Raises:
         RunNotFoundError: If a run that is named is not there. One that is not whole is a result.
     """
-    judged: list[Rejudgement] = []
+    evaluated: list[Reevaluation] = []
     seen = _Seen()
     for info in _chosen_runs(config, tracker):
         try:
             stored = tracker.load(info.id)
-            again = _judge_run(stored, config.policy)
+            again = _evaluate_run(stored, config.policy)
             if again is None:
                 continue
             seen.add(stored)
         except (errors.IncompleteRunError, errors.FormatError, errors.ComparisonError) as exc:
-            again = _rejudgement(info, None, (f"{type(exc).__name__}: {exc}",))
-        judged.append(again)
-    return HistoryResult(judged=tuple(judged), proposals=tuple(seen.proposals()))
+            again = _reevaluation(info, None, (f"{type(exc).__name__}: {exc}",))
+        evaluated.append(again)
+    return HistoryResult(evaluated=tuple(evaluated), proposals=tuple(seen.proposals()))
 
 
 def _chosen_runs(config: HistoryConfig, tracker: Tracker) -> Iterator[RunInfo]:
@@ -208,38 +208,38 @@ def _chosen_runs(config: HistoryConfig, tracker: Tracker) -> Iterator[RunInfo]:
     yield from chosen[: config.limit]
 
 
-def _judge_run(stored: StoredRun, policy: Policy) -> Rejudgement | None:
-    """A run judged again; None if it holds nothing to judge."""
+def _evaluate_run(stored: StoredRun, policy: Policy) -> Reevaluation | None:
+    """A run re-evaluated; None if it holds nothing to evaluate."""
     info = stored.info
     if schema.Artifact.GATE in stored.manifest and info.kind == "gate":
         result = GateResult.from_json(stored.read_bytes(schema.Artifact.GATE))
         if result.measured is None:
-            return _rejudgement(info, decide(result.findings), result.reasons)
-        return _of_findings(info, judge_measured(result.measured, policy))
+            return _reevaluation(info, decide(result.findings), result.reasons)
+        return _of_findings(info, evaluate_measured(result.measured, policy))
     if schema.Artifact.ACCURACY not in stored.manifest:
         return None
-    report = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report
+    report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report
     limits = policy.of(_known_precision(info))
     if limits.accuracy is None:
-        return _rejudgement(info, "accept", (), judged="reference")
-    again = report.judge(with_axes(limits.accuracy.tolerances or report.tolerances, report.tolerances))
-    return _rejudgement(info, "accept" if again.verdict == "good" else "refuse", again.reasons, judged="reference")
+        return _reevaluation(info, "accept", (), evaluated="reference")
+    again = report.evaluate(with_axes(limits.accuracy.tolerances or report.tolerances, report.tolerances))
+    return _reevaluation(info, "accept" if again.verdict == "good" else "refuse", again.reasons, evaluated="reference")
 
 
 def _known_precision(info: RunInfo) -> Precision:
     return next((known for known in PRECISIONS if known == precision_of(info)), "fp32")
 
 
-def _of_findings(info: RunInfo, findings: Sequence[Finding]) -> Rejudgement:
+def _of_findings(info: RunInfo, findings: Sequence[Finding]) -> Reevaluation:
     against = [finding for finding in findings if finding.outcome in ("refuse", "open")]
     reasons = tuple(f"{f.subject}{f' of {f.output}' if f.output else ''}: {f.text}" for f in against)
-    return _rejudgement(info, decide(findings), reasons)
+    return _reevaluation(info, decide(findings), reasons)
 
 
-def _rejudgement(
-    info: RunInfo, decision: Decision | None, reasons: tuple[str, ...], *, judged: str = "all"
-) -> Rejudgement:
-    return Rejudgement(
+def _reevaluation(
+    info: RunInfo, decision: Decision | None, reasons: tuple[str, ...], *, evaluated: str = "all"
+) -> Reevaluation:
+    return Reevaluation(
         run_id=info.id,
         name=info.name,
         model=_model_name(info),
@@ -247,7 +247,7 @@ def _rejudgement(
         before=info.verdict or "",
         decision=decision,
         reasons=reasons,
-        judged=judged,
+        evaluated=evaluated,
     )
 
 
@@ -267,7 +267,7 @@ class _Seen:
         if info.verdict != "good" or schema.Artifact.ACCURACY not in stored.manifest:
             return
         key = (_model_name(info), info.tags.get(Tag.MODEL_SHA256, ""), precision_of(info))
-        report = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report
+        report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report
         for output, error in _largest_errors(report):
             place = (*key, output)
             self._errors[place].append(error)

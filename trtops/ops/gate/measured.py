@@ -9,10 +9,10 @@ from typing import Literal
 
 from trtops.backend.base import Build
 from trtops.comparator.report import ComparisonReport, Tolerances
+from trtops.ops.evaluation.check import Accuracy
 from trtops.ops.gate.child import Opened
 from trtops.ops.gate.ratio import Starts
 from trtops.ops.gate.widths import OutputWidth
-from trtops.ops.judging.judgement import Accuracy
 from trtops.record import Record, sha256
 from trtops.spec import Environment, Layer, Precision
 

@@ -11,7 +11,7 @@ from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.gate.accepted import accept
 from trtops.ops.gate.config import GateConfig
-from trtops.ops.gate.findings import judge_measured
+from trtops.ops.gate.findings import evaluate_measured
 from trtops.ops.gate.result import GateResult, log_result
 from trtops.ops.gate.trial import RefusedError, Trial
 from trtops.ops.result import finish_with, model_file, op_run
@@ -65,7 +65,7 @@ def gate(
         run.log_params({"release": release, "policy": config.policy.digest, "devices": ",".join(config.devices)})
         loaded = Model.load(path)
         trial = Trial(loaded, config, run, tracker)
-        result = replace(_judged_result(result, trial), seconds=time.perf_counter() - begun).kept_in(run, experiment)
+        result = replace(_evaluated_result(result, trial), seconds=time.perf_counter() - begun).kept_in(run, experiment)
         log_result(run, result)
         finish_with(run, result, tracker)
     if result.decision == "accept" and config.register and trial.build is not None and trial.holder:
@@ -76,7 +76,7 @@ def gate(
     return result
 
 
-def _judged_result(result: GateResult, trial: Trial) -> GateResult:
+def _evaluated_result(result: GateResult, trial: Trial) -> GateResult:
     """The result with what was measured and found."""
     try:
         measured = trial.measure()
@@ -84,5 +84,5 @@ def _judged_result(result: GateResult, trial: Trial) -> GateResult:
         return replace(result, findings=(exc.finding,), holder=trial.holder)
     finally:
         close_benches()
-    findings = judge_measured(measured, result.policy)
+    findings = evaluate_measured(measured, result.policy)
     return replace(result, measured=measured, findings=findings, holder=trial.holder)

@@ -4,7 +4,7 @@ Policies are YAML::
 
 latency: {ratio: 1.05, confidence: 0.99}
 size: {ratio: 1.1}
-memory: null                       # not judged
+memory: null                       # not evaluated
 accuracy:
   widths: 2.5                      # against the accepted outputs, in noise widths
   widths_per_output: {boxes: 4}
@@ -120,9 +120,9 @@ class AccuracyLimit(Record):
         tolerances: Of its outputs against the reference, by output and statistic; the precision's own default unless given.
         accepted: Of its outputs against those of the accepted engine, likewise; by noise widths alone unless given.
         widths: How many noise widths an output may be from the accepted one, and how many further from the reference; None
-            does not judge by them.
-        widths_per_output: The same for single outputs; None does not judge that output by them.
-        top1_drop: How much of the accuracy on labelled data may be lost, as a fraction of all samples; None does not judge it.
+            does not evaluate by them.
+        widths_per_output: The same for single outputs; None does not evaluate that output by them.
+        top1_drop: How much of the accuracy on labelled data may be lost, as a fraction of all samples; None does not evaluate it.
         other_model: What to do about outputs that differ from the accepted ones where the models differ: a model that was
             trained again has other outputs.
     """
@@ -135,7 +135,7 @@ class AccuracyLimit(Record):
     other_model: OrTell = "refuse"
 
     def widths_of(self, output: str) -> float | None:
-        """The limit of one output; None if it is not judged by noise widths."""
+        """The limit of one output; None if it is not evaluated by noise widths."""
         return self.widths_per_output.get(output, self.widths)
 
 
@@ -160,7 +160,7 @@ class LayerLimit(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Record):
-    """What passes; a part that is None is measured and not judged.
+    """What passes; a part that is None is measured and not evaluated.
 
     Attributes:
         latency: Of the median of an inference.

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trtops.ops.evaluation.check import Evaluation, log_evaluation
 from trtops.ops.gate.findings import VERDICTS, Decision, Finding, decide, estimate_latency
 from trtops.ops.gate.measured import Measured
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.ops.gate.ratio import RatioEstimate
-from trtops.ops.judging.judgement import Judgement, log_judgement
 from trtops.ops.result import OpResult
 from trtops.reports.document import Chart, Point, Section
 from trtops.tables import size
@@ -81,7 +81,7 @@ class GateResult(OpResult):
 
     @property
     def ratio(self) -> RatioEstimate | None:
-        """The ratio of latencies; None if they were not measured, or are not judged."""
+        """The ratio of latencies; None if they were not measured, or are not evaluated."""
         limit = self.limits.latency
         return None if limit is None or self.measured is None else estimate_latency(self.measured, limit)
 
@@ -175,8 +175,8 @@ def log_result(run: Run, result: GateResult) -> None:
     """Log what was found: the whole as an artifact and a page, its numbers as metrics, the decision as a tag."""
     measured = result.measured
     if measured is not None:
-        judgement = Judgement(report=measured.reference, accuracy=measured.candidate_top1)
-        log_judgement(run, judgement)
+        evaluation = Evaluation(report=measured.reference, accuracy=measured.candidate_top1)
+        log_evaluation(run, evaluation)
         if measured.rounds is not None:
             run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
         run.log_metrics(gate_metrics(result))

@@ -20,6 +20,8 @@ from trtops.ops.campaign.benches import free_device
 from trtops.ops.campaign.opened import find_model
 from trtops.ops.engines.deny import deny_list
 from trtops.ops.engines.job import BuildJob, read_cache_file
+from trtops.ops.evaluation.check import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.rounding import moved_reference
 from trtops.ops.gate.accepted import Wanted, last_accepted
 from trtops.ops.gate.child import save_feeds
 from trtops.ops.gate.config import GateConfig
@@ -29,8 +31,6 @@ from trtops.ops.gate.measured import Facts, LayerComparison, Measured, Rounds
 from trtops.ops.gate.policy import AccuracyLimit, BuildTimeLimit
 from trtops.ops.gate.sides import Side, measure_rounds
 from trtops.ops.gate.widths import Seen, measure_widths
-from trtops.ops.judging.judgement import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
-from trtops.ops.judging.rounding import moved_reference
 from trtops.processes import temporary_prefix
 from trtops.spec import Environment
 from trtops.tracking import builds, schema

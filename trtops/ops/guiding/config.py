@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trtops import errors
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.record import Record
 from trtops.spec import BuildConfig
 
@@ -20,7 +20,7 @@ class GuideConfig(Record):
 
     Attributes:
         build: How the engine is built.
-        check: On what data it is judged, and by what tolerances.
+        check: On what data it is evaluated, and by what tolerances.
         golden_model: A model that is right: an earlier export, or the one that this was made from. Tensors are matched by
             their names. With it a fault of the model itself is found, and not just that there is one.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.

@@ -25,11 +25,11 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
+from trtops.ops.evaluation.emulated import evaluate_emulated
 from trtops.ops.guiding.answer import Answer
 from trtops.ops.guiding.of_model import first_lines
 from trtops.ops.guiding.result import Kind
 from trtops.ops.guiding.subject import Subject
-from trtops.ops.judging.emulated import judge_emulated
 from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
 from trtops.ops.search.isolation.window import isolate
 from trtops.ops.search.precision.config import PrecisionConfig
@@ -127,7 +127,7 @@ def ask_build(subject: Subject, parent: str) -> Answer:
     evidence = (f"A {found.called} engine: {found.verdict}.", *first_lines(found.reasons))
     if found.verdict == "good":
         return Answer("good", evidence, ruled_out=("a bad engine",), builds=made)
-    if found.judgement.report:
+    if found.evaluation.report:
         said = (*evidence, "The engine's outputs are right, since it does not compute in what was asked for.")
         return Answer("bad when rounded", said, builds=made)
     return Answer("bad", evidence, builds=made)
@@ -148,7 +148,7 @@ def ask_again(subject: Subject, parent: str) -> Answer:
     verdicts = []
     for _ in range(subject.config.rebuilds):
         found = _converted(subject, parent, subject.config.build, rebuild=True)
-        verdicts.append("good" if found.judgement.report else "bad")
+        verdicts.append("good" if found.evaluation.report else "bad")
     told = f"Built {len(verdicts)} times more: {verdicts.count('bad')} bad, {verdicts.count('good')} good."
     if "good" in verdicts:
         return Answer("not every time", (told,), kind="intermittent", builds=len(verdicts))
@@ -195,7 +195,7 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
         )
     if config.precision in ("fp16", "bf16"):
         golden = RunResults([("golden", [IterationResult(dict(o)) for o in subject.outputs])])
-        floor = judge_emulated(subject.model, config.precision, subject.feeds, golden, subject.tolerances)
+        floor = evaluate_emulated(subject.model, config.precision, subject.feeds, golden, subject.tolerances)
         if floor.verdict == "bad":
             evidence = (
                 f"Rounded after each node, without any builder: {floor.sentence()}",
@@ -304,7 +304,7 @@ def ask_ranges(subject: Subject, parent: str) -> Answer:
         )
     for count in range(1, len(worst) + 1):
         mended = _with_ranges(cache, [seen[name] for name in worst[:count]])
-        report = _judged_int8(subject, mended.to_bytes())
+        report = _evaluated_int8(subject, mended.to_bytes())
         if report:
             name = worst[0]
             evidence = (
@@ -324,7 +324,7 @@ def _with_ranges(cache: CalibrationCache, ranges: Sequence[TensorRange]) -> Cali
     return replace(cache, ranges=tuple(others.get(r.name, r) for r in cache.ranges))
 
 
-def _judged_int8(subject: Subject, cache: bytes) -> bool:
+def _evaluated_int8(subject: Subject, cache: bytes) -> bool:
     """Whether the engine is right with another calibration cache."""
     side = Pinned(subject.config.build, Caches(calibration=cache))
     with side(subject.model.proto()) as runner:
@@ -454,7 +454,7 @@ def fails_emulated(subject: Subject) -> Any:
     def check(part: Any) -> bool:
         golden = RunResults([("golden", [IterationResult(dict(each)) for each in part.golden])])
         tolerances = replace(subject.tolerances, per_output={})
-        return judge_emulated(Model.from_proto(part.proto), to, part.feeds, golden, tolerances).verdict == "good"
+        return evaluate_emulated(Model.from_proto(part.proto), to, part.feeds, golden, tolerances).verdict == "good"
 
     return check
 

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.benches import close_benches
+from trtops.ops.evaluation.feeds import check_source
 from trtops.ops.guiding import minimal, of_build, of_model
 from trtops.ops.guiding.answer import Answer
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.result import GuideResult, Step
 from trtops.ops.guiding.subject import Subject
-from trtops.ops.judging.feeds import check_source
 from trtops.ops.result import finish_with, model_file, op_run
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole
@@ -68,7 +68,7 @@ _SMALLER, _BUNDLED = "How small does the failing case get?", "Can a stranger rep
 _WHY_SMALLER = "The reason is known as far as it can be; whoever has to mend it wants a case without all the rest."
 
 TREE: dict[str, Question] = {
-    "data": Question("Is the data real?", "Whatever is judged on bad data is judged wrongly.", of_model.ask_data, {"usable": "structure"}),
+    "data": Question("Is the data real?", "Whatever is evaluated on bad data is evaluated wrongly.", of_model.ask_data, {"usable": "structure"}),
     "structure": Question(
         "Is the model sound, node by node?", "The data is usable; a broken file explains everything.",
         of_model.ask_structure, {"sound": "shapes"},

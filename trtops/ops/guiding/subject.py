@@ -19,8 +19,8 @@ from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.ops.engines.job import read_cache_file
+from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.judging.judgement import tolerances_for
 from trtops.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import Tracker

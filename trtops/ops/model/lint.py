@@ -33,7 +33,7 @@ class LintConfig(Record):
     """What the model is run on.
 
     Attributes:
-        data: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`); the first feed is used. Made up unless given.
+        data: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`); the first feed is used. Made up unless given.
         input_shapes: Shapes of inputs with dynamic dimensions, by name; 1 for each such dimension unless given.
         output: Where to write the report, in Polygraphy's layout.
     """
@@ -127,7 +127,7 @@ def _first_feed(proto: onnx.ModelProto, config: LintConfig) -> Feed | None:
     if config.data is None and not config.input_shapes:
         return None
     # Most models are linted without, and faster than what opens data is imported.
-    from trtops.ops.judging.feeds import open_feeds
+    from trtops.ops.evaluation.feeds import open_feeds
 
     if config.data is not None:
         return next(iter(open_feeds(config.data, inputs)))

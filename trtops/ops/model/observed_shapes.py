@@ -14,7 +14,7 @@ from trtops.backend.onnx.readable import readable_values
 from trtops.backend.onnx.submodel import Cutter, Values
 from trtops.backend.onnxrt.observe import observe
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.evaluation.feeds import open_feeds
 from trtops.ops.model.opening import open_model
 
 
@@ -27,7 +27,7 @@ def with_observed_shapes(
 
     Args:
         model: The model, or its path; not changed.
-        feeds: Where inputs come from (:func:`trtops.ops.judging.feeds.open_feeds`), of which the first feed is used; random
+        feeds: Where inputs come from (:func:`trtops.ops.evaluation.feeds.open_feeds`), of which the first feed is used; random
             unless given.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.calibration.histogram import ALGORITHMS, Algorithm
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.repairing.space import Outcome, Point, pareto_front
 from trtops.ops.result import OpResult
 from trtops.record import Record
@@ -36,7 +36,7 @@ class RepairConfig(Record):
 
     Attributes:
         build: The engine as it was asked for.
-        check: How engines are judged; latency is measured on its first feed.
+        check: How engines are evaluated; latency is measured on its first feed.
         calibration_data: Data source for INT8 calibration; the check's own data unless given.
         calibration_cache: A calibration cache that INT8 was built with; other ways to calibrate are tried beside it.
         change: What may be changed: nodes kept in higher precision, tactics denied (of ONNX Runtime its tactics, of TensorRT

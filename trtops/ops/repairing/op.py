@@ -26,7 +26,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.files import open_atomically
 from trtops.metadata import TensorMetadata
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
-from trtops.ops.judging.feeds import check_source, open_feeds
+from trtops.ops.evaluation.feeds import check_source, open_feeds
 from trtops.ops.repairing.config import RepairConfig, RepairResult, as_trials
 from trtops.ops.repairing.finals import retimed
 from trtops.ops.repairing.space import Outcome, Point, Search, Space, SpentError, fastest
@@ -136,7 +136,7 @@ def _data_of(config: RepairConfig) -> dict[str, Any]:
 
 @dataclass
 class Trying:
-    """Builds and judges the engines of a search; what a point stands for is known here.
+    """Builds and evaluates the engines of a search; what a point stands for is known here.
 
     Attributes:
         path: The model's file.
@@ -200,7 +200,7 @@ class Trying:
         return [t.name for t in tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)]
 
     def __call__(self, point: Point) -> Outcome:
-        """Build and judge one engine, in a run of its own."""
+        """Build and evaluate one engine, in a run of its own."""
         minutes = (time.perf_counter() - self.started) / 60
         if self.config.minutes is not None and minutes >= self.config.minutes:
             raise SpentError(f"{self.config.minutes:g} minutes are over")
@@ -308,13 +308,13 @@ def _in_fp32(build: BuildConfig) -> BuildConfig:
 
 
 def _outcome_of(found: ConvertResult) -> Outcome:
-    judgement = found.judgement
-    reports = [judgement.report, *([judgement.emulated.report] if judgement.emulated is not None else [])]
+    evaluation = found.evaluation
+    reports = [evaluation.report, *([evaluation.emulated.report] if evaluation.emulated is not None else [])]
     measured = [o.statistics.nrmse for report in reports for o in report.outputs if o.statistics is not None]
     worst = [float("inf") if value is None or np.isnan(value) else float(value) for value in measured]
     known = [value for value, error in zip(worst, measured) if error is not None] or worst
-    overflows = judgement.emulated is not None and judgement.emulated.overflows
-    latency = judgement.latency
+    overflows = evaluation.emulated is not None and evaluation.emulated.overflows
+    latency = evaluation.latency
     return Outcome(
         good=found.verdict == "good",
         error=float("inf") if overflows else max(known, default=float("inf")),

@@ -103,7 +103,7 @@ class Search:
 
     Attributes:
         space: What may be changed.
-        evaluate: Builds and judges a point.
+        evaluate: Builds and evaluates a point.
         max_builds: Builds at most.
         patience: Builds without a faster engine that passes after which the search has stopped improving.
         trials: What was tried, in order.

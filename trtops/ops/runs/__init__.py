@@ -1,1 +1,1 @@
-"""Runs: what the store remembers, listed, compared and judged again."""
+"""Runs: what the store remembers, listed, compared and re-evaluated."""

@@ -1,4 +1,4 @@
-"""Runs: what the memory holds, found, put side by side, and judged again.
+"""Runs: what the memory holds, found, put side by side, and re-evaluated.
 
 Runs are given by their ids or what those begin with.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.judgement import Judgement
+from trtops.ops.evaluation.check import Evaluation
 from trtops.record import Record
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, RunStatus, Tracker, Verdict
@@ -119,8 +119,8 @@ def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejudged(Record):
-    """A stored comparison, judged again.
+class Reevaluated(Record):
+    """A stored comparison, re-evaluated.
 
     Attributes:
         id: The run.
@@ -137,19 +137,19 @@ class Rejudged(Record):
     reasons: tuple[str, ...]
 
 
-def judge_again(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker) -> list[Rejudged]:
-    """Judge stored comparisons by other tolerances; nothing is run, and nothing is changed in the memory.
+def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker) -> list[Reevaluated]:
+    """Re-evaluate stored comparisons by other tolerances; nothing is run, and nothing is changed in the memory.
 
     Raises:
         RunNotFoundError: If a run is not there.
         IncompleteRunError: If it is not whole, or holds no comparison.
     """
-    judged = []
+    evaluated = []
     for run_id in run_ids:
         stored = tracker.load(tracker.whole_id(run_id))
-        report = Judgement.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.judge(tolerances)
-        judged.append(
-            Rejudged(
+        report = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY)).report.evaluate(tolerances)
+        evaluated.append(
+            Reevaluated(
                 id=stored.info.id,
                 name=stored.info.name,
                 before=stored.info.verdict or "",
@@ -157,4 +157,4 @@ def judge_again(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker
                 reasons=report.reasons,
             )
         )
-    return judged
+    return evaluated

@@ -1,4 +1,4 @@
-"""Repeat: make something, let a command judge it, and sort what it left into good and bad, again and again."""
+"""Repeat: make something, let a command evaluate it, and sort what it left into good and bad, again and again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from trtops import errors
-from trtops.ops.judging.command import CommandCheck, run_group
-from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.evaluation.command import CommandCheck, run_group
+from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import OpResult
 from trtops.ops.search.replays import IterationContext, load_replay, save_replay
 from trtops.record import Record
@@ -110,18 +110,18 @@ def repeat(
     """Iterate.
 
     Args:
-        make: Makes what is judged; gets the iteration's number. What it raises of a back end's errors is a verdict,
+        make: Makes what is evaluated; gets the iteration's number. What it raises of a back end's errors is a verdict,
             ``error``, unless it says that no such thing can be made here.
-        check: The command that judges; it reads a file that ``make`` wrote.
+        check: The command that evaluates; it reads a file that ``make`` wrote.
         config: When to stop, and what to keep.
-        ask: Judges in place of a command: whether it is good.
+        ask: Evaluates in place of a command: whether it is good.
         progress: Called after each iteration.
 
     Raises:
         ConfigError: If there is neither a check nor somebody to ask, or the check cannot be run.
     """
     if check is None and ask is None:
-        raise errors.ConfigError("There is nothing to judge by. Give a check: --check <command>.")
+        raise errors.ConfigError("There is nothing to evaluate by. Give a check: --check <command>.")
     steps: list[RepeatStep] = []
     answers = _replayed_steps(config)
     try:
@@ -179,14 +179,14 @@ def iterate(
     config: RepeatConfig,
     ask: Callable[[int], bool] | None = None,
 ) -> RepeatStep:
-    """One iteration: make, judge, sort; see :func:`repeat`."""
-    step = _make_and_judge(number, make, check, config, ask)
+    """One iteration: make, evaluate, sort; see :func:`repeat`."""
+    step = _make_and_evaluate(number, make, check, config, ask)
     label = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_N{number}"
     sort_artifacts(config.artifacts, config.folder, good=step.verdict == "good", label=label)
     return step
 
 
-def _make_and_judge(
+def _make_and_evaluate(
     number: int,
     make: Callable[[int], object],
     check: CommandCheck | None,
@@ -208,7 +208,7 @@ def _make_and_judge(
         code = run_group(list(check.command), output, check.timeout_seconds)
         output.seek(0)
         printed = output.read().decode(errors="replace")
-    outcome: CheckOutcome = check.judge(code, printed)
+    outcome: CheckOutcome = check.evaluate(code, printed)
     verdict: Literal["good", "bad", "error"] = (
         "good" if outcome.verdict == "pass" else "bad" if outcome.verdict == "fail" else "error"
     )

@@ -15,10 +15,10 @@ _DIGEST = 36  # characters that MLflow takes
 
 
 def dataset_inputs(materials: Materials) -> list[DatasetInput]:
-    """What a build was judged on and against, for ``MlflowClient.log_inputs``."""
+    """What a build was evaluated on and against, for ``MlflowClient.log_inputs``."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    contexts = {"data": "judged on", "golden": "golden outputs"}
+    contexts = {"data": "evaluated on", "golden": "golden outputs"}
     found = []
     for material in materials.given:
         if (context := contexts.get(material.name)) is None:

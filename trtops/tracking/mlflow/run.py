@@ -120,7 +120,7 @@ class MlflowRun(RunWriter):
         return entry
 
     def _log_datasets(self, source: Path | bytes) -> None:
-        """The data that a build is judged on, as MLflow's own entity; the run does not depend on it."""
+        """The data that a build is evaluated on, as MLflow's own entity; the run does not depend on it."""
         try:
             materials = read_materials(source if isinstance(source, bytes) else source.read_bytes())
             inputs = dataset_inputs(materials) if materials is not None else []

@@ -40,7 +40,7 @@ class Demo:
         array = np.load(self.files.calibration)["image"]
         return [{"image": array[start : start + BATCH]} for start in range(0, len(array), BATCH)]
 
-    def judge(self, build) -> tuple[float, float]:
+    def evaluate(self, build) -> tuple[float, float]:
         """Relative error of the scores and top-1 accuracy of a built engine on the held-out images."""
         from trtops.backend.trt import TensorRTBackend
 
@@ -103,8 +103,8 @@ def test_a_cache_made_on_the_cpu_builds_int8_with_an_error_near_that_of_tensorrt
     cache = made_on_the_cpu(demo, algorithm)
     built = build(demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt())
 
-    error, top1 = demo.judge(built)
-    theirs, their_top1 = demo.judge(calibrated_by_tensorrt)
+    error, top1 = demo.evaluate(built)
+    theirs, their_top1 = demo.evaluate(calibrated_by_tensorrt)
     fp32_top1 = float((demo.golden.argmax(1) == demo.labels).mean())
     print(
         f"{algorithm}: error {error:.5f}, TensorRT's own {theirs:.5f}; top-1 {top1:.4f}, {their_top1:.4f}, {fp32_top1:.4f}"
@@ -147,8 +147,8 @@ def test_tensorrts_cache_becomes_pairs_in_the_model_that_tensorrt_and_onnx_runti
         demo.model, BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
     )
 
-    error, top1 = demo.judge(built)
-    theirs, _ = demo.judge(calibrated_by_tensorrt)
+    error, top1 = demo.evaluate(built)
+    theirs, _ = demo.evaluate(calibrated_by_tensorrt)
     print(f"Q/DQ: error {error:.5f}, calibrator {theirs:.5f}, top-1 {top1:.4f}")
     assert done.layers == ("conv_0", "conv_1", "head") and int8_layers(built)
     assert error <= 2 * theirs and abs(top1 - float((demo.golden.argmax(1) == demo.labels).mean())) <= 0.01
@@ -165,13 +165,13 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
     assert any("conv_1" in name for name in int8_layers(everything))
     assert not any("conv_1" in name and "QuantizeLinear" not in name for name in int8_layers(fewer))
-    assert demo.judge(fewer)[0] < demo.judge(everything)[0]
+    assert demo.evaluate(fewer)[0] < demo.evaluate(everything)[0]
 
 
 @pytest.mark.parametrize("calibrator", ["onnxruntime", "tensorrt"])
-def test_the_calibrate_op_judges_tensorrt_engines_side_by_side(demo: Demo, calibrator, tmp_path: Path) -> None:
+def test_the_calibrate_op_evaluates_tensorrt_engines_side_by_side(demo: Demo, calibrator, tmp_path: Path) -> None:
     from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
-    from trtops.ops.judging.judgement import CheckConfig
+    from trtops.ops.evaluation.check import CheckConfig
     from trtops.tracking.memory import MemoryTracker
 
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
@@ -181,7 +181,7 @@ def test_the_calibrate_op_judges_tensorrt_engines_side_by_side(demo: Demo, calib
 
     result = calibrate(demo.files.model, config, tracker=MemoryTracker())
 
-    top1 = {engine.precision: engine.judgement.accuracy.actual for engine in result.engines}
+    top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}
     print(calibrator, top1, result.reasons)
     assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64
     assert abs(top1["int8"] - top1["fp32"]) <= 0.01 and result.verdict == "good"

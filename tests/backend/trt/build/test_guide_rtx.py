@@ -10,9 +10,9 @@ import pytest
 from tests import models
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.guiding.config import GuideConfig
 from trtops.ops.guiding.op import guide
-from trtops.ops.judging.judgement import CheckConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker

@@ -1,4 +1,4 @@
-"""Reading what the engine inspector says, as releases really write it, and judging precisions by it."""
+"""Reading what the engine inspector says, as releases really write it, and evaluating precisions by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge a saved comparison (of --save-accuracy-results) again, by other tolerances, without running anything.
+"""Re-evaluate a saved comparison (of --save-accuracy-results) by other tolerances, without running anything.
 
 Exits with 1 if it fails.
 """
@@ -59,13 +59,13 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How to judge.
+    """How to evaluate.
 
     Attributes:
         path: The saved comparison.
         functions: Make the compare functions whose thresholds hold; none keeps those of the file.
-        average: Whether means are judged.
-        save: Where to write the comparison as it is judged now.
+        average: Whether means are evaluated.
+        save: Where to write the comparison as it is evaluated now.
         json: Whether to print JSON.
     """
 
@@ -81,7 +81,7 @@ def plan(args: Asked) -> Plan:
     names = args.compare or [name for name, flags in _OPTIONS.items() if any(getattr(args, flag) for flag in flags)]
     if "indices" in names:
         raise UsageError(
-            "indices leaves no numbers to be judged again; compare the outputs by `trtops run --load-outputs`"
+            "indices leaves no numbers to be re-evaluated; compare the outputs by `trtops run --load-outputs`"
         )
     others = dict.fromkeys(("fail_fast", "no_shape_check", "infinities_compare_equal"))
     functions = loading.compare_functions(args.but(**others, compare=names or None))
@@ -95,7 +95,7 @@ def plan(args: Asked) -> Plan:
 
 
 def execute(plan: Plan) -> int:
-    """Judge, and print."""
+    """Evaluate, and print."""
     results = comparator.AccuracyResults.load(plan.path)
     names = results.output_names()
     thresholds = [{name: function.thresholds_for(name) for name in names} for function in Maker()(list(plan.functions))]

@@ -15,7 +15,7 @@ from trtops.metadata import TensorMetadata
 if TYPE_CHECKING:
     from trtops.ops.model.lint import LintConfig
 
-_ALONE = "each node is judged as it is, on the CPU, with every optimization off"
+_ALONE = "each node is evaluated as it is, on the CPU, with every optimization off"
 
 GROUPS = (
     groups.ONNX_MODEL,

@@ -1,7 +1,7 @@
-"""Build an engine again and again, and judge each.
+"""Build an engine again and again, and evaluate each.
 
-With --check a command judges, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it is
-a campaign: each build in a child process, judged against the model, all remembered, until the guilty tactic is known.
+With --check a command evaluates, and files are sorted into good/ and bad/. With --experiment (or for ONNX Runtime) it is
+a campaign: each build in a child process, evaluated against the model, all remembered, until the guilty tactic is known.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CAMPAIGN = Group(
 )
 GROUPS = (
     groups.MODEL, groups.UNTIL, groups.SORTING, groups.ITERATING, groups.TRACKING, configs.BACKEND, CAMPAIGN, *groups.TRT_BUILD,
-    Group("judging, in a campaign", (*groups.STATISTICS.flags, groups.IN_ITS_PRECISION)),
+    Group("evaluating, in a campaign", (*groups.STATISTICS.flags, groups.IN_ITS_PRECISION)),
     groups.DATA, groups.ONNX_LOAD, groups.ONNX_OUTPUTS, groups.ONNX_SHAPE, groups.TENSORFLOW, groups.CHECK,
 )  # fmt: skip
 EXAMPLES = (
@@ -71,7 +71,7 @@ class Plan:
     """What to build.
 
     Attributes:
-        build: Makes and writes an engine, where a command judges.
+        build: Makes and writes an engine, where a command evaluates.
         repeat: How that is repeated.
         model: The model, for a campaign.
         campaign: The campaign's config.
@@ -100,9 +100,9 @@ def plan(args: Asked) -> Plan:
         raise UsageError(
             "say when to stop: --until good, --until bad or --until N; or --experiment NAME, until it is decided"
         )
-    judged = [flag.dest for flag in (*groups.STATISTICS.flags, *CAMPAIGN.flags)]
+    evaluated = [flag.dest for flag in (*groups.STATISTICS.flags, *CAMPAIGN.flags)]
     configs.refuse(
-        args, (*judged, "store", "allow_approximation", "timing_seconds"), "is for a campaign; add --experiment NAME"
+        args, (*evaluated, "store", "allow_approximation", "timing_seconds"), "is for a campaign; add --experiment NAME"
     )
     build = call(loading.COMMON, "SaveBytes", loading.engine_bytes(args), artifact)
     check = debug_repeat.check_of(args, artifact)
@@ -159,7 +159,7 @@ def _campaign_plan(args: Asked) -> Plan:
 
 
 def execute(plan: Plan) -> int:
-    """Build, judge, and tell."""
+    """Build, evaluate, and tell."""
     if plan.build is not None:
         return _repeat_builds(plan)
     tracker = memory.existing(plan.store) if plan.resume else memory.kept_or_forgotten(plan.experiment, plan.store)

@@ -1,7 +1,7 @@
 """Find the nodes that must stay in FP32 so that a 16-bit model is accurate enough.
 
 No GPU is needed: 16-bit results are rounded as a GPU rounds them, and compared with the model's own; --trt builds
-engines instead. With --check a command judges: it reads an engine, trtops_debug.engine, or the model in mixed precision
+engines instead. With --check a command evaluates: it reads an engine, trtops_debug.engine, or the model in mixed precision
 where it says {model}. Exits with 1 if even keeping everything does not help.
 """
 
@@ -21,8 +21,8 @@ from trtops.cli.logs import say, say_ending
 from trtops.cli.script import Call, Maker, call
 
 if TYPE_CHECKING:
-    from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.judging.feeds import DataConfig
+    from trtops.ops.evaluation.command import CommandCheck
+    from trtops.ops.evaluation.feeds import DataConfig
     from trtops.ops.search.precision.config import PrecisionConfig
     from trtops.ops.search.precision.result import PrecisionStep
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
@@ -40,7 +40,7 @@ GROUPS = (
             Flag(names=("-p", "--precision"), usual="float32", to="precision", choices=("float32", "float16"), help="what kept layers of engines compute in: float32, or float16 beside --int8 and --fp8"),
             Flag(names=("--exclude",), takes="many", shown="NODE", help="nodes that stay in FP32 in any case: names, patterns or types"),
             Flag(names=("--max-checks",), usual="no limit", convert=int, shown="N", help="stop after so many checks"),
-            Flag(names=("--trt",), takes="switch", help="judge by TensorRT engines (up to 10.x)"),
+            Flag(names=("--trt",), takes="switch", help="evaluate by TensorRT engines (up to 10.x)"),
             Flag(names=("--golden-outputs",), shown="FILE", help="outputs that the model in FP32 must give, checked first"),
             Flag(names=("--save-layer-outputs",), shown="FILE", help="where to write the error of every tensor, as JSON"),
             Flag(names=("--mark-all",), takes="switch", help="look at every tensor", idle="--save-layer-outputs looks at every tensor"),
@@ -70,7 +70,7 @@ class Plan:
         feeds: Makes inputs, in place of the config's source.
         writer: Makes what builds or writes candidates; None emulates them.
         engines: Whether candidates are TensorRT engines.
-        check: The command that judges them; None compares them with the model.
+        check: The command that evaluates them; None compares them with the model.
         sorting: What to do about the files that are there then.
         golden: Outputs that the model must give.
         layers: Where to write the error of every tensor.
@@ -117,7 +117,7 @@ def plan(args: Asked) -> Plan:
     return Plan(
         model=model,
         name=args.model_file,
-        config=_search_config(args, judged=check is not None, made_up=feeds is not None),
+        config=_search_config(args, evaluated=check is not None, made_up=feeds is not None),
         feeds=feeds,
         writer=_candidate_writer(args, artifact, engines) if check or engines else None,
         engines=engines,
@@ -147,8 +147,10 @@ def _command_and_artifact(args: Asked) -> tuple[CommandCheck | None, str]:
     return debug_repeat.check_of(args, artifact), artifact
 
 
-def _search_config(args: Asked, *, judged: bool, made_up: bool) -> PrecisionConfig:
-    compared = {} if judged else configs.data_options(args, made_up=made_up) | {"tolerances": configs.tolerances(args)}
+def _search_config(args: Asked, *, evaluated: bool, made_up: bool) -> PrecisionConfig:
+    compared = (
+        {} if evaluated else configs.data_options(args, made_up=made_up) | {"tolerances": configs.tolerances(args)}
+    )
     return ops.PrecisionConfig(
         to="bf16" if args.bf16 and not args.fp16 else "fp16",
         exclude=tuple(args.exclude or ()),
@@ -190,7 +192,7 @@ def execute(plan: Plan) -> int:
             model,
             plan.config,
             feeds=make(plan.feeds),
-            **_judging_options(plan, make, stack),
+            **_evaluating_options(plan, make, stack),
             tracker=memory.kept(plan.experiment, plan.store),
             experiment=plan.experiment,
             file=plan.name,
@@ -207,15 +209,15 @@ def execute(plan: Plan) -> int:
     return 1 if plan.exit_on_bad and result.verdict != "good" else 0
 
 
-def _judging_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """How candidates are judged, as options of the op."""
+def _evaluating_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """How candidates are evaluated, as options of the op."""
     if plan.writer is None:
         return {}
     writer = make(plan.writer)
     if plan.check is None or plan.sorting is None:
         return {"runner": writer.runner}
-    judge = ops.CandidateCheck(write=writer, check=plan.check, config=plan.sorting, progress=_say_output)
-    return {"judge": stack.enter_context(judge)}
+    evaluate = ops.CandidateCheck(write=writer, check=plan.check, config=plan.sorting, progress=_say_output)
+    return {"evaluate": stack.enter_context(evaluate)}
 
 
 def _gives_golden_outputs(plan: Plan, golden: str) -> bool:

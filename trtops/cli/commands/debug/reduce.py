@@ -27,8 +27,8 @@ from trtops.spec import BuildConfig
 if TYPE_CHECKING:
     from trtops.backend.onnx.submodel import SubModel
     from trtops.comparator.report import Tolerances
-    from trtops.ops.judging.command import CommandCheck
-    from trtops.ops.judging.submodel import CheckOutcome
+    from trtops.ops.evaluation.command import CommandCheck
+    from trtops.ops.evaluation.submodel import CheckOutcome
     from trtops.ops.search.reduce.config import ReduceConfig
     from trtops.ops.search.reduce.journal import Step
 
@@ -63,7 +63,7 @@ GROUPS = (
     Group(groups.ITERATING.title, tuple(f for f in groups.ITERATING.flags)),
     Group(groups.REPLAY.title, (groups.REPLAY.flags[0], Flag(names=("--save-debug-replay",), shown="FILE", default="trtops_debug_replay.json", help="where to keep answers, for Polygraphy as well"))),
     groups.TRACKING, configs.BACKEND,
-    Group("judging without --check", groups.STATISTICS.flags),
+    Group("evaluating without --check", groups.STATISTICS.flags),
     groups.DATA, Group(groups.SPEC.title, tuple(f for f in groups.SPEC.flags if not f.dest.endswith("_shapes"))),
     Group("shapes", (
         Flag(names=("--no-shape-inference",), takes="switch", help="infer no shapes", idle=_SEEN),
@@ -86,7 +86,7 @@ class Plan:
     Attributes:
         model: The model, or what makes it.
         name: Its name.
-        check: The command that judges; None compares engines.
+        check: The command that evaluates; None compares engines.
         build: How engines are built then.
         tolerances: When they are good enough.
         config: The op's config.
@@ -99,7 +99,7 @@ class Plan:
         experiment: Where to remember it.
         store: Where the memory is.
         exit_on_bad: Whether a bad verdict is exit code 1.
-        asks: Whether a person judges.
+        asks: Whether a person evaluates.
     """
 
     model: str | Call
@@ -193,8 +193,8 @@ def execute(plan: Plan) -> int:
 
 
 def _ask_about(part: SubModel) -> CheckOutcome:
-    """Write a part to the file that checks read, and let the person at the terminal judge it."""
-    from trtops.ops.judging.submodel import CheckOutcome  # brings numpy and onnx, which help does not need
+    """Write a part to the file that checks read, and let the person at the terminal evaluate it."""
+    from trtops.ops.evaluation.submodel import CheckOutcome  # brings numpy and onnx, which help does not need
 
     part.save(Path(ARTIFACT))
     try:

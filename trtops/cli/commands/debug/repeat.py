@@ -13,7 +13,7 @@ from trtops.cli.iterations import Iterations
 from trtops.cli.logs import say
 
 if TYPE_CHECKING:
-    from trtops.ops.judging.command import CommandCheck
+    from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 GROUPS = (groups.UNTIL, groups.SORTING, groups.ITERATING, groups.REPLAY, groups.CHECK)
@@ -45,7 +45,7 @@ def plan(args: Asked) -> Plan:
 
 
 def check_of(args: Asked, artifact: str) -> CommandCheck | None:
-    """The command that judges, if there is one; it reads what was made by itself."""
+    """The command that evaluates, if there is one; it reads what was made by itself."""
     if not args.check:
         return None
     check = configs.command_check(args, artifact, "{engine}")
@@ -79,7 +79,9 @@ def carry_out(plan: Plan, make: Any) -> int:
     """Repeat with something made in each iteration, and print."""
     asked = (lambda number: ask("Did this iteration")) if plan.check is None and sys.stdin.isatty() else None
     if plan.check is None and asked is None and plan.makes:
-        say("Nothing judges the engines, so each that can be built counts as good. Judge them by --check COMMAND.")
+        say(
+            "Nothing evaluates the engines, so each that can be built counts as good. Evaluate them by --check COMMAND."
+        )
         asked = lambda number: True  # noqa: E731
     iterations = Iterations()
 
@@ -96,7 +98,7 @@ def carry_out(plan: Plan, make: Any) -> int:
 
 
 def ask(question: str) -> bool:
-    """Let the person at the terminal judge; ``Did this`` asks whether it passed or failed."""
+    """Let the person at the terminal evaluate; ``Did this`` asks whether it passed or failed."""
     prompt = f">>> {question} [p]ass or [f]ail? "
     while True:
         answer = input(prompt).strip().lower()

@@ -22,7 +22,7 @@ GROUPS = (
             Flag(names=("--good",), shown="PATH", help="a record of a good build, or a folder of them"),
             Flag(names=("--bad",), shown="PATH", help="a record of a bad build, or a folder of them"),
             Flag(names=("--runs",), takes="many", shown="RUN", help="campaigns or builds in the store"),
-            Flag(names=("--of-experiment",), shown="NAME", help="all judged builds of an experiment in the store"),
+            Flag(names=("--of-experiment",), shown="NAME", help="all evaluated builds of an experiment in the store"),
             Flag(
                 names=("--by",),
                 usual="tactic",

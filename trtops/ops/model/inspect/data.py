@@ -91,7 +91,7 @@ def inspect_data(
     held = _load_saved(Path(path))
     if isinstance(held, AccuracyResults):
         return Inspection(
-            "data", lambda: _judgement_values(held), lambda: "\n".join(_accuracy_lines(held, all_iterations))
+            "data", lambda: _evaluation_values(held), lambda: "\n".join(_accuracy_lines(held, all_iterations))
         )
     shown = [
         (runner, number, name, _as_array(array, f"{path}: {name!r}"))
@@ -130,7 +130,7 @@ class _Shown:
     line_width: int | None
 
 
-def _judgement_values(results: AccuracyResults) -> JSONValue:
+def _evaluation_values(results: AccuracyResults) -> JSONValue:
     """Every number of a saved comparison, with its verdict."""
     return [
         {

@@ -13,7 +13,7 @@ from trtops.backend import trt
 from trtops.backend.trt.describe.alignment import Alignment, EngineLayers, Inserted, LayerSide, Row, align, nodes_of
 from trtops.backend.trt.describe.inspector import EngineDescription, LayerDescription, TensorDescription, parse_layers
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import DataConfig
+from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
@@ -97,7 +97,7 @@ class InspectEnginesResult(OpResult):
 
     @property
     def verdict(self) -> Verdict:
-        """Always ``good``: engines are compared, not judged."""
+        """Always ``good``: engines are compared, not evaluated."""
         return "good"
 
     @property
@@ -269,7 +269,7 @@ def inspect_engines(
         aligned = align(sides[0].layers, sides[1].layers)
         a, b = (_summary(side, aligned.share(which)) for side, which in zip(sides, "ab"))
         result = InspectEnginesResult(title=name, a=a, b=b, alignment=aligned, shown=config.shown)
-        finish_with(run, result, kept, judged=False)
+        finish_with(run, result, kept, evaluated=False)
         return result.kept_in(run, experiment or "")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from trtops import errors
 from trtops.backend.base import Feed
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.feeds import DataConfig
-from trtops.ops.judging.judgement import tolerances_for
+from trtops.ops.evaluation.check import tolerances_for
+from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.search import algorithms

@@ -19,7 +19,7 @@ from trtops.backend.base import Feed
 from trtops.backend.onnx.submodel import Cutter, Values
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.observe import observe
-from trtops.ops.judging.submodel import CheckOutcome, ComparisonCheck
+from trtops.ops.evaluation.submodel import CheckOutcome, ComparisonCheck
 from trtops.ops.model.opening import Source, Subject
 from trtops.ops.result import OnProgress, OpResult, finish_with, op_run
 from trtops.ops.search import algorithms

@@ -15,7 +15,7 @@ from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import emulate
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.precision import Rewritten, lower_precision
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.processes import temporary_prefix
 

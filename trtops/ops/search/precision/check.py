@@ -1,4 +1,4 @@
-"""Candidates of a precision search, judged by an outside command: each is written to a file that the command reads."""
+"""Candidates of a precision search, evaluated by an outside command: each is written to a file that the command reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtops.backend.onnx.save import save_model
-from trtops.ops.judging.command import CommandCheck
+from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.search.precision.candidates import Candidate
 from trtops.ops.search.repeat import RepeatConfig, RepeatStep, finish, iterate
 

@@ -8,7 +8,7 @@ from typing import Literal
 from trtops import errors
 from trtops.backend.onnx.precision import KEPT_TYPES
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.feeds import DataConfig
+from trtops.ops.evaluation.feeds import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)

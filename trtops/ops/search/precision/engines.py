@@ -22,7 +22,7 @@ from trtops.ops.search.precision.candidates import Candidate, MakeRunner, emulat
 from trtops.processes import temporary_prefix
 
 Side: TypeAlias = Literal["emulated", "tensorrt"]
-"""What candidates are judged by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines."""
+"""What candidates are evaluated by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines."""
 
 
 def candidate_runner(side: Side) -> MakeRunner:

@@ -35,7 +35,7 @@ def precision(
     *,
     feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
-    judge: Callable[[Candidate], bool] | None = None,
+    evaluate: Callable[[Candidate], bool] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -49,10 +49,10 @@ def precision(
         model: The model in FP32, or its path; not changed.
         config: How to search.
         feeds: Inputs, in place of the config's source.
-        runner: Makes the runner that a candidate is judged by: :func:`emulated_runner`,
+        runner: Makes the runner that a candidate is evaluated by: :func:`emulated_runner`,
             :class:`trtops.ops.search.precision.engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model``
             with any back end.
-        judge: Says whether a candidate is good, in place of running and comparing it
+        evaluate: Says whether a candidate is good, in place of running and comparing it
             (:class:`trtops.ops.search.precision.check.CandidateCheck` asks a command). Then no errors are known: they
             are 0 for what is good and infinite for the rest; no data is made, and no latency measured.
         tracker: The memory, which gets a run with params, numbers and the picture; None keeps nothing.
@@ -64,7 +64,7 @@ def precision(
 
     Raises:
         ModelError: If the model cannot be used.
-        ConfigError: If an excluded name fits nothing, the output is the model's own file, or ``judge`` passes whatever it
+        ConfigError: If an excluded name fits nothing, the output is the model's own file, or ``evaluate`` passes whatever it
             is given.
         InputError: If the data does not fit the model.
         BackendError: If the model does not run in FP32.
@@ -78,7 +78,7 @@ def precision(
         opened = open_model(model)
         if config.output is not None and Path(config.output).resolve() in {path.resolve() for path in opened.files()}:
             raise errors.ConfigError(f"output is {config.output!r}, which is the model itself. Give another path.")
-        trial = Trial.prepare(opened, config, feeds, runner, judge, progress)
+        trial = Trial.prepare(opened, config, feeds, runner, evaluate, progress)
         found = replace(_search_result(trial, *_search_nodes(trial, config)), seconds=time.perf_counter() - started)
         result = replace(found, title=f"precision {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         _write_files(result, config)
@@ -93,7 +93,7 @@ def _search_result(trial: Trial, keep: Names, outcome: Outcome, minimal: bool) -
     return PrecisionResult(
         outcome=outcome,
         to=trial.config.to,
-        judged=trial.judge is not None,
+        evaluated=trial.evaluate is not None,
         keep=tuple(name for name in trial.names if name in keep),
         exclude=shortest_patterns(keep, trial.ops),
         minimal=minimal,

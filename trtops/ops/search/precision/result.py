@@ -67,7 +67,7 @@ class PrecisionResult(OpResult):
         outcome: ``good`` if all nodes may be lowered; ``mixed`` if some must be kept; ``bad`` if even keeping all that can
             be lowered does not meet the tolerances.
         to: The lower precision.
-        judged: Whether a command or a function judged candidates, so that no errors are known.
+        evaluated: Whether a command or a function evaluated candidates, so that no errors are known.
         keep: Names of the nodes to keep in FP32, in the model's order; of the nodes in functions, as they are called in
             :attr:`model`, where functions are written out.
         exclude: The same, shorter: a type or pattern where that means the same nodes. What
@@ -83,7 +83,7 @@ class PrecisionResult(OpResult):
 
     outcome: Outcome
     to: Literal["fp16", "bf16"] = "fp16"
-    judged: bool = False
+    evaluated: bool = False
     keep: tuple[str, ...]
     exclude: tuple[str, ...]
     minimal: bool
@@ -143,9 +143,11 @@ class PrecisionResult(OpResult):
         elif self.outcome == "mixed":
             lines.append(f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {', '.join(self.exclude)}")
         else:
-            failure = "the check fails: it is broken, or asks for more" if self.judged else "the tolerances are not met"
+            failure = (
+                "the check fails: it is broken, or asks for more" if self.evaluated else "the tolerances are not met"
+            )
             lines.append(f"Even with every node in FP32 {failure}.")
-        if not self.judged:
+        if not self.evaluated:
             rows = (
                 (
                     point.label,

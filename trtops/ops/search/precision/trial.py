@@ -22,8 +22,8 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.backend.worker import warm_worker
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.ops.judging.judgement import CheckConfig, Latency, measure_latency, tolerances_for
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency, tolerances_for
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.ops.search.precision.candidates import Candidate, MakeRunner, Names, emulated_runner
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.replay import load_answers, save_answers
@@ -44,11 +44,11 @@ class Trial:
         original: The model in FP32, functions written out; not to be changed.
         config: The search.
         tolerances: What candidates must meet.
-        feeds: Their inputs; none where :attr:`judge` judges.
+        feeds: Their inputs; none where :attr:`evaluate` evaluates.
         golden: What the model itself gives for each feed.
         ops: The types of the nodes that can be lowered, by their names, in the model's order.
         make: Makes runners of candidates.
-        judge: Judges candidates in place of running them.
+        evaluate: Evaluates candidates in place of running them.
         progress: Called after each check.
         answers: Answers of an earlier search: whether a set is good, and its error.
         steps: What was tried, in order.
@@ -62,7 +62,7 @@ class Trial:
     golden: list[dict[str, Any]]
     ops: dict[str, str]
     make: MakeRunner
-    judge: Callable[[Candidate], bool] | None
+    evaluate: Callable[[Candidate], bool] | None
     progress: Callable[[PrecisionStep], None] | None
     answers: Mapping[Names, tuple[bool, float]]
     steps: list[PrecisionStep] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Trial:
         config: PrecisionConfig,
         feeds: Iterable[Feed] | None,
         make: MakeRunner,
-        judge: Callable[[Candidate], bool] | None,
+        evaluate: Callable[[Candidate], bool] | None,
         progress: Callable[[PrecisionStep], None] | None,
     ) -> Trial:
         """Find the nodes that can be lowered, read the data, and run the model in FP32."""
@@ -83,7 +83,7 @@ class Trial:
         rewritten = lower_precision(original, config.to, exclude=config.exclude, keep_types=config.keep_types)
         lowered = set(rewritten.lowered)
         given: list[Feed] = []
-        if judge is None:
+        if evaluate is None:
             given = [dict(feed) for feed in config.open_for(model, feeds)]
         return cls(
             original=original,
@@ -93,7 +93,7 @@ class Trial:
             golden=[dict(outputs) for outputs in reference_outputs(original, given)] if given else [],
             ops={node_name(node): node.op_type for node in walk.nodes(original) if node_name(node) in lowered},
             make=make,
-            judge=judge,
+            evaluate=evaluate,
             progress=progress,
             answers={} if config.load_replay is None else load_answers(Path(config.load_replay)),
         )
@@ -138,8 +138,8 @@ class Trial:
 
     def _measure(self, keep: Names) -> tuple[bool, float]:
         """Whether a candidate is good, and its largest error as a multiple of the tolerances."""
-        if self.judge is not None:
-            good = self.judge(self.candidate(keep))
+        if self.evaluate is not None:
+            good = self.evaluate(self.candidate(keep))
             return good, 0.0 if good else math.inf
         report = self._compare(keep)
         return bool(report), math.inf if report is None else _worst_excess(report, self.tolerances)
@@ -156,12 +156,12 @@ class Trial:
         return compare_outputs(outputs, self.golden, self.tolerances)
 
     def require_control(self) -> None:
-        """Ask what judges, having passed everything so far, about the model with outputs of 0.
+        """Ask what evaluates, having passed everything so far, about the model with outputs of 0.
 
         Raises:
             ConfigError: If it passes that as well.
         """
-        if self.judge is None:
+        if self.evaluate is None:
             return
         control = Candidate(
             original=_with_outputs_of_zero(self.original),
@@ -169,7 +169,7 @@ class Trial:
             config=self.config,
             is_control=True,
         )
-        if self.judge(control):
+        if self.evaluate(control):
             raise errors.ConfigError(
                 "The check is broken: it passes the model in lower precision, and the model with all its outputs set to 0 as "
                 "well. Let it compare what comes out, and end with another exit code than 0 if that is wrong."
@@ -182,7 +182,7 @@ class Trial:
 
     def latency(self, keep: Names) -> float | None:
         """Median latency in ms: of the back end under test, or of the model itself where that only emulates."""
-        if not self.config.latency_runs or self.judge is not None:
+        if not self.config.latency_runs or self.evaluate is not None:
             return None
         candidate = self.candidate(keep)
         check = CheckConfig(warm_up=3, latency_runs=self.config.latency_runs)

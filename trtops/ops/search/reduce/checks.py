@@ -1,11 +1,11 @@
-"""What is asked of the parts of a model where no command judges them."""
+"""What is asked of the parts of a model where no command evaluates them."""
 
 from __future__ import annotations
 
 from trtops.backend.engines import engine_backend
 from trtops.comparator.report import Tolerances
-from trtops.ops.judging.judgement import tolerances_for
-from trtops.ops.judging.submodel import ComparisonCheck, EngineRunner
+from trtops.ops.evaluation.check import tolerances_for
+from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.spec import BuildConfig
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trtops import errors
-from trtops.ops.judging.feeds import DataConfig
+from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.model.saving import SaveConfig
 
 

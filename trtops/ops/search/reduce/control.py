@@ -18,7 +18,7 @@ from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnxrt.observe import observe
-from trtops.ops.judging.submodel import Check, CheckOutcome
+from trtops.ops.evaluation.submodel import Check, CheckOutcome
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def require_control(check: Check, feeds: Sequence[Feed]) -> None:
         except errors.ConfigError:
             raise
         except Exception as exc:  # no failure of the kind that is meant
-            log.info("The control was not judged: %s: %s", type(exc).__name__, exc)
+            log.info("The control was not evaluated: %s: %s", type(exc).__name__, exc)
             return
         finally:
             values.close()

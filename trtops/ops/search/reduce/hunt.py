@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel, Values
-from trtops.ops.judging.submodel import Check, CheckOutcome
+from trtops.ops.evaluation.submodel import Check, CheckOutcome
 from trtops.ops.search import algorithms
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.journal import Journal, Step, from_ranges

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trtops import errors
-from trtops.ops.judging.submodel import CheckVerdict
+from trtops.ops.evaluation.submodel import CheckVerdict
 from trtops.record import Record
 
 log = logging.getLogger(__name__)

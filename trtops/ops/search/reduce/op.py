@@ -1,7 +1,7 @@
 """Reduce: the smallest part of a model that still fails.
 
 Sub-models are cut out of the model and checked, in this process unless the check is an external command. Each gets as
-inputs what really flows there in the whole model, observed once at the beginning, so that a part is judged by what it
+inputs what really flows there in the whole model, observed once at the beginning, so that a part is evaluated by what it
 meets in the whole.
 
 The search goes in stages. *Halves*: a stretch of nodes, in execution order, that fails by itself while neither of its
@@ -30,8 +30,8 @@ from trtops.backend.onnx.submodel import Cutter, Declared, Values
 from trtops.backend.onnxrt.observe import RandomInputs, observe
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.judging.feeds import Feeds
-from trtops.ops.judging.submodel import Check, describe
+from trtops.ops.evaluation.feeds import Feeds
+from trtops.ops.evaluation.submodel import Check, describe
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import finish_with, op_run
 from trtops.ops.search.reduce.config import ReduceConfig
@@ -65,9 +65,9 @@ def reduce(
 
     Args:
         model: The model, or its path; not changed.
-        check: Says whether a sub-model passes (:mod:`trtops.ops.judging.submodel`): a callable, a
-            :class:`~trtops.ops.judging.submodel.ComparisonCheck` (:func:`~trtops.ops.search.reduce.checks.engine_check`
-            makes one that compares engines), or a :class:`~trtops.ops.judging.command.CommandCheck`.
+        check: Says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a
+            :class:`~trtops.ops.evaluation.submodel.ComparisonCheck` (:func:`~trtops.ops.search.reduce.checks.engine_check`
+            makes one that compares engines), or a :class:`~trtops.ops.evaluation.command.CommandCheck`.
         config: How to search, and what to save.
         feeds: Inputs of the whole model, instead of what ``config.data`` says.
         tracker: The memory, which gets a run with params, numbers and the reduced models; None keeps nothing.

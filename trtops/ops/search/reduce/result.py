@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from trtops import errors
-from trtops.ops.judging.submodel import CheckVerdict
+from trtops.ops.evaluation.submodel import CheckVerdict
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.verdict import Verdict

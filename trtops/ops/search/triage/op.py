@@ -16,7 +16,7 @@ from pathlib import Path
 from trtops.backend.base import Feed
 from trtops.backend.onnx.walk import node_name
 from trtops.comparator.report import OutputComparison
-from trtops.ops.judging.judgement import tolerances_for
+from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import finish_with, op_run
 from trtops.ops.search.triage.config import TriageConfig
@@ -97,7 +97,7 @@ def _compare_sides(sides: Sides, config: TriageConfig, built: Built | None, star
     observed_differs = False
     if config.observe != "one":
         tensors, observed_differs = _observe_windows(sides, config, built)
-    unobserved = sides.judge_unobserved(outputs)
+    unobserved = sides.evaluate_unobserved(outputs)
     differs = unobserved.verdict == "bad"
     probes: list[Probe] = []
     disappears = differs and not observed_differs and config.observe != "one"

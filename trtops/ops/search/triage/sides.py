@@ -25,7 +25,7 @@ from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
-from trtops.ops.judging.submodel import onnxruntime_runner
+from trtops.ops.evaluation.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, Precision
 from trtops.tactics.record import TacticRecord
 
@@ -183,7 +183,7 @@ class Sides:
         """The model's own outputs of the side under test, with nothing observed."""
         return self._run(self.actual)
 
-    def judge_unobserved(self, outputs: list[dict[str, Any]]) -> ComparisonReport:
+    def evaluate_unobserved(self, outputs: list[dict[str, Any]]) -> ComparisonReport:
         """Compare these with the side that is right; what that gives does not depend on what is observed."""
         golden = self._run(self.golden) if self.right is None else self.right
         return compare_outputs(outputs, golden, self.tolerances)

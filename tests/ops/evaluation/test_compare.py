@@ -1,4 +1,4 @@
-"""Compare on real engines: a run is judged by what its precision promises."""
+"""Compare on real engines: a run is evaluated by what its precision promises."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from tests import models
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.compare import CompareConfig, compare
-from trtops.ops.judging.judgement import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.compare import CompareConfig, compare
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking.memory import MemoryTracker
 
@@ -38,5 +38,5 @@ def test_a_run_is_held_to_the_tolerances_of_its_precision(precision: Precision, 
     asked_for = compare(f"run:{built.run_id}", larger, CompareConfig(check=strict), tracker=tracker)
 
     assert (usual.verdict, turned.verdict) == ("good", "good"), usual.reasons
-    assert usual.judgement.report.tolerances.atol_of_scale == built.judgement.report.tolerances.atol_of_scale
+    assert usual.evaluation.report.tolerances.atol_of_scale == built.evaluation.report.tolerances.atol_of_scale
     assert asked_for.verdict == "bad"

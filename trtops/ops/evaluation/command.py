@@ -18,7 +18,7 @@ from trtops.allowed import check_command
 from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
-from trtops.ops.judging.submodel import CheckOutcome
+from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.processes import STARTED_BY, mark, temporary_prefix
 from trtops.record import JSONValue, Record
 
@@ -84,7 +84,7 @@ class CommandCheck(Record):
         return self.artifact is not None
 
     def __call__(self, part: SubModel) -> CheckOutcome:
-        """Write the sub-model, run the command, and judge.
+        """Write the sub-model, run the command, and evaluate.
 
         Raises:
             ConfigError: If the program does not exist or cannot be run.
@@ -109,7 +109,7 @@ class CommandCheck(Record):
         return any(placeholder in argument for argument in self.command)
 
     def run(self, paths: Mapping[str, Path]) -> CheckOutcome:
-        """Run the command once, and judge.
+        """Run the command once, and evaluate.
 
         Args:
             paths: Files by the placeholders that they take the place of.
@@ -125,9 +125,9 @@ class CommandCheck(Record):
         with tempfile.TemporaryFile() as output:
             code = run_group(arguments, output, self.timeout_seconds)
             output.seek(0)
-            return self.judge(code, output.read().decode(errors="replace"))
+            return self.evaluate(code, output.read().decode(errors="replace"))
 
-    def judge(self, code: int | None, printed: str) -> CheckOutcome:
+    def evaluate(self, code: int | None, printed: str) -> CheckOutcome:
         """The outcome of an exit code (None: out of time) and of what was printed."""
         tail = printed[-_TAIL_CHARACTERS:].strip()
         if code is None:

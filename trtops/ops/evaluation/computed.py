@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from trtops.backend.base import Build
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model, data_type
-from trtops.ops.judging.realised import Computed
+from trtops.ops.evaluation.realised import Computed
 from trtops.spec import Precision
 from trtops.tracking import schema
 from trtops.tracking.base import Run

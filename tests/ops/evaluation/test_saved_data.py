@@ -10,7 +10,7 @@ import pytest
 from trtops import errors
 from trtops.comparator import IterationResult, RunResults
 from trtops.json import load_json, save_json
-from trtops.ops.judging.saved_data import concat, merge
+from trtops.ops.evaluation.saved_data import concat, merge
 
 
 def inputs(path: Path, *feeds: dict[str, float]) -> Path:

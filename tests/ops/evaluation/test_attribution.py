@@ -17,8 +17,8 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.cli.main import main
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
-from trtops.ops.judging.attribution import Attribution, OutputErrors
-from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.ops.evaluation.attribution import Attribution, OutputErrors
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -94,7 +94,7 @@ def test_sound_engines_are_good_for_their_precision_and_the_run_says_so(precisio
     tracker = MemoryTracker()
     result = converted(zoo.classifier(), precision, tmp_path, tracker)
 
-    found, info = result.judgement.attribution, tracker.info(result.run_id)
+    found, info = result.evaluation.attribution, tracker.info(result.run_id)
     assert found is not None and found.worst is not None
     assert found.statement == info.tags[schema.Tag.ATTRIBUTION] == "good for its precision"
     assert (found.worst.precision > 1e-4) == (precision == "int8")
@@ -102,21 +102,21 @@ def test_sound_engines_are_good_for_their_precision_and_the_run_says_so(precisio
     assert info.metrics[schema.Metric.ATTRIBUTION, "engine"] == found.worst.engine
     assert f"The engine is good for its precision, {precision.upper()}; of the relative error" in result.page()
     assert "| builder's |" in result.page() and "good for its precision" in info.tags[schema.Tag.NOTE]
-    assert Judgement.from_json(result.judgement.to_json()) == result.judgement
+    assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 
 
 def test_an_fp16_engine_that_computes_in_fp32_is_not_in_its_precision(tmp_path: Path) -> None:
     result = converted(zoo.classifier(), "fp16", tmp_path, MemoryTracker())
 
-    assert result.judgement.attribution is not None and result.judgement.attribution.worst is not None
-    assert result.judgement.attribution.statement == "not in its precision"
-    assert result.judgement.attribution.worst.precision > result.judgement.attribution.worst.engine
+    assert result.evaluation.attribution is not None and result.evaluation.attribution.worst is not None
+    assert result.evaluation.attribution.statement == "not in its precision"
+    assert result.evaluation.attribution.worst.precision > result.evaluation.attribution.worst.engine
 
 
 def test_what_overflows_in_fp16_is_the_precision_s_fault_though_onnx_runtime_computes_it(tmp_path: Path) -> None:
     result = converted(zoo.overflowing(), "fp16", tmp_path, MemoryTracker())
 
-    found = result.judgement.attribution
+    found = result.evaluation.attribution
     assert result.verdict == "bad" and found is not None
     assert found.statement == "precision is the problem"
     assert "in FP16 `h` overflows." in found.sentence()
@@ -144,7 +144,7 @@ def test_an_engine_that_computes_something_else_is_worse_than_its_precision(
     monkeypatch.setattr(OnnxRuntimeBackend, "build", build_another)
     result = converted(case, precision, tmp_path, MemoryTracker())
 
-    found = result.judgement.attribution
+    found = result.evaluation.attribution
     assert found is not None and found.worst is not None
     assert found.statement == "worse than its precision"
     assert found.worst.builder > 0.02 and "the builder is to blame" in found.sentence()
@@ -159,7 +159,7 @@ def test_a_model_that_its_precision_does_not_suffice_for(tmp_path: Path) -> None
     x[:, 0] = 0
     result = converted(Case(proto, {"x": x}, name="lost"), "int8", tmp_path, MemoryTracker())
 
-    found = result.judgement.attribution
+    found = result.evaluation.attribution
     assert result.verdict == "bad" and found is not None
     assert found.statement == "precision is the problem"
     assert "INT8 does not suffice for this model" in found.sentence()
@@ -169,10 +169,10 @@ def test_what_cannot_be_emulated_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: object, **__: object) -> None:
         raise errors.BackendError("no such kernel")
 
-    monkeypatch.setattr("trtops.ops.judging.attributing.run_in_16_bit", refuse)
+    monkeypatch.setattr("trtops.ops.evaluation.attributing.run_in_16_bit", refuse)
     result = converted(zoo.classifier(), "fp16", tmp_path, MemoryTracker())
 
-    found = result.judgement.attribution
+    found = result.evaluation.attribution
     assert found is not None and "no such kernel" in found.why_not
     assert "Whose fault the error is cannot be told" in result.page()
 

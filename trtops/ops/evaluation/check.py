@@ -1,4 +1,4 @@
-"""Judging a runner: its outputs against golden ones, its accuracy against labels, its latency.
+"""Evaluating a runner: its outputs against golden ones, its accuracy against labels, its latency.
 
 The part that converting and comparing share.
 """
@@ -21,9 +21,9 @@ from trtops.comparator.report import ComparisonReport, OutputComparison, OutputT
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.table import RECORDED, Metric
 from trtops.json.numpy_files import load_numpy
-from trtops.ops.judging.attribution import Attribution
-from trtops.ops.judging.feeds import DataConfig
-from trtops.ops.judging.realised import Computed, Emulated
+from trtops.ops.evaluation.attribution import Attribution
+from trtops.ops.evaluation.feeds import DataConfig
+from trtops.ops.evaluation.realised import Computed, Emulated
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(DataConfig):
-    """How an engine is judged, and on what data.
+    """How an engine is evaluated, and on what data.
 
     Attributes:
         golden: Saved outputs to compare with (``.json`` or ``.npz``); unless given they are computed by ONNX Runtime
@@ -49,7 +49,7 @@ class CheckConfig(DataConfig):
         latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
         min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for, where an
-            engine was built to be judged. An engine with fewer is bad; 0 asks for a single one. What FP16 and BF16 give where
+            engine was built to be evaluated. An engine with fewer is bad; 0 asks for a single one. What FP16 and BF16 give where
             ONNX Runtime computes them in FP32 is emulated; a share above 0 does not let that pass.
     """
 
@@ -103,8 +103,8 @@ class Accuracy(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement(Record):
-    """What came out of judging one runner.
+class Evaluation(Record):
+    """What came out of evaluating one runner.
 
     Attributes:
         report: The comparison with the golden outputs: numbers first, verdict derived from them.
@@ -157,7 +157,7 @@ def default_tolerances(precision: Precision) -> Tolerances:
     All is relative to the output's own scale, so that it means the same of logits in the hundreds and of a softmax over
     1,000 classes. FP32 is held to 1e-5 of it. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
     roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something; they are
-    judged by the output as a whole: its direction and its length. In every precision the output must vary as the golden
+    evaluated by the output as a whole: its direction and its length. In every precision the output must vary as the golden
     one does (a constant or shuffled one never passes), and of integers and booleans nearly all must be equal.
     """
     if precision == "fp32":
@@ -229,7 +229,7 @@ def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
 
 
 def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
-    """The outputs to judge by: those of a file, or the model's own, of a session that is closed again.
+    """The outputs to evaluate by: those of a file, or the model's own, of a session that is closed again.
 
     Each session of a large model takes as much memory as it has weights: not two of them at a time.
 
@@ -244,13 +244,13 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
         return collect(reference, feeds)
 
 
-def judge(
+def evaluate(
     runner: BaseRunner,
     golden: BaseRunner | RunResults,
     feeds: Iterable[Feed],
     config: CheckConfig,
     tolerances: Tolerances,
-) -> tuple[Judgement, RunResults, RunResults]:
+) -> tuple[Evaluation, RunResults, RunResults]:
     """Run, compare, measure.
 
     Args:
@@ -261,7 +261,7 @@ def judge(
         tolerances: When outputs are good enough.
 
     Returns:
-        The judgement, and the outputs under test and golden.
+        The evaluation, and the outputs under test and golden.
 
     Raises:
         InputError: If a feed does not fit the model.
@@ -275,13 +275,13 @@ def judge(
 
 def assess(
     outputs: RunResults, golden: RunResults, latency: Latency | None, config: CheckConfig, tolerances: Tolerances
-) -> Judgement:
-    """Compare outputs with golden ones, and with labels if there are any; arguments and errors as for :func:`judge`."""
+) -> Evaluation:
+    """Compare outputs with golden ones, and with labels if there are any; arguments and errors as for :func:`evaluate`."""
     report = compare_outputs(outputs, golden, tolerances)
     accuracy = None
     if config.labels is not None:
         accuracy = measure_accuracy(outputs, golden, read_labels(Path(config.labels)), tolerances)
-    return Judgement(report=report, latency=latency, accuracy=accuracy)
+    return Evaluation(report=report, latency=latency, accuracy=accuracy)
 
 
 def measure_latency(runner: BaseRunner, feeds: Iterable[Feed], config: CheckConfig) -> Latency | None:
@@ -416,61 +416,61 @@ def shown_value(report: ComparisonReport, output: OutputComparison, metric: Metr
     return value
 
 
-def describe(judgement: Judgement) -> list[str]:
-    """A judgement in lines of Markdown: a table of the outputs, latency, accuracy."""
+def describe(evaluation: Evaluation) -> list[str]:
+    """An evaluation in lines of Markdown: a table of the outputs, latency, accuracy."""
     shown = [metric for metric in RECORDED if metric.column]
     lines = [f"| output | verdict | {' | '.join(metric.column for metric in shown)} |", "|---" * (len(shown) + 2) + "|"]
-    for output in judgement.report.outputs:
-        numbers = (shown_value(judgement.report, output, metric) for metric in shown)
+    for output in evaluation.report.outputs:
+        numbers = (shown_value(evaluation.report, output, metric) for metric in shown)
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
-    return [*lines, "", *describe_beside(judgement)]
+    return [*lines, "", *describe_beside(evaluation)]
 
 
-def describe_beside(judgement: Judgement) -> list[str]:
-    """What a judgement says beside the table of outputs, in lines of Markdown: latency, precision, accuracy."""
+def describe_beside(evaluation: Evaluation) -> list[str]:
+    """What an evaluation says beside the table of outputs, in lines of Markdown: latency, precision, accuracy."""
     lines: list[str] = []
-    if judgement.latency is not None:
-        measured = judgement.latency
+    if evaluation.latency is not None:
+        measured = evaluation.latency
         device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
         lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
-    if judgement.computed is not None:
-        lines += [judgement.computed.sentence(), ""]
-    if judgement.emulated is not None:
-        lines += [judgement.emulated.sentence(), ""]
-    if judgement.attribution is not None:
-        lines += judgement.attribution.lines()
-    if judgement.accuracy is not None:
-        a = judgement.accuracy
+    if evaluation.computed is not None:
+        lines += [evaluation.computed.sentence(), ""]
+    if evaluation.emulated is not None:
+        lines += [evaluation.emulated.sentence(), ""]
+    if evaluation.attribution is not None:
+        lines += evaluation.attribution.lines()
+    if evaluation.accuracy is not None:
+        a = evaluation.accuracy
         lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]
     return lines
 
 
-def log_judgement(run: Run, judgement: Judgement) -> None:
-    """Log a judgement: every statistic of every output as a metric, the whole as an artifact.
+def log_evaluation(run: Run, evaluation: Evaluation) -> None:
+    """Log an evaluation: every statistic of every output as a metric, the whole as an artifact.
 
     Args:
         run: The run.
-        judgement: What was measured.
+        evaluation: What was measured.
     """
-    metrics = error_metrics(judgement.report)
-    if judgement.latency is not None:
+    metrics = error_metrics(evaluation.report)
+    if evaluation.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):
-            if (value := getattr(judgement.latency, name)) is not None:
+            if (value := getattr(evaluation.latency, name)) is not None:
                 metrics[schema.Metric.LATENCY, name] = value
-    if judgement.accuracy is not None:
-        metrics[schema.Metric.ACCURACY, "top1"] = judgement.accuracy.actual
-        metrics[schema.Metric.ACCURACY, "golden_top1"] = judgement.accuracy.golden
-    if judgement.computed is not None and judgement.computed.share is not None:
-        metrics[schema.Metric.KERNELS_LOWERED] = judgement.computed.share
-    if judgement.emulated is not None:
-        metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(judgement.emulated.overflows))
-    if judgement.attribution is not None:
-        run.set_tags({schema.Tag.ATTRIBUTION: judgement.attribution.statement})
-        if (found := judgement.attribution.worst) is not None:
+    if evaluation.accuracy is not None:
+        metrics[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
+        metrics[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+    if evaluation.computed is not None and evaluation.computed.share is not None:
+        metrics[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
+    if evaluation.emulated is not None:
+        metrics[schema.Metric.EMULATED_OVERFLOWS] = float(len(evaluation.emulated.overflows))
+    if evaluation.attribution is not None:
+        run.set_tags({schema.Tag.ATTRIBUTION: evaluation.attribution.statement})
+        if (found := evaluation.attribution.worst) is not None:
             for name in ("engine", "precision", "noise", "builder"):
                 metrics[schema.Metric.ATTRIBUTION, name] = float(getattr(found, name))
     run.log_metrics(metrics)
-    if (worst := worst_output(judgement.report)) is not None:
+    if (worst := worst_output(evaluation.report)) is not None:
         run.set_tags({schema.Tag.WORST_OUTPUT: worst})
-    run.log_json(judgement, schema.Artifact.ACCURACY)
+    run.log_json(evaluation, schema.Artifact.ACCURACY)

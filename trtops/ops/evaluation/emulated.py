@@ -1,4 +1,4 @@
-"""What a model gives in 16 bit as a GPU rounds it, judged beside an engine that does not compute in 16 bit.
+"""What a model gives in 16 bit as a GPU rounds it, evaluated beside an engine that does not compute in 16 bit.
 
 ONNX Runtime computes FP16 models in FP32 on most processors. An activation that overflows in FP16 does not there, and what
 a GPU will give does not show. The model is run once more with each 16-bit result rounded
@@ -24,8 +24,8 @@ from trtops.backend.onnxrt.reference import SessionFromMemory
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import Judgement
-from trtops.ops.judging.realised import Emulated, Overflow
+from trtops.ops.evaluation.check import Evaluation
+from trtops.ops.evaluation.realised import Emulated, Overflow
 from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig
 
@@ -38,7 +38,7 @@ class In16Bit:
     overflows: tuple[Overflow, ...]
 
 
-def judge_emulated(
+def evaluate_emulated(
     model: Model,
     precision: LowPrecision,
     feeds: Iterable[Feed],
@@ -65,35 +65,37 @@ def judge_emulated(
 
 
 def with_emulated(
-    judgement: Judgement,
+    evaluation: Evaluation,
     model: Model,
     build: BuildConfig,
     feeds: Iterable[Feed],
     golden: RunResults,
     tolerances: Tolerances,
-) -> Judgement:
-    """A judgement with the model emulated in 16 bit, where ONNX Runtime was asked for it and some kernels do not compute in it.
+) -> Evaluation:
+    """An evaluation with the model emulated in 16 bit, where ONNX Runtime was asked for it and some kernels do not compute in it.
 
-    Of TensorRT's engines their own outputs are judged.
+    Of TensorRT's engines their own outputs are evaluated.
 
     Args:
-        judgement: With what the engine's kernels compute in.
+        evaluation: With what the engine's kernels compute in.
         model: The model, in FP32.
         build: How the engine was to be built.
         feeds: Inputs.
         golden: The golden outputs for them.
         tolerances: When outputs are good enough.
     """
-    found = judgement.computed
+    found = evaluation.computed
     if found is None or found.backend != "onnxruntime" or found.share is None or found.share == 1:
-        return judgement
+        return evaluation
     if build.precision not in ("fp16", "bf16"):
-        return judgement
-    return replace(judgement, emulated=judge_emulated(model, build.precision, feeds, golden, tolerances, build.keep))
+        return evaluation
+    return replace(
+        evaluation, emulated=evaluate_emulated(model, build.precision, feeds, golden, tolerances, build.keep)
+    )
 
 
 def run_in_16_bit(model: Model, precision: LowPrecision, feeds: Iterable[Feed], keep: Sequence[str] = ()) -> In16Bit:
-    """Run a model in 16 bit, rounded as a GPU rounds; the arguments are those of :func:`judge_emulated`.
+    """Run a model in 16 bit, rounded as a GPU rounds; the arguments are those of :func:`evaluate_emulated`.
 
     Raises:
         BackendError: If the rewritten model does not run.

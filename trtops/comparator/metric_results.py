@@ -93,8 +93,8 @@ class SimpleThreshold(Threshold):
         relative = metric_values.get(f"{self.check_error_stat}_reldiff")
         if absolute is None or relative is None:
             raise errors.ComparisonError(
-                f"The results have no {self.check_error_stat!r} error to judge by. "
-                "Judge by max, mean or median, or compare the outputs again."
+                f"The results have no {self.check_error_stat!r} error to evaluate by. "
+                "Evaluate by max, mean or median, or compare the outputs again."
             )
         return absolute <= most(self.atol) or relative <= most(self.rtol)
 
@@ -181,7 +181,7 @@ class CompareResult:
         return {name: getattr(self, name) for name in self.metric_fields()}
 
     def set_thresholds(self, thresholds: Threshold) -> None:
-        """Judge by another threshold from now on."""
+        """Evaluate by another threshold from now on."""
         self.thresholds = thresholds
 
     def describe(self) -> tuple[str, bool] | None:
@@ -219,7 +219,7 @@ class OutputCompareResult(CompareResult):
         quantile_absdiff: Quantile of the absolute error, at the threshold's level.
         quantile_reldiff: Quantile of the relative error.
         stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` in Polygraphy's files.
-        statistics: All statistics, from which ``elemwise`` can be judged again.
+        statistics: All statistics, from which ``elemwise`` can be re-evaluated.
     """
 
     THRESHOLD = SimpleThreshold
@@ -260,11 +260,11 @@ class OutputCompareResult(CompareResult):
             return self.stored
         raise errors.ComparisonError(
             "Whether every element is within the tolerances does not follow from these results, which hold statistics "
-            "only. Judge by max, mean or median, or compare the outputs again."
+            "only. Evaluate by max, mean or median, or compare the outputs again."
         )
 
     def set_thresholds(self, thresholds: Threshold) -> None:
-        """Judge by another threshold from now on; a verdict that a file stored does not hold for it."""
+        """Evaluate by another threshold from now on; a verdict that a file stored does not hold for it."""
         super().set_thresholds(thresholds)
         self.stored = None
         if self.statistics is not None and isinstance(thresholds, SimpleThreshold):
@@ -294,8 +294,8 @@ class OutputCompareResult(CompareResult):
         )
 
     def _named_errors(self, kind: str, limit: float) -> list[str]:
-        judged = cast("SimpleThreshold", self._given_threshold()).check_error_stat
-        names = dict.fromkeys(("max", "mean", *([] if judged == "elemwise" else [judged])))
+        evaluated = cast("SimpleThreshold", self._given_threshold()).check_error_stat
+        names = dict.fromkeys(("max", "mean", *([] if evaluated == "elemwise" else [evaluated])))
         return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'), limit)}" for name in names]
 
 
@@ -413,7 +413,7 @@ def _encode_output(result: OutputCompareResult) -> dict[str, Any]:
         **result.metric_values(),
         "thresholds": result.thresholds,
         "passed": bool(result) if elemwise else None,
-        # Not in Polygraphy's files, and ignored there: `elemwise` can be judged again by these.
+        # Not in Polygraphy's files, and ignored there: `elemwise` can be re-evaluated by these.
         "statistics": None if result.statistics is None else result.statistics.to_dict(),
     }
 

@@ -1,4 +1,4 @@
-"""Measuring whose fault an engine's error is (:mod:`trtops.ops.judging.attribution`)."""
+"""Measuring whose fault an engine's error is (:mod:`trtops.ops.evaluation.attribution`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trtops.backend.onnx.quantize import DEFAULT_OP_TYPES, insert_qdq, is_quanti
 from trtops.calibration.cache import read_cache
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import IterationResult, RunResults
-from trtops.ops.judging.attribution import Attribution, OutputErrors
-from trtops.ops.judging.emulated import run_in_16_bit, run_unoptimized
-from trtops.ops.judging.judgement import Judgement, collect
-from trtops.ops.judging.rounding import UNITS, all_numbers, moved_reference, outputs_by_iteration, root_mean_square
+from trtops.ops.evaluation.attribution import Attribution, OutputErrors
+from trtops.ops.evaluation.check import Evaluation, collect
+from trtops.ops.evaluation.emulated import run_in_16_bit, run_unoptimized
+from trtops.ops.evaluation.rounding import UNITS, all_numbers, moved_reference, outputs_by_iteration, root_mean_square
 
 _STANDS_FOR_INFINITY = 1e9  # what is left of such numbers in 16 bit says nothing of an engine
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was run already when an engine was judged.
+    """What was run already when an engine was evaluated.
 
     Attributes:
         runner: The engine's runner; active.
@@ -52,22 +52,22 @@ class _Emulation:
 
 
 def attribute(
-    model: Model, build: Build, judgement: Judgement, seen: Seen, feeds: Sequence[Feed], tolerances: Tolerances
+    model: Model, build: Build, evaluation: Evaluation, seen: Seen, feeds: Sequence[Feed], tolerances: Tolerances
 ) -> Attribution:
     """Say how much of an engine's error is its precision's own, how much noise, and how much the builder's.
 
     Args:
         model: The model that the engine was built from.
         build: The engine, and how it was built.
-        judgement: How it was judged, with what its kernels compute in.
+        evaluation: How it was evaluated, with what its kernels compute in.
         seen: Its outputs and the golden ones.
         feeds: The inputs that these are for.
         tolerances: When outputs are good enough.
     """
     precision = build.spec.config.precision
-    found = judgement.computed
+    found = evaluation.computed
     computed = found is None or found.lowered
-    facts = Attribution(precision=precision, unit=UNITS[precision], engine=judgement.verdict, computed=computed)
+    facts = Attribution(precision=precision, unit=UNITS[precision], engine=evaluation.verdict, computed=computed)
     try:
         plain = _reference_outputs(model, feeds) if seen.golden_given else seen.golden
         emulation = _emulated(model, build, feeds, plain)

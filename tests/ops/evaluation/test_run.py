@@ -1,4 +1,4 @@
-"""Runners on the same inputs, judged against one another and against saved outputs."""
+"""Runners on the same inputs, evaluated against one another and against saved outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from trtops.comparator import AccuracyResults, CompareFunc, PostprocessFunc, RunResults
-from trtops.ops.judging.judgement import Judgement
-from trtops.ops.judging.run import RunConfig, run_models
+from trtops.ops.evaluation.check import Evaluation
+from trtops.ops.evaluation.run import RunConfig, run_models
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -157,7 +157,7 @@ def test_what_is_kept_is_what_the_compare_functions_decided(
     result = run_models([runner(model, "now")], config, data_loader=feed, compare=compare, tracker=tracker)
 
     stored = tracker.load(result.run_id)
-    report = Judgement.from_json(stored.read_bytes(Artifact.ACCURACY)).report
+    report = Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY)).report
     assert result.verdict == stored.info.verdict == report.verdict == verdict
     assert stored.info.tags[Tag.NOTE].startswith(f"**{verdict}**")
     assert bool(report.reasons) == (verdict == "bad")
@@ -178,7 +178,7 @@ def test_tolerances_by_output_are_kept_by_output(tmp_path: Path) -> None:
         compare=[CompareFunc.simple(atol={loose: 1.0, "": 0.1}, rtol=0.0)],
     )  # fmt: skip
 
-    report = Judgement.from_json(tracker.load(result.run_id).read_bytes(Artifact.ACCURACY)).report
+    report = Evaluation.from_json(tracker.load(result.run_id).read_bytes(Artifact.ACCURACY)).report
     assert (report.output(loose).verdict, report.output(strict).verdict) == ("good", "bad")
     assert (report.tolerances.of(loose).atol, report.tolerances.of(strict).atol) == (1.0, 0.1)
     assert strict in result.reasons[0] and loose not in result.reasons[0]
@@ -197,4 +197,4 @@ def test_a_run_is_bad_for_what_only_the_second_pair_or_the_validation_shows(mode
     stored = tracker.load(result.run_id)
     note = stored.info.tags[Tag.NOTE]
     assert note.startswith("**bad** · run") and note.count("\n- b and then differ in") == 1
-    assert Judgement.from_json(stored.read_bytes(Artifact.ACCURACY)).report.verdict == "good"  # of the first pair
+    assert Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY)).report.verdict == "good"  # of the first pair

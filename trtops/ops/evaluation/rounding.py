@@ -17,7 +17,7 @@ from trtops.backend.base import Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model, is_large
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import collect
+from trtops.ops.evaluation.check import collect
 from trtops.spec import Precision
 
 UNITS: dict[Precision, float] = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254}

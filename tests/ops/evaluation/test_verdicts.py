@@ -15,7 +15,7 @@ from trtops.backend.onnx.scores import class_axes
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator import OutputTolerances, Tolerances, compare_outputs
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.judging.judgement import CheckConfig, default_tolerances, tolerances_for
+from trtops.ops.evaluation.check import CheckConfig, default_tolerances, tolerances_for
 from trtops.spec import Precision
 from trtops.tracking.memory import MemoryTracker
 
@@ -45,7 +45,7 @@ PLANTED: tuple[Callable[[Array], Array], ...] = (np.zeros_like, constant, shuffl
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("make", zoo.JUDGED)
+@pytest.mark.parametrize("make", zoo.EVALUATED)
 def test_zeros_constants_and_shuffles_never_pass(make: Callable[[], Case], precision: Precision) -> None:
     case = make()
     golden = golden_of(case)
@@ -92,24 +92,24 @@ def test_a_mask_that_16_bit_clamps_is_sound_and_one_that_is_lost_is_not() -> Non
     assert not compare_outputs({"y": wrong}, {"y": golden}, default_tolerances("fp16"))
 
 
-def test_what_was_left_out_as_clamped_is_not_judged_again_without() -> None:
+def test_what_was_left_out_as_clamped_is_not_reevaluated_without() -> None:
     golden = np.array([1.0, 2.0, zoo.LOWEST], np.float32)
     report = compare_outputs({"y": np.array([1.0, 2.0, -65504], np.float32)}, {"y": golden}, default_tolerances("fp16"))
     assert report.output("y").statistics is not None
     with pytest.raises(Exception, match="clamped_equal"):
-        report.judge(Tolerances())
+        report.evaluate(Tolerances())
 
 
 # --- classes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", zoo.JUDGED)
+@pytest.mark.parametrize("make", zoo.EVALUATED)
 def test_classes_are_found_where_they_are_and_nowhere_else(make: Callable[[], Case]) -> None:
     case = make()
     assert class_axes(case.proto) == zoo.CLASS_AXES.get(case.name, {})
 
 
-def test_a_segmentation_is_judged_by_its_classes_and_not_by_its_columns() -> None:
+def test_a_segmentation_is_evaluated_by_its_classes_and_not_by_its_columns() -> None:
     case = zoo.segmentation()
     golden = golden_of(case)
     # The same along each row of pixels: every column wins as often as its neighbour, and the classes stay.
@@ -184,8 +184,8 @@ def test_labels_of_a_segmentation_are_held_against_its_classes(tmp_path: Path, r
     np.savez(tmp_path / "image.npz", **dict(case.feed))
     check = CheckConfig(data=str(tmp_path / "image.npz"), labels=str(tmp_path / "labels.npy"), latency_runs=0)
     result = convert(case.write(tmp_path), ConvertConfig(check=check), tracker=MemoryTracker())
-    assert result.judgement.accuracy is not None
-    assert (result.judgement.accuracy.actual, result.judgement.accuracy.samples) == (right, best.size)
+    assert result.evaluation.accuracy is not None
+    assert (result.evaluation.accuracy.actual, result.evaluation.accuracy.samples) == (right, best.size)
 
 
 def test_a_class_map_is_not_measured_by_the_numbers_of_its_classes() -> None:

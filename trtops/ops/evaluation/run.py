@@ -1,4 +1,4 @@
-"""Run: several runners on the same inputs, judged against one another and against saved outputs."""
+"""Run: several runners on the same inputs, evaluated against one another and against saved outputs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RunConfig(Record):
         load_outputs: Saved outputs that are compared as well, behind the runners.
         validate: Whether NaN and infinities in outputs are faults.
         fail_fast: Whether to stop at the first iteration that does not match.
-        check_average: Whether means over all iterations are judged, not each one.
-        save_accuracy: Where to save all numbers, to be judged again.
+        check_average: Whether means over all iterations are evaluated, not each one.
+        save_accuracy: Where to save all numbers, to be re-evaluated.
     """
 
     warm_up: int = 0
@@ -121,7 +121,7 @@ def run_models(
             mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
         )
         if run is not NO_RUN and accuracy is not None and len(accuracy[0]):
-            from trtops.ops.judging.decided import log_decided  # half of what a run imports, for what is kept alone
+            from trtops.ops.evaluation.decided import log_decided  # half of what a run imports, for what is kept alone
 
             log_decided(run, accuracy, results)
         finish_with(run, result, tracker)

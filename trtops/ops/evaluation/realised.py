@@ -32,7 +32,7 @@ class Overflow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Emulated(Record):
-    """A model judged in 16 bit as a GPU rounds it.
+    """A model evaluated in 16 bit as a GPU rounds it.
 
     Attributes:
         precision: ``fp16`` or ``bf16``.
@@ -60,7 +60,7 @@ class Emulated(Record):
         return (*found, *(f"{where}: {reason}" for reason in self.report.reasons))
 
     def sentence(self) -> str:
-        """The judgement in a line."""
+        """The evaluation in a line."""
         measured = [o.statistics for o in self.report.outputs if o.statistics is not None]
         worst = max((s.nrmse or 0.0 for s in measured if s.agreement is None), default=0.0)
         count = len(self.overflows)

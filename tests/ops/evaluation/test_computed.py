@@ -16,9 +16,9 @@ from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
-from trtops.ops.judging.computed import computed
-from trtops.ops.judging.emulated import with_emulated
-from trtops.ops.judging.judgement import CheckConfig, Judgement
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.computed import computed
+from trtops.ops.evaluation.emulated import with_emulated
 from trtops.spec import BuildConfig, Layer, Precision, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -42,22 +42,22 @@ def test_an_fp16_engine_that_computes_in_fp32_is_called_what_it_is(tmp_path: Pat
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]
-    assert Judgement.from_json(result.judgement.to_json()) == result.judgement
+    assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 
 
 def test_fp32_and_int8_engines_are_called_so(tmp_path: Path) -> None:
     for precision in ("fp32", "int8"):
         result = converted(zoo.classifier(), precision, tmp_path)  # type: ignore[arg-type]
         assert (result.called, result.verdict) == (precision.upper(), "good")
-        assert result.judgement.computed is not None and result.judgement.computed.share == 1.0
-        assert result.judgement.emulated is None
+        assert result.evaluation.computed is not None and result.evaluation.computed.share == 1.0
+        assert result.evaluation.emulated is None
 
 
 def test_an_activation_that_overflows_in_fp16_is_found_though_the_engine_is_right(tmp_path: Path) -> None:
     tracker = MemoryTracker()
     result = converted(zoo.overflowing(), "fp16", tmp_path, tracker)
 
-    assert result.judgement.report.verdict == "good"
+    assert result.evaluation.report.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[0] == "in FP16 as a GPU rounds it: 'h' overflows, 79,488 > 65,504"
     assert tracker.info(result.run_id).metrics[schema.Metric.EMULATED_OVERFLOWS] == 1
@@ -68,17 +68,17 @@ def test_an_overflow_that_no_output_shows_is_found(tmp_path: Path) -> None:
         "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, big) y = Tanh(h) }", {"big": np.full((8, 8), 2e4, np.float32)}
     )
     result = converted(Case(proto, {"x": np.ones((2, 8), np.float32)}, name="hidden"), "fp16", tmp_path)
-    assert result.judgement.emulated is not None and result.judgement.emulated.report.verdict == "good"
+    assert result.evaluation.emulated is not None and result.evaluation.emulated.report.verdict == "good"
     assert result.verdict == "bad" and "'h' overflows, 160,000" in result.reasons[0]
 
 
 def test_a_filled_mask_is_no_overflow(tmp_path: Path) -> None:
     result = converted(zoo.masked_attention(), "fp16", tmp_path)
     assert result.verdict == "good"
-    assert result.judgement.emulated is not None and result.judgement.emulated.overflows == ()
+    assert result.evaluation.emulated is not None and result.evaluation.emulated.overflows == ()
 
 
-@pytest.mark.parametrize("make", zoo.JUDGED)
+@pytest.mark.parametrize("make", zoo.EVALUATED)
 def test_what_16_bit_is_enough_for_is_good(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert converted(make(), "fp16", tmp_path).verdict == "good"
 
@@ -90,9 +90,9 @@ def test_an_int8_engine_without_an_integer_kernel_is_none() -> None:
 
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
     golden = converted_report()
-    judgement = Judgement(report=golden, computed=found)
-    assert golden.verdict == "good" and judgement.verdict == "bad"
-    assert judgement.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
+    evaluation = Evaluation(report=golden, computed=found)
+    assert golden.verdict == "good" and evaluation.verdict == "bad"
+    assert evaluation.reasons[0].startswith("No INT8 engine: Of 2 kernels 2 in FP32.")
 
 
 def converted_report():  # type: ignore[no-untyped-def]
@@ -122,10 +122,10 @@ def test_layers_say_what_they_compute_in_where_tactics_do_not() -> None:
 
 
 def test_emulation_does_not_make_up_for_a_tensorrt_engine_that_computes_in_fp32(tmp_path: Path) -> None:
-    judged = converted(zoo.classifier(), "fp16", tmp_path).judgement
-    assert judged.emulated is not None and judged.computed is not None and judged.verdict == "good"
+    evaluated = converted(zoo.classifier(), "fp16", tmp_path).evaluation
+    assert evaluated.emulated is not None and evaluated.computed is not None and evaluated.verdict == "good"
 
-    silent = replace(judged, computed=replace(judged.computed, backend="tensorrt"))
+    silent = replace(evaluated, computed=replace(evaluated.computed, backend="tensorrt"))
 
     assert silent.verdict == "bad" and silent.reasons[0].startswith("No FP16 engine: Of ")
     build, golden = BuildConfig(precision="fp16", options=TensorRTOptions()), RunResults()
@@ -144,7 +144,7 @@ def test_a_share_that_is_asked_for_is_not_made_up_for_by_emulation(tmp_path: Pat
     config = ConvertConfig(build=BuildConfig(precision="fp16"), check=check)
     result = convert(case.write(tmp_path), config, tracker=tracker)
 
-    assert result.judgement.emulated is not None and result.judgement.emulated.verdict == "good"
+    assert result.evaluation.emulated is not None and result.evaluation.emulated.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
     assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% have to" in result.reasons[-1]
 
@@ -156,7 +156,7 @@ def test_what_each_kernel_computes_in_is_a_table_of_the_run(tmp_path: Path) -> N
     table = json.loads(tracker.load(result.run_id).read_bytes(schema.Artifact.PRECISIONS))
     rows = [dict(zip(table["columns"], row)) for row in table["data"]]
 
-    assert result.judgement.computed is not None
+    assert result.evaluation.computed is not None
     counted = [row for row in rows if row["counted"]]
     assert {row["asked for"] for row in rows} == {"fp16"} and {row["computes in"] for row in counted} == {"fp32"}
-    assert len(counted) == sum(count for _, count in result.judgement.computed.kernels)
+    assert len(counted) == sum(count for _, count in result.evaluation.computed.kernels)

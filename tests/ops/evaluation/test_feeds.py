@@ -11,7 +11,7 @@ from trtops import errors
 from trtops.comparator.data_loader import StreamingDataLoader
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata
-from trtops.ops.judging.feeds import open_feeds
+from trtops.ops.evaluation.feeds import open_feeds
 
 INPUTS = TensorMetadata().add("x", "float32", (1, "n"))
 

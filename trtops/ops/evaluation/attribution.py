@@ -91,7 +91,7 @@ class Attribution(Record):
         outputs: The errors of every output of numbers.
         engine: Whether the engine is good.
         emulated: Whether the emulated model does, without an overflow.
-        computed: Whether the engine computes in the precision at all; see :class:`trtops.ops.judging.realised.Computed`.
+        computed: Whether the engine computes in the precision at all; see :class:`trtops.ops.evaluation.realised.Computed`.
         overflows: Tensors that overflow in the emulated model.
         why_not: Why nothing could be measured; empty if it was.
     """

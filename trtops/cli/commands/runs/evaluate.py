@@ -1,6 +1,6 @@
-"""Judge stored runs again, by other tolerances or by a policy of the gate, and propose limits from those that are good.
+"""Re-evaluate stored runs, by other tolerances or by a policy of the gate, and propose limits from those that are good.
 
-Runs that are named are judged by tolerances. With --policy, or by filters, history is judged: which accepted engines would
+Runs that are named are evaluated by tolerances. With --policy, or by filters, history is evaluated: which accepted engines would
 fail, and which limits the good runs support. Nothing is run, and nothing is changed in the store. Exits with 1 if one is bad.
 """
 
@@ -26,7 +26,7 @@ GROUPS = (
     Group(
         "history",
         (
-            Flag(names=("--policy",), shown="FILE", help="a policy of the gate (YAML) to judge by"),
+            Flag(names=("--policy",), shown="FILE", help="a policy of the gate (YAML) to evaluate by"),
             *(choosing.EXPERIMENT, choosing.TAGS),
             Flag(names=("--accepted",), takes="switch", help="accepted engines alone, and not all good runs"),
             Flag(names=("-n", "--limit"), usual="all", to="limit", convert=int, shown="N", help="so many at most"),
@@ -37,20 +37,20 @@ GROUPS = (
     groups.JSON,
 )
 EXAMPLES = (
-    "trtops runs judge 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",
-    "trtops runs judge --accepted --policy gate.yaml",
-    "trtops runs judge --experiment resnet50 --atol 1e-3",
+    "trtops runs evaluate 8d6e3f --check-error-stat max --atol 1e-3 --rtol 1e-2",
+    "trtops runs evaluate --accepted --policy gate.yaml",
+    "trtops runs evaluate --experiment resnet50 --atol 1e-3",
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to judge.
+    """What to evaluate.
 
     Attributes:
         runs: Ids of runs.
         tolerances: When they are good.
-        history: Which history is judged, in place of runs by tolerances.
+        history: Which history is evaluated, in place of runs by tolerances.
         policy: The policy's file, for history.
         store: Where they are.
         json: Whether to print JSON.
@@ -84,21 +84,21 @@ def plan(args: Asked) -> Plan:
             raise UsageError("say which runs: their ids, --experiment NAME, --tag NAME=VALUE, or --accepted")
         history = ops.HistoryConfig(runs=runs, **configs.given(**filters))
     elif tolerances is None:
-        raise UsageError("give the tolerances to judge by, such as --atol 1e-3 --rtol 1e-2, or --policy FILE")
+        raise UsageError("give the tolerances to evaluate by, such as --atol 1e-3 --rtol 1e-2, or --policy FILE")
     elif any(filters.values()):
         raise UsageError("runs are named, so that nothing is to be found; leave out the filters")
     return Plan(runs, tolerances, history, args.policy, args.store, bool(args.json))
 
 
 def execute(plan: Plan) -> int:
-    """Judge, and print."""
+    """Evaluate, and print."""
     if plan.history is not None:
-        return _judge_history(plan.history, plan)
+        return _evaluate_history(plan.history, plan)
     assert plan.tolerances is not None
-    judged = ops.judge_again(plan.runs, plan.tolerances, memory.existing(plan.store))
+    evaluated = ops.reevaluate(plan.runs, plan.tolerances, memory.existing(plan.store))
     if plan.json:
-        say_json([each.to_dict() for each in judged])
-    for each in () if plan.json else judged:
+        say_json([each.to_dict() for each in evaluated])
+    for each in () if plan.json else evaluated:
         say(
             "\n".join(
                 [
@@ -107,12 +107,12 @@ def execute(plan: Plan) -> int:
                 ]
             )
         )
-    return 0 if all(each.verdict == "good" for each in judged) else 1
+    return 0 if all(each.verdict == "good" for each in evaluated) else 1
 
 
-def _judge_history(config: HistoryConfig, plan: Plan) -> int:
+def _evaluate_history(config: HistoryConfig, plan: Plan) -> int:
     policy = ops.policy_of(plan.tolerances) if plan.policy is None else ops.read_policy(plan.policy)
-    result = ops.judge_history(replace(config, policy=policy), tracker=memory.existing(plan.store))
+    result = ops.evaluate_history(replace(config, policy=policy), tracker=memory.existing(plan.store))
     if plan.json:
         say_json(result.to_dict())
     else:

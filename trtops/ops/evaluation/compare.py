@@ -13,14 +13,14 @@ from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.mapped import read_or_map
-from trtops.ops.judging.judgement import (
+from trtops.ops.evaluation.check import (
     CheckConfig,
-    Judgement,
+    Evaluation,
     assess,
     collect,
     describe,
     describe_beside,
-    log_judgement,
+    log_evaluation,
     measure_latency,
     tolerances_for,
 )
@@ -55,21 +55,21 @@ class CompareResult(OpResult):
     Attributes:
         verdict: Whether the first side agrees with the second.
         reasons: Why not, one sentence each.
-        judgement: The numbers.
+        evaluation: The numbers.
     """
 
     title: str = "compare"
     verdict: Verdict
     reasons: tuple[str, ...]
-    judgement: Judgement
+    evaluation: Evaluation
 
     def body(self) -> Iterable[str]:
         """Why the sides differ, and the numbers."""
-        return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.judgement)]
+        return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.evaluation)]
 
     def sections(self) -> Iterable[Section]:
         """What the table of outputs, which the report has, does not say."""
-        return (Section(text="\n".join(describe_beside(self.judgement))),)
+        return (Section(text="\n".join(describe_beside(self.evaluation))),)
 
 
 def compare(
@@ -108,15 +108,15 @@ def compare(
     name = f"{_short_name(actual)} vs {_short_name(golden)}"
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as run:
         run.log_params({"actual": actual, "golden": golden, **schema.flat_params({"check": config.check.to_dict()})})
-        judgement = _judge_sides(actual, golden, config.check, tracker)
-        log_judgement(run, judgement)
-        report = judgement.report
-        result = CompareResult(verdict=report.verdict, reasons=report.reasons, judgement=judgement)
+        evaluation = _evaluate_sides(actual, golden, config.check, tracker)
+        log_evaluation(run, evaluation)
+        report = evaluation.report
+        result = CompareResult(verdict=report.verdict, reasons=report.reasons, evaluation=evaluation)
         finish_with(run, result, tracker, title=f"compare {name}")
         return result.kept_in(run, experiment)
 
 
-def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Judgement:
+def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
     models = [Model.load(side) for side in (golden, actual) if _is_model(side)]
     precision = _lowest_precision((actual, golden), tracker)
     tolerances = tolerances_for(precision, check.tolerances, models[0] if models else None)
@@ -127,7 +127,7 @@ def _judge_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker)
                 f"{actual!r} holds saved outputs, whose inputs are not known, so {golden!r} cannot be run on them. "
                 "Compare saved outputs with saved outputs, or put the saved ones second."
             )
-        return Judgement(report=compare_outputs(under_test, right, tolerances))
+        return Evaluation(report=compare_outputs(under_test, right, tolerances))
     # One side after the other: each takes as much memory as it has weights.
     with under_test:
         feeds = check.open(under_test.get_input_metadata())

@@ -1,4 +1,4 @@
-"""What compare functions decided, as the report that runs are logged with and judged again from."""
+"""What compare functions decided, as the report that runs are logged with and re-evaluated from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trtops.comparator.accuracy import AccuracyResults, Match
-from trtops.comparator.judgements import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
+from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
 from trtops.comparator.report import (
     ComparisonReport,
     OutputComparison,
@@ -17,7 +17,7 @@ from trtops.comparator.report import (
     compare_outputs,
 )
 from trtops.comparator.results import RunResults
-from trtops.ops.judging.judgement import Judgement, log_judgement
+from trtops.ops.evaluation.check import Evaluation, log_evaluation
 from trtops.tracking import schema
 from trtops.tracking.base import Run
 
@@ -30,7 +30,7 @@ def log_decided(run: Run, accuracy: AccuracyResults, results: RunResults) -> Non
         accuracy: What the compare functions found.
         results: The outputs that they found it in.
     """
-    log_judgement(run, Judgement(report=decided_report(accuracy, results)))
+    log_evaluation(run, Evaluation(report=decided_report(accuracy, results)))
     run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
 
 
@@ -63,7 +63,7 @@ def _as_decided(output: OutputComparison, matches: Iterable[Match]) -> OutputCom
 
 
 def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
-    """The tolerances that matches were held against, by output; what no tolerance limits is not judged."""
+    """The tolerances that matches were held against, by output; what no tolerance limits is not evaluated."""
     infinities_equal = any(
         match.statistics is not None and match.statistics.infinities_equal
         for matches in found.values()

@@ -1,0 +1,1 @@
+"""Evaluating: the data, the comparison and the verdict."""

@@ -1,1 +1,0 @@
-"""Judging: the data, the comparison and the verdict."""
