@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -17,7 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtops import errors
-from trtops.record import Record, canonical_json, digest, sha256, sha256_file, to_jsonable
+from trtops.record import (
+    Record,
+    canonical_json,
+    digest,
+    option_fields,
+    sha256,
+    sha256_file,
+    to_jsonable,
+    with_options,
+)
 
 
 class Color(Enum):
@@ -202,3 +212,49 @@ def test_files_and_bytes_have_one_sha256(tmp_path: Path) -> None:
 
     assert sha256_file(tmp_path / "f") == sha256(data) == sha256(memoryview(data))
     assert sha256(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Record):
+    """A part.
+
+    Attributes:
+        share: The share
+            that must pass.
+        names: Names.
+    """
+
+    share: float = 0.5
+    names: tuple[str, ...] = field(default=(), metadata={"names": ("--name",)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Record):
+    """A whole.
+
+    Attributes:
+        part: Its part.
+        count: How many.
+    """
+
+    part: Part = field(default_factory=lambda: Part(share=0.25))
+    count: int
+
+
+def test_options_of_nested_records_have_paths():
+    found = {option.path: option for option in option_fields(Whole)}
+
+    assert list(found) == [("part", "share"), ("part", "names"), ("count",)]
+    share, names, count = found.values()
+    assert (share.type, share.default, share.help) == (float, 0.25, "The share that must pass.")
+    assert names.metadata["names"] == ("--name",) and names.name == "names"
+    assert count.default is dataclasses.MISSING
+    assert next(option_fields(Whole, Whole(count=1, part=Part(share=1.0)))).default == 1.0
+
+
+def test_options_are_set_by_path():
+    made = with_options(Whole, {("count",): 3, ("part", "names"): ("a",)})
+
+    assert made == Whole(count=3, part=Part(share=0.25, names=("a",)))
+    assert with_options(made, {("part", "share"): 0.0}).part == Part(share=0.0, names=("a",))
+    assert with_options(made, {("part",): Part(), ("part", "names"): ()}).part == Part()

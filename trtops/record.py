@@ -10,16 +10,19 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from trtops import errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+R = TypeVar("R", bound="Record")
 JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
 
@@ -104,10 +107,9 @@ class Record:
         schema = handler(core_schema)
         target = handler.resolve_ref_schema(schema)
         target["description"] = _plain_text((cls.__doc__ or "").strip().partition("\n")[0])
-        for base in reversed(cls.__mro__):
-            for name, text in _attribute_texts(base.__doc__ or "").items():
-                if name in target.get("properties", {}):
-                    target["properties"][name]["description"] = text
+        for name, text in attribute_texts(cls).items():
+            if name in target.get("properties", {}):
+                target["properties"][name]["description"] = text
         return schema
 
     def to_dict(self) -> dict[str, JSONValue]:
@@ -165,8 +167,92 @@ class Record:
         return digest(self.deciding())
 
 
+@dataclass(frozen=True)
+class OptionField:
+    """One option of a config: a field of it, or of a record inside it.
+
+    Attributes:
+        path: Names of the fields that lead to it, such as ``("check", "min_precision_share")``.
+        type: Its type, with forward references resolved.
+        default: Its default; ``dataclasses.MISSING`` if it is required.
+        help: Its sentence in the docstring's ``Attributes:`` section, on one line.
+        metadata: The field's metadata. ``names`` lists further spellings on the command line:
+            ``field(default=None, metadata={"names": ("--load-inputs",)})``.
+    """
+
+    path: tuple[str, ...]
+    type: Any
+    default: Any
+    help: str
+    metadata: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the field itself."""
+        return self.path[-1]
+
+
+def option_fields(cls: type[Record], base: Record | None = None) -> Iterator[OptionField]:
+    """Yield the options of a config class, in the order of declaration.
+
+    Fields whose type is a record are replaced by that record's own options. Unions of records, such as a build's back end
+    options, stay one option. Command line flags, flow parameters and help texts are derived from these options, so that an
+    option is written once: as a field with its sentence. :func:`with_options` is the way back.
+
+    Args:
+        cls: The config class.
+        base: A config whose values are the defaults, in place of the class's own.
+    """
+    hints, texts = typing.get_type_hints(cls), attribute_texts(cls)
+    for each in fields(cls):  # type: ignore[arg-type]
+        default = getattr(base, each.name) if base is not None else each.default
+        if base is None and each.default_factory is not MISSING:
+            default = each.default_factory()
+        kind = hints[each.name]
+        if isinstance(kind, type) and issubclass(kind, Record):
+            for inner in option_fields(kind, default if isinstance(default, kind) else None):
+                yield replace(inner, path=(each.name, *inner.path))
+        elif each.init:
+            yield OptionField((each.name,), kind, default, texts.get(each.name, ""), each.metadata)
+
+
+def with_options(base: R | type[R], values: Mapping[tuple[str, ...], Any]) -> R:
+    """Return a config with some options set.
+
+    Args:
+        base: The config to change, or a config class, whose defaults are used.
+        values: Values by the path of the option (:attr:`OptionField.path`). A path may also name a whole nested record,
+            whose own options are then applied to it.
+    """
+    direct = {path[0]: value for path, value in values.items() if len(path) == 1}
+    nested: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, value in values.items():
+        if len(path) > 1:
+            nested.setdefault(path[0], {})[path[1:]] = value
+    for name, inner in nested.items():
+        direct[name] = with_options(direct.get(name, _default_of(base, name)), inner)
+    return base(**direct) if isinstance(base, type) else replace(base, **direct)  # type: ignore[type-var]
+
+
+def _default_of(base: Record | type[Record], name: str) -> Any:
+    if not isinstance(base, type):
+        return getattr(base, name)
+    [found] = [each for each in fields(base) if each.name == name]  # type: ignore[arg-type]
+    if found.default_factory is not MISSING:
+        return found.default_factory()
+    return typing.get_type_hints(base)[name] if found.default is MISSING else found.default
+
+
+def attribute_texts(cls: type) -> dict[str, str]:
+    """Return the sentence on each attribute from the docstrings of a class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _attribute_texts(base.__doc__ or "")
+    return found
+
+
 def _attribute_texts(docstring: str) -> dict[str, str]:
-    """What the section ``Attributes:`` of a docstring says of each name."""
+    """Return the sentence on each name in a docstring's ``Attributes:`` section."""
     section = re.search(r"^( *)Attributes:\n((?:\1 +.*\n|\n)*)", f"{docstring}\n", re.MULTILINE)
     if section is None:
         return {}
