@@ -30,13 +30,6 @@ def sha256(data: bytes | bytearray | memoryview) -> str:
     """The SHA-256 of bytes, as 64 hexadecimal digits."""
     import hashlib  # it loads OpenSSL, which most commands never need
 
-    if isinstance(data, memoryview):
-        from trtops.mapped import blocks  # it needs more modules than most commands
-
-        digest = hashlib.sha256()
-        for block in blocks(data):
-            digest.update(block)
-        return digest.hexdigest()
     return hashlib.sha256(data).hexdigest()
 
 

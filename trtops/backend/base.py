@@ -132,24 +132,15 @@ class Engine:
 
     Attributes:
         backend: Name of the back end that loads it.
-        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format. One of more than 1 GiB is a view
-            of a file (:mod:`trtops.mapped`), and not in memory.
+        plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format.
         options: What the loader needs beside the bytes (session options); JSON values.
         environment: Where it was built.
     """
 
     backend: str
-    plan: bytes | memoryview = field(repr=False)
+    plan: bytes = field(repr=False)
     options: Mapping[str, JSONValue] = field(default_factory=dict)
     environment: Environment
-
-    def __getstate__(self) -> dict[str, object]:
-        state = dict(self.__dict__)
-        if isinstance(self.plan, memoryview):
-            from trtops.mapped import Handed
-
-            state["plan"] = Handed(self.plan)  # unpickled, it is the view again
-        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,14 +232,14 @@ class EngineBackend(Protocol):
         ...
 
     def runner(
-        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
         """A runner for an engine, or for what a callable returns when the runner is activated.
 
         Args:
             engine: The engine.
             name: The runner's name; counted up if not given.
-            beside_others: Whether other engines are timed in turn with this one: its threads sleep between inferences, and do
+            interleaved: Whether other engines are timed in turn with this one: its threads sleep between inferences, and do
                 not wait for the next one at the cost of the processor.
 
         Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or device.

@@ -137,10 +137,10 @@ class IsolatedBackend:
                         crashed(caches.avoid)
 
     def runner(
-        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
         """A runner in this process; try the engine with :meth:`first_inference` before."""
-        return engine_backend(self.backend).runner(engine, name, beside_others=beside_others)
+        return engine_backend(self.backend).runner(engine, name, interleaved=interleaved)
 
     def first_inference(self, engine: Engine, feed: Feed) -> dict[str, Any]:
         """Load an engine and run it once in the child; returns the outputs.

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from trtops import errors, mapped
+from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
 from trtops.backend.onnx.model import Model
 from trtops.record import digest, sha256
@@ -73,11 +73,7 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     if build.skipped:
         run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
     path = f"{ENGINE_STEM}{engine_suffix}"
-    file = mapped.file_of(engine.plan)
-    if file is None:
-        run.log_bytes(bytes(engine.plan), path)
-    else:
-        run.log_file(file, path)
+    run.log_bytes(engine.plan, path)
     run.log_json(dict(engine.options), schema.Artifact.ENGINE_OPTIONS)
     run.log_json(mlmodel(engine, f"engine{engine_suffix}"), schema.Artifact.ENGINE_MLMODEL)
     run.log_json(build.tactics, schema.Artifact.TACTICS)
@@ -159,15 +155,10 @@ def load_engine(run: StoredRun, environment: Environment | None = None) -> Engin
         environment = Environment.from_json(run.read_bytes(schema.Artifact.ENVIRONMENT))
     return Engine(
         backend=environment.backend,
-        plan=_read_plan(run, path),
+        plan=run.read_bytes(path),
         options=_read_options(run),
         environment=environment,
     )
-
-
-def _read_plan(run: StoredRun, path: str) -> bytes | memoryview:
-    size = next((entry.size for entry in run.manifest.artifacts if entry.path == path), 0)
-    return run.read_bytes(path) if size <= mapped.MOST_READ else mapped.map_file(run.local_path(path), owner=run)
 
 
 def engine_path(run: StoredRun) -> str:

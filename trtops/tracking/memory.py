@@ -6,8 +6,6 @@ It passes the same contract tests as the trackers over MLflow. Its runs are lost
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 import threading
 import time
 import types
@@ -15,8 +13,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from trtops import errors, mapped
-from trtops.processes import temporary_prefix
+from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, Manifest, MetricName, RunInfo, RunStatus, StoredRun
@@ -49,7 +46,7 @@ class _Kept:
     tags: dict[str, str] = dataclasses.field(default_factory=dict)
     params: dict[str, str] = dataclasses.field(default_factory=dict)
     metrics: dict[MetricName, float] = dataclasses.field(default_factory=dict)
-    artifacts: dict[str, bytes | memoryview] = dataclasses.field(default_factory=dict)
+    artifacts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     def end(self, status: RunStatus, at: float | None = None) -> None:
         self.status, self.end_time = status, time.time() if at is None else at
@@ -288,7 +285,7 @@ class MemoryRun(RunWriter):
             self._kept.metrics.update(metrics)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
-        data = _kept_file(source) if isinstance(source, Path) else bytes(source)
+        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
         with self._store_lock:
             self._kept.artifacts[path] = data
         return ArtifactEntry(path=path, size=len(data), sha256=sha256(data))
@@ -301,14 +298,6 @@ class MemoryRun(RunWriter):
 def _in_memory(kept: _Kept, path: str) -> bytes | None:
     data = kept.artifacts.get(path)
     return None if data is None else bytes(data)
-
-
-def _kept_file(source: Path) -> bytes | memoryview:
-    """A file's content, which stays as it is now."""
-    if source.stat().st_size <= mapped.MOST_READ:
-        return source.read_bytes()
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("memory")) as folder:
-        return mapped.take_file(Path(shutil.copyfile(source, Path(folder, source.name))))
 
 
 class _MemoryStoredRun(RunReader):
@@ -324,8 +313,6 @@ class _MemoryStoredRun(RunReader):
         data = self._kept.artifacts.get(entry.path)
         if data is None:
             return None
-        if isinstance(data, memoryview):
-            return mapped.file_of(data)
         file = self._folder / sha256(data) / Path(entry.path).name
         if not file.exists():
             file.parent.mkdir(exist_ok=True)

@@ -163,7 +163,7 @@ def test_engines_that_take_turns_leave_the_processor_to_one_another(backend):
         with runner:
             return min(_spent_after(lambda: runner.infer(feed)) for _ in range(5))
 
-    assert spent_when_idle(backend.runner(build.engine, beside_others=True)) < 0.01
+    assert spent_when_idle(backend.runner(build.engine, interleaved=True)) < 0.01
     assert spent_when_idle(reference_runner(model)) < 0.01
 
 

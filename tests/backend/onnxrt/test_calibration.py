@@ -13,10 +13,9 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.base import Caches
-from trtops.backend.onnx.model import Model, model_digest
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.calibration import Progress, RangeCollector, collect, quantize
-from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.calibration import Progress, RangeCollector, collect
 from trtops.calibration import CalibrationCache
 from trtops.calibration.histogram import ALGORITHMS
 from trtops.metadata import TensorMetadata
@@ -297,14 +296,3 @@ def test_an_int8_engine_without_an_int8_layer_is_refused(keep) -> None:
             BuildConfig(precision="int8", keep=keep, options=QUICK),
             calibration_data=feeds,
         )
-
-
-def test_a_model_too_large_for_one_message_is_quantized_through_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = collect(CASE.proto, images(2), inputs=INPUTS).cache
-    expected, done = quantize(CASE.proto, cache, SessionLog())
-    monkeypatch.setattr("trtops.backend.onnxrt.calibration.is_large", lambda model: True)
-    monkeypatch.setattr("trtops.backend.onnxrt.calibration.serialize", None)
-
-    large, same = quantize(CASE.proto, cache, SessionLog())
-
-    assert model_digest(large) == model_digest(expected) and same == done

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import onnx
 import onnxruntime as ort
@@ -21,7 +19,7 @@ from trtops import errors
 from trtops.backend import environment as surroundings
 from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCacheUse
 from trtops.backend.onnx.edit import set_outputs
-from trtops.backend.onnx.model import Model, model_digest
+from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
 from trtops.backend.onnxrt.budget import Budget
@@ -36,7 +34,6 @@ from trtops.backend.onnxrt.tactics import Candidate, Tactic
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
-from trtops.processes import temporary_prefix
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticChoice, TacticRecord
@@ -110,8 +107,7 @@ class OnnxRuntimeBackend:
         providers, threads = request.options.providers, request.options.intra_op_threads
         log = SessionLog()
         with contextlib.ExitStack() as stack:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("rewritten")))
-            rewritten = _rewrite_precision(request, calibration_data, log, Path(scratch))
+            rewritten = _rewrite_precision(request, calibration_data, log)
             rewritten = _with_marks(rewritten, config.mark)
             optimizer = stack.enter_context(
                 Optimizer(
@@ -120,8 +116,8 @@ class OnnxRuntimeBackend:
             )
             choice = request.choose(optimizer, rewritten.sha256, log)
             optimized = optimizer(choice.candidate)
-            graph, plan = optimized.graph, optimized.taken_plan()  # the file goes with the optimizer
-            optimizer.begin(choice.candidate)
+            graph, plan = optimized.graph, optimized.plan
+            optimizer.note_attempt(choice.candidate)
         # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
         open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, optimizer.model)
@@ -140,13 +136,13 @@ class OnnxRuntimeBackend:
         )
 
     def runner(
-        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> OnnxrtRunner:
         """A runner for an engine, or for what a callable returns when the runner is activated.
 
         Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or processor.
         """
-        return OnnxrtRunner(SessionFromEngine(engine, beside_others), name)
+        return OnnxrtRunner(SessionFromEngine(engine, interleaved), name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,29 +301,32 @@ def _with_marks(rewritten: _Rewritten, mark: Sequence[str]) -> _Rewritten:
     return replace(rewritten, sha256=model_digest(rewritten.proto))
 
 
-def _rewrite_precision(
-    request: _Request, data: Iterable[Feed] | None, log: SessionLog, scratch: Path | None
-) -> _Rewritten:
-    """The model in the precision asked for; with all its weights inside, unless a folder is given for large ones."""
-    proto = request.model.proto(lean=scratch is not None)
+def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
+    """The model in the requested precision."""
+    proto = request.model.proto(lean=True)
+    if is_large(proto, widened=True):
+        raise errors.EngineBuildError(
+            f"Model {request.model.name!r} has more than 2 GiB of weights, the limit of ONNX Runtime's engine format. "
+            "Build it with TensorRT."
+        )
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
     precision = request.config.precision
     if precision == "int8" and not is_quantized(proto):
-        return _rewrite_int8(request, proto, data, log, scratch)
+        return _rewrite_int8(request, proto, data, log)
     if precision == "int8":
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     if precision == "fp16":
         from trtops.backend.onnx.precision import convert_to_fp16  # other precisions do without its imports
 
-        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep, weights=scratch)
+        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep)
         return _Rewritten(proto, model_digest(proto))
     return _Rewritten(proto, model_digest(proto) if widened else request.model.info.sha256)
 
 
 def _rewrite_int8(
-    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog, scratch: Path | None
+    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog
 ) -> _Rewritten:
     given, info, config = request.caches.calibration, request.model.info, request.config
     if given is not None:
@@ -350,9 +349,7 @@ def _rewrite_int8(
             f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
             f"{info.sha256[:12]}; its ranges are used for the tensors of the same names"
         )
-    quantized, _ = calibration.quantize(
-        proto, cache, log, keep=config.keep, policy=config.calibration_fit, weights=scratch
-    )
+    quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
     return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
 
 
@@ -369,7 +366,7 @@ def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None 
         ConfigError: If the config contradicts itself or the model.
     """
     request = _checked_request(model, config, Caches(calibration=calibration), OnnxRuntimeBackend().environment())
-    return _with_marks(_rewrite_precision(request, None, SessionLog(), None), config.mark).proto
+    return _with_marks(_rewrite_precision(request, None, SessionLog()), config.mark).proto
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
 from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
-from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.session import (
     DEFAULT_PROVIDERS,
     MOST_THREADS,
@@ -33,7 +32,7 @@ _VERSION = 1
 
 
 def pack(
-    plan: bytes | memoryview,
+    plan: bytes,
     candidate: Candidate,
     *,
     providers: tuple[str, ...],
@@ -71,11 +70,11 @@ class SessionFromEngine:
 
     Attributes:
         engine: The engine, or a callable that returns it.
-        beside_others: Whether other sessions run in turn with this one; see :func:`trtops.backend.onnxrt.session.sleep_between_runs`.
+        interleaved: Whether other sessions run in turn with this one; see :func:`trtops.backend.onnxrt.session.sleep_between_runs`.
     """
 
     engine: ValueOrCallable[Engine]
-    beside_others: bool = False
+    interleaved: bool = False
 
     def __call__(self) -> ort.InferenceSession:
         """Check that the engine is whole and belongs here, and create the session, which belongs to the caller.
@@ -87,11 +86,11 @@ class SessionFromEngine:
         engine = value_of(self.engine)
         providers, threads = _loading_options(engine)
         check_place(engine.environment)
-        return open_plan(engine.plan, providers=providers, threads=threads, beside_others=self.beside_others)
+        return open_plan(engine.plan, providers=providers, threads=threads, interleaved=self.interleaved)
 
 
 def open_plan(
-    plan: bytes | memoryview, *, providers: tuple[str, ...], threads: int, beside_others: bool = False
+    plan: bytes, *, providers: tuple[str, ...], threads: int, interleaved: bool = False
 ) -> ort.InferenceSession:
     """Create a session from an optimized model as it is.
 
@@ -100,15 +99,13 @@ def open_plan(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if beside_others:
+    if interleaved:
         sleep_between_runs(options)
     if len(plan) < SMALL:
         limit_run_memory(options)
     try:
-        if large.is_packed(plan):
-            return large.open_session(plan, options, find_providers(providers))
         options.add_session_config_entry("session.load_model_format", "ORT")
-        return ort.InferenceSession(bytes(plan), options, providers=find_providers(providers))
+        return ort.InferenceSession(plan, options, providers=find_providers(providers))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 

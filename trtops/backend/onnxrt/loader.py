@@ -26,13 +26,13 @@ class SessionFromOnnx:
         providers: Execution providers in order of preference; each a name, a part of one in any case (``cuda``), or a
             pair of a name and options. None is the CPU.
         graph_optimization_level: An ``onnxruntime.GraphOptimizationLevel``; None is all optimizations.
-        beside_others: Whether other sessions run in turn with this one: its threads sleep between runs.
+        interleaved: Whether other sessions run in turn with this one: its threads sleep between runs.
     """
 
     model_bytes: ValueOrCallable[ModelSource]
     providers: Sequence[Provider] | None = None
     graph_optimization_level: Any = None
-    beside_others: bool = False
+    interleaved: bool = False
 
     def __call__(self) -> ort.InferenceSession:
         """Create the session, which belongs to the caller.
@@ -48,7 +48,7 @@ class SessionFromOnnx:
         options = session.session_options()
         if self.graph_optimization_level is not None:
             options.graph_optimization_level = self.graph_optimization_level
-        if self.beside_others:
+        if self.interleaved:
             session.sleep_between_runs(options)
         return session.create_session(value_of(self.model_bytes), options, providers)
 

@@ -113,8 +113,8 @@ class Measurement:
         return _Lane(engine.candidate, runner, cost + time.perf_counter() - start)
 
     def _open(self, engine: Optimized) -> OnnxrtRunner:
-        self.optimizer.begin(engine.candidate)
-        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, beside_others=True)
+        self.optimizer.note_attempt(engine.candidate)
+        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True)
         runner = OnnxrtRunner(session, "timing")
         runner.activate()
         return runner

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import onnx
 
 from trtops.backend.onnx import walk
-from trtops.backend.onnxrt import large
 from trtops.backend.onnxrt.ort_format import Node, read
 from trtops.record import digest
 from trtops.spec import Layer
@@ -44,14 +43,9 @@ class Plan:
     types: dict[str, str] = field(repr=False)
 
 
-def read_plan(plan: bytes | memoryview, providers: tuple[str, ...]) -> Plan:
-    """Read an engine's graph. The bytes must come from a build: the reader trusts them.
-
-    Args:
-        plan: The engine's bytes.
-        providers: Full names of the execution providers that it was built for; engines of less than 2 GiB know better.
-    """
-    nodes, types = large.read(plan, providers) if large.is_packed(plan) else read(bytes(plan))
+def read_plan(plan: bytes) -> Plan:
+    """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
+    nodes, types = read(plan)
     placed: dict[str, tuple[int, str]] = {}
     # By depth and label, neither of which depends on the order of the file.
     ranked = sorted(((*_place_node(node, placed), node) for node in _dependency_order(nodes)), key=lambda r: r[:2])

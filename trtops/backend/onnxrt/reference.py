@@ -44,8 +44,8 @@ class SessionFromMemory:
             with tempfile.TemporaryDirectory(prefix=temporary_prefix("model")) as folder:
                 path = Path(folder, "model.onnx")
                 save_model(self.model, path, external_data_path="")
-                return SessionFromOnnx(path, graph_optimization_level=level, beside_others=True)()
-        return SessionFromOnnx(self.model, graph_optimization_level=level, beside_others=True)()
+                return SessionFromOnnx(path, graph_optimization_level=level, interleaved=True)()
+        return SessionFromOnnx(self.model, graph_optimization_level=level, interleaved=True)()
 
 
 def reference_outputs(model: onnx.ModelProto, feeds: Sequence[Feed]) -> list[Arrays]:
@@ -71,7 +71,7 @@ def reference_runner(model: Model, name: str | None = None) -> OnnxrtRunner:
         proto = model.proto(lean=True)  # which also checks that the file still holds the model that was loaded
         if model.path is not None and is_large(proto):
             level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-            return SessionFromOnnx(model.path, graph_optimization_level=level, beside_others=True)()
+            return SessionFromOnnx(model.path, graph_optimization_level=level, interleaved=True)()
         return SessionFromMemory(proto, optimized=False)()
 
     return OnnxrtRunner(load, name, "onnxrt-reference")

@@ -12,7 +12,6 @@ from trtops.backend.engines import backend_of_suffix, engine_backend, reference_
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
-from trtops.mapped import read_or_map
 from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
@@ -177,7 +176,7 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
     if backend_name is None:
         return reference_runner(Model.load(path))
     backend = engine_backend(backend_name)
-    engine = Engine(backend=backend_name, plan=read_or_map(path), environment=backend.environment())
+    engine = Engine(backend=backend_name, plan=path.read_bytes(), environment=backend.environment())
     return backend.runner(engine)
 
 

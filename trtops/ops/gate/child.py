@@ -54,7 +54,7 @@ def open_engine(engine: Engine, feeds: str) -> Opened:
     """
     _close_held()
     inputs = read_feeds(feeds)
-    runner = engine_backend(engine.backend).runner(engine, beside_others=True)
+    runner = engine_backend(engine.backend).runner(engine, interleaved=True)
     before, device = _resident_bytes(), _device_bytes(engine)
     runner.activate()
     _held.append(_Held(runner, inputs))

@@ -81,7 +81,7 @@ def _ratios_to(
 
 def _runner_of(outcome: Outcome, tracker: Tracker) -> BaseRunner:
     build = builds.load_build(builds.holder_of_engine(tracker, tracker.info(outcome.run_id)))
-    return engine_backend(build.spec.config.backend).runner(build.engine, beside_others=True)
+    return engine_backend(build.spec.config.backend).runner(build.engine, interleaved=True)
 
 
 def timed_in_turn(runners: Sequence[BaseRunner], feed: Feed, rounds: int) -> list[float]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import models
-from trtops import errors
 from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model, is_lean
 from trtops.backend.trt import NetworkFromOnnxPath, SetLayerPrecisions, TensorRTBackend, describe_network
 from trtops.backend.trt.build import network as parsing
 from trtops.backend.trt.describe.network import NetworkLayer
-from trtops.mapped import file_of
 from trtops.spec import BuildConfig, OptimizationProfile, Precision, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -88,22 +84,3 @@ def test_an_engine_of_a_large_model_is_that_of_a_small_one(
 
     assert len(found.engine.plan) == len(expected.engine.plan)
     assert found.calibration_cache == expected.calibration_cache
-
-
-def test_a_large_engine_lies_in_a_file_for_which_there_must_be_room(
-    path: Path, case: models.Case, temporary_files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trtops.mapped.MOST_READ", 64)
-    profile = OptimizationProfile.fixed(image=case.feed["image"].shape)
-    config = BuildConfig(profiles=(profile,), options=QUICK)
-
-    plan = TensorRTBackend().build(Model.load(path), config).engine.plan
-
-    assert isinstance(plan, memoryview) and file_of(plan) is not None and bytes(plan[:4]) == b"vtrt"
-
-    def full(data: object) -> bytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("trtops.mapped.kept", full)
-    with pytest.raises(errors.EngineBuildError, match=r"cannot take the engine of .* MB: .*No space left.*TMPDIR"):
-        TensorRTBackend().build(Model.load(path), config)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtops import errors, mapped
+from trtops import errors
 from trtops.backend.base import BaseRunner, Build, Caches, Engine, Feed
 from trtops.backend.onnx.quantize import is_quantized
 from trtops.backend.trt import library
@@ -75,11 +75,11 @@ class TensorRTBackend:
         return _Building(self, model, config, caches, calibration_data).run()
 
     def runner(
-        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, beside_others: bool = False
+        self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
         """A runner for an engine, or for the one that a callable returns at activation; outputs are in the model's order.
 
-        ``beside_others`` changes nothing: whoever waits for a GPU takes nothing from it.
+        ``interleaved`` changes nothing: whoever waits for a GPU takes nothing from it.
         """
 
         def load() -> Any:
@@ -130,7 +130,7 @@ def _load_checked(built: Engine) -> Any:
 class _Made:
     """A plan as the builder made it, the config that it was made with, the seconds it took, and whether a selector watched."""
 
-    plan: bytes | memoryview
+    plan: bytes
     config: Any
     seconds: float
     watched: bool
@@ -218,18 +218,9 @@ class _Building:
         seconds = time.perf_counter() - started
         return _Made(plan, builder_config, seconds, watched=algorithm_selector is not None)
 
-    def _build_plan(
-        self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any
-    ) -> bytes | memoryview:
-        def build_once() -> bytes | memoryview:
-            plan = build_plan(builder, network, builder_config, selector=algorithm_selector)
-            try:
-                return mapped.kept(plan)
-            except OSError as exc:
-                raise errors.EngineBuildError(
-                    f"{tempfile.gettempdir()} cannot take the engine of {plan.nbytes / 1e6:.0f} MB: {exc}. Make room, or set "
-                    "TMPDIR to another folder."
-                ) from exc
+    def _build_plan(self, builder: Any, network: Any, builder_config: Any, algorithm_selector: Any) -> bytes:
+        def build_once() -> bytes:
+            return bytes(build_plan(builder, network, builder_config, selector=algorithm_selector))
 
         if not self._edits:
             if self._times_first:
@@ -447,7 +438,7 @@ class _Building:
         before = None if self.timings_read == 0 else self.timing
         return timing_cache.collect(made.config, self.environment, before, made.seconds, tuple(self.ops.values()))
 
-    def _layers(self, plan: bytes | memoryview) -> tuple[Layer, ...]:
+    def _layers(self, plan: bytes) -> tuple[Layer, ...]:
         """The engine's layers, which takes loading it; none where there is no GPU for that."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
@@ -474,7 +465,7 @@ class _Building:
                 "layer: build from the tactic record of a good run, or without a timing cache, which times all of them again."
             )
 
-    def _engine(self, plan: bytes | memoryview) -> Engine:
+    def _engine(self, plan: bytes) -> Engine:
         return Engine(
             backend=self.backend.name,
             plan=plan,

@@ -46,12 +46,12 @@ class Editing:
     """
 
     config: Any
-    build_once: Callable[[], bytes | memoryview]
-    record_of: Callable[[bytes | memoryview], TacticRecord]
+    build_once: Callable[[], bytes]
+    record_of: Callable[[bytes], TacticRecord]
     ops: dict[str, TimedOp]
     notes: list[str] = field(default_factory=list)
 
-    def replay(self, record: TacticRecord) -> bytes | memoryview:
+    def replay(self, record: TacticRecord) -> bytes:
         """Build with a record's tactics, and check that they were taken.
 
         Raises:
@@ -62,7 +62,7 @@ class Editing:
         check_replay(self.config, record)
         return plan
 
-    def build(self, seed: int | None, denied: DenyList) -> bytes | memoryview:
+    def build(self, seed: int | None, denied: DenyList) -> bytes:
         """Build with the fastest tactics, or with tactics drawn by a seed; what is denied is replaced by the next fastest.
 
         Args:
@@ -81,7 +81,7 @@ class Editing:
             plan = self._build()
         return plan
 
-    def _build(self) -> bytes | memoryview:
+    def _build(self) -> bytes:
         # Of this thread only: another thread's build would be mixed in line by line.
         with library.collect_log(verbose=True, here=True) as log:
             plan = self.build_once()

@@ -11,17 +11,16 @@ from trtops.backend.onnxrt.engine import open_plan
 from trtops.backend.onnxrt.plan import read_plan
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS
-from trtops.mapped import map_file
 from trtops.ops.model.inspect.inspection import Inspection
 from trtops.record import JSONValue, to_jsonable
 
 
 def inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     """An engine of ONNX Runtime: loaded by it first, since the reader trusts its bytes."""
-    plan = map_file(path)
+    plan = path.read_bytes()
     with OnnxrtRunner(open_plan(plan, providers=DEFAULT_PROVIDERS, threads=0), "inspected") as runner:
         inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()
-    nodes = [dataclasses.asdict(node) for node in read_plan(plan, DEFAULT_PROVIDERS).nodes]
+    nodes = [dataclasses.asdict(node) for node in read_plan(plan).nodes]
     record: dict[str, JSONValue] = {
         "inputs": [str(spec) for spec in inputs.values()],
         "outputs": [str(spec) for spec in outputs.values()],

@@ -1,0 +1,96 @@
+"""Models near 2 GiB keep their weights in files. The limit is lowered here, so that small models count as large."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests import models
+from trtops import errors
+from trtops.backend.onnx import external
+from trtops.backend.onnx.emulate import emulate_low_precision
+from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
+from trtops.backend.onnx.precision import lower_precision
+from trtops.backend.onnx.save import save_model, serialize
+from trtops.backend.onnxrt.reference import reference_outputs
+
+
+def written(case: models.Case, folder: Path) -> Path:
+    return models.write_external(case, folder, threshold=1)
+
+
+def same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_lean_model_equals_its_source(large_models: None, tmp_path: Path) -> None:
+    case = models.transformer()
+    model = Model.load(written(case, tmp_path / "model"))
+    lean = model.proto(lean=True)
+
+    assert is_lean(lean) and not is_lean(model.proto())
+    assert model_digest(lean) == model.info.sha256
+    assert serialize(lean) == serialize(lean) and len(serialize(lean)) > len(lean.SerializeToString())
+    for name, folder in (("inside.onnx", None), ("beside.onnx", "")):
+        save_model(lean, tmp_path / name, external_data_path=folder)
+        assert Model.load(tmp_path / name).info.sha256 == model.info.sha256
+    inside = {tensor.name: tensor for tensor in case.proto.graph.initializer}
+    for tensor in lean.graph.initializer:
+        assert raw_bytes(tensor) == raw_bytes(inside[tensor.name])
+    assert same(reference_outputs(lean, [case.feed])[0], reference_outputs(case.proto, [case.feed])[0])
+
+
+def test_old_onnx_runtime_loads_lean_models(
+    large_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtops.backend.onnxrt.session.READS_LEAN", False)
+    case = models.transformer()
+    lean = Model.load(written(case, tmp_path / "model")).proto(lean=True)
+
+    assert same(reference_outputs(lean, [case.feed])[0], reference_outputs(case.proto, [case.feed])[0])
+
+
+def test_missing_weight_file_is_reported(large_models: None, tmp_path: Path) -> None:
+    path = written(models.transformer(), tmp_path / "model")
+    lean = Model.load(path).proto(lean=True)
+    (path.parent / "weights.bin").unlink()
+
+    for use in (lambda: model_digest(lean), lambda: reference_outputs(lean, [])):
+        with pytest.raises(errors.ExternalDataError, match="is gone"):
+            use()
+
+
+def test_anchor_in_a_file_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(64))
+    path = written(models.transformer(), tmp_path / "model")
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        if external.is_external(tensor):
+            external.put_place(tensor, f"anchor-{'0' * 32}:{secret}", 0, external.expected_bytes(tensor) or 0)
+    path.write_bytes(proto.SerializeToString())
+
+    with pytest.raises(errors.ExternalDataError, match=r"Refused|does not exist"):
+        Model.load(path)
+
+
+@pytest.mark.parametrize("large_weight", [0, 1 << 40])
+def test_lean_16_bit_weights_are_rounded_alike(
+    large_weight: int, large_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtops.backend.onnx.emulate._LARGE_WEIGHT", large_weight)
+    case = models.transformer()
+    expected = lower_precision(case.proto, "fp16").model
+    with tempfile.TemporaryDirectory() as folder:
+        lean = Model.load(written(case, tmp_path / "model")).proto(lean=True)
+        found = lower_precision(lean, "fp16", weights=Path(folder)).model
+        assert is_lean(found) and model_digest(found) == model_digest(expected)
+        for model in (found, expected):
+            emulate_low_precision(model)
+        assert same(reference_outputs(found, [case.feed])[0], reference_outputs(expected, [case.feed])[0])
