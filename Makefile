@@ -73,7 +73,7 @@ audits: $(VENV)/.test ## audit and gate at full size: 20 builds of two releases 
 	$(PY) tests/benchmarks/bench_gate.py matrix build/ort-1.20.1.txt build/ort-1.24.4.txt build/ort-1.28.0.txt
 	$(PY) tests/benchmarks/bench_gate.py repeats --count 100
 
-guide: $(VENV)/.test ## planted faults: named by the guide, isolated, bundled, repaired; some minutes, with tables
+guide: $(VENV)/.test ## planted faults: named by the guide and bundled; some minutes, with tables
 	$(PY) -m tests.guide.shown
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped

@@ -12,7 +12,6 @@ from trtops.cli import registry
 from trtops.cli.flags import Flag
 from trtops.cli.main import load, parser_of
 from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.repairing.config import RepairConfig
 
 KNOWN = ("default", "unless")
 OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
@@ -22,12 +21,9 @@ OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
     ("calibrate", "--samples"): (ops.CalibrateConfig, "samples"),
     ("triage", "--rebuilds"): (GuideConfig, "rebuilds"),
     ("triage", "--max-builds"): (GuideConfig, "campaign_builds"),
-    ("repair", "--max-builds"): (RepairConfig, "max_builds"),
-    ("repair", "--patience"): (RepairConfig, "patience"),
     ("sensitivity", "--samples"): (ops.SensitivityConfig, "samples"),
     ("sensitivity", "--budget"): (ops.SensitivityConfig, "budget"),
     ("sensitivity", "--mode"): (ops.SensitivityConfig, "mode"),
-    ("debug isolate", "--max-builds"): (ops.IsolationConfig, "max_builds"),
     ("debug build", "--parallel"): (ops.DebugBuildConfig, "parallel"),
     ("debug build", "--build-timeout"): (ops.DebugBuildConfig, "timeout_seconds"),
     ("debug bisect", "--seed"): (ops.BisectConfig, "seed"),

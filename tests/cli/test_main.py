@@ -486,7 +486,7 @@ def test_fish_completes_commands_options_and_runs(tmp_path, monkeypatch, capsys)
     offers = [{offer.partition("\t")[0] for offer in part.splitlines()} - {""} for part in done.stdout.split("=\n")]
     begun, first, option, below, runs, experiments = offers
     assert begun == {"triage"} and "triage" in first and "bundle" not in first and option == {"--minutes"}
-    assert {"build", "isolate"} <= below and run.id in runs and "digits" in experiments
+    assert {"build", "reduce"} <= below and run.id in runs and "digits" in experiments
 
 
 def test_the_doctor_says_what_to_do_where_something_is_wrong_and_makes_nothing(tmp_path, monkeypatch, capsys):

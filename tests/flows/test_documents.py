@@ -38,8 +38,6 @@ HELD_OUT = 60
 FEWER = {
     "trtops gate digits.onnx": "trtops gate digits.onnx --policy policy.yaml",
     "python -m flows.gate": "python -m flows.gate --policy policy.yaml",
-    "trtops repair digits.onnx": "trtops repair digits.onnx --max-builds 3",
-    "python -m flows.repair digits.onnx": "python -m flows.repair digits.onnx --max-builds 3",
 }
 """What would take a minute is run as this instead: by the example's policy, latency is not measured; few engines are tried."""
 

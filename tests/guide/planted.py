@@ -1,4 +1,4 @@
-"""Faults planted into small models, each with its kind and its place: what the guide has to name, and repair to mend."""
+"""Faults planted into small models, each with its kind and its place: what the guide has to name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from onnx import numpy_helper
 from tests import models
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
-from trtops.comparator.report import Tolerances
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.guiding.config import GuideConfig
@@ -109,14 +108,12 @@ class Planted:
         kinds: What the guide may call it.
         places: Names of which it has to give one.
         make: The model and, beside what is usual, how it is asked about; gets a folder of its own.
-        mends: Whether ``repair`` is to make an engine of it that passes: of faults of the model itself none can be made.
     """
 
     name: str
     kinds: tuple[str, ...]
     places: tuple[str, ...]
     make: Callable[[Path], tuple[onnx.ModelProto, GuideConfig]]
-    mends: bool = False
 
     def write(self, folder: Path) -> tuple[Path, GuideConfig]:
         """Write the model and its inputs."""
@@ -198,15 +195,15 @@ LARGE = {"k": np.float32(3000.0)}
 FAULTS: tuple[Planted, ...] = (
     Planted("wrong constant, dense", ("wrong constant",), ("w0", "mm0"), lambda f: against(dense(), with_weight(dense(), "w0", one_off), f)),
     Planted("wrong constant, transformer", ("wrong constant",), ("w_in", "mlp_in"), lambda f: against(transformer(), with_weight(transformer(), "w_in", lambda a: a * 1.5), f)),
-    Planted("overflow, dense", ("overflow",), ("big", "square", "sq"), lambda f: plain(dense("[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)", LARGE), FP16), True),
-    Planted("overflow, convolutional", ("overflow",), ("big", "g"), lambda f: plain(convolutional("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(5e4)}), FP16), True),
-    Planted("cancellation, dense", ("cancellation",), ("down", "h"), lambda f: plain(dense("[up] g = Add(b, k) [down] c = Sub(g, k)", LARGE), FP16), True),
-    Planted("cancellation, normed", ("cancellation", "underflow", "rounding"), ("diff", "v", "root", "guard", "norm"), lambda f: plain(normed(variance="[sq] s = Mul(x, x) [ms] m2 = ReduceMean<axes = [-1]>(s) [mm2] q = Mul(mu, mu) [diff] v = Sub(m2, q)"), FP16, data=saved(f, {"x": models.random(4, 16, seed=9) * 0.3 + 20})), True),
-    Planted("tactic, transformer", ("tactic",), ("GeluApproximation",), lambda f: plain(transformer(), APPROXIMATE), True),
-    Planted("tactic, dense", ("tactic",), ("GeluApproximation",), lambda f: plain(dense(GELU, GELU_WEIGHTS), APPROXIMATE), True),
-    Planted("range cut, dense", ("range",), ("c",), lambda f: range_cut(dense(), "c", f), True),
-    Planted("range cut, convolutional", ("range",), ("c",), lambda f: range_cut(convolutional(), "c", f), True),
-    Planted("guard underflows, normed", ("underflow", "nan"), ("norm", "o", "guard", "eps"), lambda f: plain(normed(eps=1e-12), FP16, data=flat_rows(f)), True),
+    Planted("overflow, dense", ("overflow",), ("big", "square", "sq"), lambda f: plain(dense("[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)", LARGE), FP16)),
+    Planted("overflow, convolutional", ("overflow",), ("big", "g"), lambda f: plain(convolutional("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(5e4)}), FP16)),
+    Planted("cancellation, dense", ("cancellation",), ("down", "h"), lambda f: plain(dense("[up] g = Add(b, k) [down] c = Sub(g, k)", LARGE), FP16)),
+    Planted("cancellation, normed", ("cancellation", "underflow", "rounding"), ("diff", "v", "root", "guard", "norm"), lambda f: plain(normed(variance="[sq] s = Mul(x, x) [ms] m2 = ReduceMean<axes = [-1]>(s) [mm2] q = Mul(mu, mu) [diff] v = Sub(m2, q)"), FP16, data=saved(f, {"x": models.random(4, 16, seed=9) * 0.3 + 20}))),
+    Planted("tactic, transformer", ("tactic",), ("GeluApproximation",), lambda f: plain(transformer(), APPROXIMATE)),
+    Planted("tactic, dense", ("tactic",), ("GeluApproximation",), lambda f: plain(dense(GELU, GELU_WEIGHTS), APPROXIMATE)),
+    Planted("range cut, dense", ("range",), ("c",), lambda f: range_cut(dense(), "c", f)),
+    Planted("range cut, convolutional", ("range",), ("c",), lambda f: range_cut(convolutional(), "c", f)),
+    Planted("guard underflows, normed", ("underflow", "nan"), ("norm", "o", "guard", "eps"), lambda f: plain(normed(eps=1e-12), FP16, data=flat_rows(f))),
     Planted("guard fails, dense", ("nan",), ("root", "c"), lambda f: plain(dense("[shift] g = Sub(b, one) [root] c = Sqrt(g)", {"one": np.float32(1)}))),
     Planted("cast lost, dense", ("lost node",), ("tofloat", "toint", "down"), lambda f: against(dense(ROUNDED, TEN), dense(UNROUNDED, TEN), f)),
     Planted("cast lost, convolutional", ("lost node",), ("tofloat", "toint", "down"), lambda f: against(convolutional(ROUNDED, TEN), convolutional(UNROUNDED, TEN), f)),
@@ -218,75 +215,3 @@ FAULTS: tuple[Planted, ...] = (
     Planted("dead branch, convolutional", ("dead branch",), ("gate", "h"), lambda f: against(convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(True), "closed": np.float32(0)}), convolutional("[gate] h = Where(open, b, closed) [act] c = Relu(h)", {"open": np.array(False), "closed": np.float32(0)}), f)),
 )  # fmt: skip
 """Twenty faults of ten kinds in five models."""
-
-
-UP_AND_DOWN = "[up] g = Add(b, k) [down] c = Sub(g, k)"
-SQUARED = "[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)"
-MORE_TO_MEND: tuple[Planted, ...] = tuple(
-    Planted(name, (), (), make, True)
-    for name, make in {
-        "overflow, dense, by 5000": lambda f: plain(dense(SQUARED, {"k": np.float32(5000)}), FP16),
-        "overflow, convolutional, squared": lambda f: plain(convolutional(SQUARED, LARGE), FP16),
-        "overflow, dense, scaled": lambda f: plain(dense("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(6e4)}), FP16),
-        "cancellation, dense, by 1000": lambda f: plain(dense(UP_AND_DOWN, {"k": np.float32(1000)}), FP16),
-        "cancellation, convolutional": lambda f: plain(convolutional(UP_AND_DOWN, LARGE), FP16),
-        "tactic, convolutional": lambda f: plain(convolutional(GELU, GELU_WEIGHTS), APPROXIMATE),
-        "tactic, deep transformer": lambda f: plain(deep_transformer(3), APPROXIMATE, tolerances=Tolerances(atol=1e-5, rtol=1e-4)),
-        "range cut, dense, before": lambda f: range_cut(dense(), "x", f),
-        "range cut, convolutional, input": lambda f: range_cut(convolutional(), "x", f),
-        "range cut, dense, with GELU": lambda f: range_cut(dense(GELU, GELU_WEIGHTS), "c", f),
-        "guard underflows, normed, 1e-10": lambda f: plain(normed(eps=1e-10), FP16, data=flat_rows(f)),
-    }.items()
-)  # fmt: skip
-"""Eleven more that an engine can be built around, for repair."""
-
-
-def deep_transformer(gelu: int | None = None, layers: int = 12, width: int = 16) -> onnx.ModelProto:
-    """Twelve blocks of attention and a perceptron, with ReLU but for one with GELU in single ops.
-
-    Args:
-        gelu: The block with GELU.
-        layers: How many blocks.
-        width: Of all of them.
-    """
-    weights: Weights = {"gain": np.ones(width, np.float32), "shift": np.zeros(width, np.float32), **GELU_WEIGHTS}
-    lines = []
-    for i in range(layers):
-        shapes = {
-            "q": (width, width),
-            "k": (width, width),
-            "v": (width, width),
-            "o": (width, width),
-            "in": (width, 2 * width),
-            "out": (2 * width, width),
-        }
-        weights |= {
-            f"l{i}_w{n}": models.random(*s, seed=100 * i + j, scale=0.15) for j, (n, s) in enumerate(shapes.items())
-        }
-        p = f"l{i}_"
-        act = f"[{p}act] {p}f = Relu({p}m)"
-        if i == gelu:
-            act = (
-                f"[{p}g0] {p}e0 = Div({p}m, root2) [{p}g1] {p}e1 = Erf({p}e0) [{p}g2] {p}e2 = Add({p}e1, one) "
-                f"[{p}g3] {p}e3 = Mul({p}m, {p}e2) [{p}g4] {p}f = Mul({p}e3, half)"
-            )
-        x = "x" if i == 0 else f"l{i - 1}_y"
-        y = "y" if i == layers - 1 else f"{p}y"
-        lines.append(
-            f"[{p}norm1] {p}n = LayerNormalization<axis = -1>({x}, gain, shift) [{p}q] {p}tq = MatMul({p}n, {p}wq) "
-            f"[{p}k] {p}tk = MatMul({p}n, {p}wk) [{p}v] {p}tv = MatMul({p}n, {p}wv) [{p}t] {p}tt = Transpose<perm = [0,2,1]>({p}tk) "
-            f"[{p}s] {p}ts = MatMul({p}tq, {p}tt) [{p}p] {p}tp = Softmax<axis = -1>({p}ts) [{p}a] {p}ta = MatMul({p}tp, {p}tv) "
-            f"[{p}o] {p}to = MatMul({p}ta, {p}wo) [{p}r] {p}tr = Add({x}, {p}to) "
-            f"[{p}norm2] {p}n2 = LayerNormalization<axis = -1>({p}tr, gain, shift) [{p}in] {p}m = MatMul({p}n2, {p}win) {act} "
-            f"[{p}out] {p}u = MatMul({p}f, {p}wout) [{p}add] {y} = Add({p}tr, {p}u)"
-        )
-    text = f"(float[1,6,{width}] x) => (float[1,6,{width}] y) {{ {' '.join(lines)} }}"
-    return models.model(text, weights, name="deep")
-
-
-FUSED: tuple[tuple[str, ...], ...] = (
-    ("l0_s", "l0_p"), ("l2_p", "l2_a", "l2_o"), ("l4_o", "l4_r"), ("l5_in", "l5_act"), ("l7_in", "l7_act", "l7_out"),
-    ("l9_t", "l9_s", "l9_p", "l9_a"), ("l11_act", "l11_out", "l11_add"),
-)  # fmt: skip
-"""Nodes that a back end fuses wrongly, each in a block of the twelve; beside them GELU is computed wrongly by a real one."""
-GELUS = (1, 6, 10)

@@ -91,8 +91,6 @@ if TYPE_CHECKING:
     from trtops.ops.guiding.config import GuideConfig as GuideConfig
     from trtops.ops.guiding.op import guide as guide
     from trtops.ops.guiding.result import GuideResult as GuideResult
-    from trtops.ops.importing.op import ImportResult as ImportResult
-    from trtops.ops.importing.op import import_results as import_results
     from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability
     from trtops.ops.model.graph import describe_onnx as describe_onnx
@@ -133,9 +131,6 @@ if TYPE_CHECKING:
     from trtops.ops.model.surgeon.weights import resave as resave
     from trtops.ops.model.surgeon.weights import strip_weights as strip_weights
     from trtops.ops.model.template import template as template
-    from trtops.ops.repairing.config import RepairConfig as RepairConfig
-    from trtops.ops.repairing.config import RepairResult as RepairResult
-    from trtops.ops.repairing.op import repair as repair
     from trtops.ops.result import OpResult as OpResult
     from trtops.ops.runs.inspect import inspect_run as inspect_run
     from trtops.ops.runs.report import Report as Report
@@ -143,11 +138,6 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import reevaluate as reevaluate
     from trtops.ops.runs.stored import side_by_side as side_by_side
-    from trtops.ops.search.isolation.marking import IsolationConfig as IsolationConfig
-    from trtops.ops.search.isolation.marking import MarkingResult as MarkingResult
-    from trtops.ops.search.isolation.marking import find_marks as find_marks
-    from trtops.ops.search.isolation.window import IsolateResult as IsolateResult
-    from trtops.ops.search.isolation.window import isolate as isolate
     from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
     from trtops.ops.search.precision.check import ModelWriter as ModelWriter
     from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig

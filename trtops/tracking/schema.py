@@ -51,11 +51,8 @@ Kind: TypeAlias = Literal[
     "gate",
     "gate_matrix",
     "audit",
-    "isolation",
     "guide",
     "guide_step",
-    "repair",
-    "imported",
     "engine_diff",
 ]
 """What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
@@ -135,8 +132,6 @@ class Tag:
     """Ids of the shared timing caches that a run's cache holds as well, with commas between them; empty for the first one."""
     PARDONED = "trtops.pardoned"
     """``true`` for an entry of the deny-list that no longer counts."""
-    IMPORTED_FROM = "trtops.imported_from"
-    """The tool that made the results of an imported run."""
     FAULT = "trtops.fault"
     """The kind of fault that a guide found."""
     GATE = "trtops.gate"
@@ -249,21 +244,11 @@ class Artifact:
     TRIAGE_TENSORS = "triage/tensors.json"
     TRIAGE_FINDINGS = "triage/findings.txt"
     TRIAGE_PICTURE = "triage/errors.png"
-    MARKS = "isolation/marks.json"
-    WINDOW = "isolation/window.json"
     GUIDE = "guide/steps.json"
     """What a guide was asked and has found so far, so that it can be resumed."""
     GUIDE_PAGE = "guide/page.md"
     GUIDE_FILES = "guide/"
     """The smallest failing case, and its bundle."""
-    REPAIR_RESULT = "repair/result.json"
-    REPAIR_CONFIG = "repair/config.json"
-    """The chosen config, as convert takes it."""
-    REPAIR_PICTURE = "repair/pareto.png"
-    REPAIR_PAGE = "repair/page.md"
-    IMPORTED = "imported/"
-    """Files of other tools, as they were."""
-    IMPORTED_RESULT = "imported.json"
     BUILD_LIST = "build_list.json"
     """What became of each build of a model list."""
     BUILD_LIST_PAGE = "build_list.md"

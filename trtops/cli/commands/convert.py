@@ -41,7 +41,7 @@ TARGET = Group(
         Flag(
             names=("--config",),
             shown="FILE",
-            help="everything of a build in one JSON file, as `trtops repair` writes it",
+            help="a ConvertConfig as JSON, which holds every option of a build",
         ),
         Flag(names=("--rebuild",), takes="switch", help="build even if the memory holds the same engine"),
     ),

@@ -42,9 +42,7 @@ _KEPT = (
     schema.Artifact.GOLDEN,
     schema.Artifact.GUIDE,
     schema.Artifact.GUIDE_PAGE,
-    schema.Artifact.IMPORTED_RESULT,
     schema.Artifact.LAYERS,
-    schema.Artifact.MARKS,
     schema.Artifact.MATERIALS,
     schema.Artifact.NAMES,
     schema.Artifact.NOISE,
@@ -54,9 +52,6 @@ _KEPT = (
     schema.Artifact.PROOF,
     schema.Artifact.REDUCE_RESULT,
     schema.Artifact.REDUCE_STEPS,
-    schema.Artifact.REPAIR_CONFIG,
-    schema.Artifact.REPAIR_PAGE,
-    schema.Artifact.REPAIR_RESULT,
     schema.Artifact.REPORT_DATA,
     schema.Artifact.SENSITIVITY,
     schema.Artifact.SENSITIVITY_RESULT,
@@ -65,7 +60,6 @@ _KEPT = (
     schema.Artifact.TRIAGE_FINDINGS,
     schema.Artifact.TRIAGE_RESULT,
     schema.Artifact.TRIAGE_TENSORS,
-    schema.Artifact.WINDOW,
 )
 """Records and statistics, which no rule drops, however large they are."""
 

@@ -29,7 +29,6 @@ class GuideConfig(Record):
         minutes: No step is begun after so many minutes; what is left can be resumed. None for no limit.
         rebuilds: How often a bad engine is built again, to see whether it is bad every time.
         campaign_builds: Builds that looking for a guilty tactic may take.
-        window_builds: Builds that keeping parts apart may take.
         reduce_checks: Sub-models that making the failing case small may take.
         keep_checks: Sets of nodes that looking for those to keep may take.
         output: Folder for the smallest failing case and its bundle; in the run alone unless given.
@@ -44,13 +43,12 @@ class GuideConfig(Record):
     minutes: float | None = None
     rebuilds: int = 2
     campaign_builds: int = 40
-    window_builds: int = 120
     reduce_checks: int = 200
     keep_checks: int = 200
     output: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rebuilds", "campaign_builds", "window_builds", "reduce_checks", "keep_checks"):
+        for name in ("rebuilds", "campaign_builds", "reduce_checks", "keep_checks"):
             if getattr(self, name) < 1:
                 raise errors.ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more.")
         if self.minutes is not None and not self.minutes > 0:

@@ -28,10 +28,7 @@ from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.emulated import evaluate_emulated
 from trtops.ops.guiding.answer import Answer
 from trtops.ops.guiding.of_model import first_lines
-from trtops.ops.guiding.result import Kind
 from trtops.ops.guiding.subject import Subject
-from trtops.ops.search.isolation.marking import IsolationConfig, find_marks
-from trtops.ops.search.isolation.window import isolate
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.op import precision as find_nodes_to_keep
 from trtops.ops.search.triage.config import TriageConfig
@@ -283,7 +280,7 @@ def ask_keep(subject: Subject, parent: str) -> Answer:
     named = ", ".join(found.keep[:8]) + (f" and {len(found.keep) - 8} more" if len(found.keep) > 8 else "")
     return Answer(
         f"{len(found.keep)} nodes", (*evidence, f"Right with these in FP32: {named}."),
-        remedy=f"keep in FP32: {named} (`trtops debug precision`, or `trtops repair` for the fastest engine that passes)",
+        remedy=f"keep in FP32: {named} (`trtops debug precision`)",
     )  # fmt: skip
 
 
@@ -401,50 +398,6 @@ def _is_right(subject: Subject, side: Pinned) -> bool:
     except errors.BackendError:
         return False
     return bool(compare_outputs(outputs, subject.outputs, subject.tolerances))
-
-
-def ask_window(subject: Subject, parent: str, *, convicted: bool) -> Answer:
-    """Which nodes go wrong, built on their own or kept apart; and whether marking tensors mends it.
-
-    Args:
-        subject: The model.
-        parent: The run that what is done goes below.
-        convicted: Whether it is known already which choice of the builder is to blame; then this says where it is made.
-    """
-    side = pinned_side(subject, parent)
-    asked = IsolationConfig(tolerances=subject.tolerances, max_builds=subject.config.window_builds)
-    options: dict[str, Any] = {
-        "feeds": subject.feeds, "tracker": subject.tracker, "experiment": subject.experiment, "tags": subject.tags,
-        "parent": parent, "file": subject.path,
-    }  # fmt: skip
-    found = isolate(subject.model, side, asked, **options)
-    if found.verdict == "good":
-        return Answer(
-            "it cannot be repeated", ("Built again with its settings the model is right.",), builds=found.builds
-        )
-    if not found.nodes:
-        return Answer("none", ("No part of the model flips the verdict.",), builds=found.builds)
-    names = tuple(node.name for node in found.nodes)
-    ops = ", ".join(f"{node.op} {node.name!r}" for node in found.nodes)
-    evidence = [
-        f"{len(names)} nodes, {'wrong when built on their own' if found.how == 'own' else 'right when kept apart'}: {ops}."
-    ]
-    marks = find_marks(subject.model, side, asked, **options)
-    remedy = ""
-    if marks.vanishes:
-        remedy = f"mark {', '.join(map(repr, marks.marked))} as outputs: nothing is fused across them then, and the engine is right"
-        evidence.append(
-            f"It is a Heisenbug: with {', '.join(map(repr, marks.marked))} observed, the error is not there."
-        )
-    kind: Kind | None = "fusion" if marks.vanishes and not convicted else None
-    return Answer(
-        f"{len(names)} nodes",
-        tuple(evidence),
-        kind=kind,
-        places=names,
-        remedy=remedy,
-        builds=found.builds + marks.builds,
-    )
 
 
 def fails_emulated(subject: Subject) -> Any:

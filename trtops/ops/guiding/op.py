@@ -59,11 +59,6 @@ def _minimal(of: minimal.Of) -> tuple[Ask, Ask]:
     )
 
 
-def _window(convicted: bool) -> Ask:
-    return lambda subject, parent: of_build.ask_window(subject, parent, convicted=convicted)
-
-
-_WHICH_NODES = "Which nodes go wrong, on their own or kept apart?"
 _SMALLER, _BUNDLED = "How small does the failing case get?", "Can a stranger repeat it?"
 _WHY_SMALLER = "The reason is known as far as it can be; whoever has to mend it wants a case without all the rest."
 
@@ -116,15 +111,7 @@ TREE: dict[str, Question] = {
     "layers": Question("Which layers does INT8 cost most?", "The ranges are not to blame.", of_build.ask_layers, {}),
     "tactic": Question(
         "Which choice of the builder makes it bad?", "Neither the model nor the precision is to blame.",
-        of_build.ask_tactic, {"convicted": "window, convicted", _ANY: "window"},
-    ),
-    "window": Question(
-        _WHICH_NODES, "No choice of the builder is convicted; what it does inside of a region need not show in its choices.",
-        _window(False), {_ANY: "minimal, built"},
-    ),
-    "window, convicted": Question(
-        _WHICH_NODES, "A choice of the builder is convicted; now for the nodes that it was made for.",
-        _window(True), {_ANY: "minimal, built"},
+        of_build.ask_tactic, {_ANY: "minimal, built"},
     ),
     "minimal, rounded": Question(_SMALLER, _WHY_SMALLER, _minimal("rounded")[0], {_ANY: "bundle, rounded"}),
     "minimal, built": Question(_SMALLER, _WHY_SMALLER, _minimal("built")[0], {_ANY: "bundle, built"}),

@@ -15,7 +15,7 @@ from trtops.verdict import Verdict
 Kind: TypeAlias = Literal[
     "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch", "model",
     "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range", "quantization",
-    "fusion", "builder", "unknown",
+    "builder", "unknown",
 ]  # fmt: skip
 """Kinds of faults. ``model`` is a fault of the model that is none of those before it."""
 

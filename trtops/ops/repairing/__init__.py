@@ -1,1 +1,0 @@
-"""Repair: the fastest engine that passes."""
