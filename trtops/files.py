@@ -160,31 +160,17 @@ def replaced_together(main: str | os.PathLike[str]) -> Iterator[FilesTogether]:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock for the time of a block, after waiting for whoever holds it now.
+    """Hold a lock for the duration of a block, after waiting for its present holder.
 
     Args:
-        path: The lock's own file; it and its folder are made if missing, and it stays as it is. The kernel releases the lock
-            when the process ends, however it ends.
+        path: The lock file; it and its folder are made if missing, and it stays. The system releases the lock when the
+            process ends, however it ends.
 
     Raises:
         OSError: If the file cannot be made, or is a link.
     """
-    import fcntl  # not on Windows
+    import filelock  # not needed by most commands
 
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open_lock(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with filelock.FileLock(path, thread_local=False):
         yield
-
-
-def open_lock(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file that is there to be locked; it is made if missing, and never changed.
-
-    Raises:
-        OSError: If it cannot be made, or is a link: whoever may write to the folder could have put it there.
-    """
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return open(os.open(path, flags | os.O_RDWR, 0o644), "rb")
-    except PermissionError:  # another user's of the group; to read is enough to lock, but for NFS
-        return open(os.open(path, flags | os.O_RDONLY, 0o644), "rb")

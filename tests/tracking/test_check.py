@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import is_gone, until
-from trtops import errors, files, locks, processes
+from trtops import errors, locks, processes
 from trtops.tracking import store
 from trtops.tracking.base import tracked
 from trtops.tracking.check import check_store
@@ -167,7 +167,7 @@ def test_what_a_killed_process_left_is_found_and_removed(
     [folder] = processes.left_folders()
 
     told = found(tracker)
-    assert told.keys() == {f"run {info.id}", f"process {killed}", folder.name, "campaign_1"}
+    assert told.keys() == {f"run {info.id}", f"process {killed}", folder.name}
     assert not any(mended for _, mended in told.values()) and not is_gone(killed) and folder.exists()
 
     assert store.main(["reap", "--root", str(tracker.store.root)]) == 0
@@ -176,7 +176,6 @@ def test_what_a_killed_process_left_is_found_and_removed(
     assert said.startswith("1 runs closed.") and f"process {killed}" in said and str(folder) in said
     until(lambda: is_gone(killed))
     assert tracker.info(info.id).status == "killed" and found(tracker) == {}
-    assert list(tracker.store.locks.iterdir()) == []
 
 
 def test_what_living_processes_hold_is_left_alone(tracker: KeepingTracker) -> None:
@@ -320,51 +319,6 @@ def test_the_command_says_what_is_left_by_its_exit_code(tracker: KeepingTracker,
     assert store.main(["check", "--root", root]) == 0
     (folder / "artifacts" / "manifest.json").unlink()
     assert store.main(["check", "--root", root, "--mend"]) == 1
-
-
-def test_a_lock_whose_file_is_removed_under_it_is_held_by_one() -> None:
-    with locks.held("x") as first:
-        assert first and locks.remove_stale() == []
-        with locks.held("x") as second:
-            assert not second
-    with locks.held("x") as third:
-        assert third
-
-
-def test_locks_lie_in_one_place_whatever_the_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"test {tmp_path}"
-    ask = f"from trtops import locks\nwith locks.held({name!r}) as mine: print(mine)"
-    monkeypatch.setattr(locks, "_PLACE", Path("/tmp"))
-    with locks.held(name) as mine:
-        assert mine
-        other = {**os.environ, "TMPDIR": str(tmp_path)}
-        done = subprocess.run([sys.executable, "-c", ask], env=other, capture_output=True, text=True, check=True)
-
-    assert done.stdout == "False\n"
-
-
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("content")
-    (tmp_path / "x").symlink_to(precious)
-
-    with pytest.raises(errors.ConfigError, match=r"The lock .*x cannot be used"), locks.held("x", tmp_path):
-        pass
-    with pytest.raises(OSError, match="x"), files.locked(tmp_path / "x"):
-        pass
-
-    assert precious.read_text() == "content"
-
-
-def test_a_folder_of_locks_that_others_may_write_to_is_refused(own_temporary_files: Path) -> None:
-    folder = locks.machine_folder()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-
-    with pytest.raises(errors.ConfigError, match="only this user can write to"), locks.held("x"):
-        pass
 
 
 SERVING = """

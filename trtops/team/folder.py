@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
+
 from trtops import errors
-from trtops.files import open_atomically, open_lock
+from trtops.files import open_atomically
 from trtops.team.config import TeamState
 
 
@@ -75,14 +76,17 @@ class TeamFolder:
             ConfigError: If another process holds it.
         """
         self.make()
-        with open_lock(self.root / ".lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise errors.ConfigError(
-                    f"Another command is starting or ending the servers of {self.root}. Wait for it."
-                ) from None
+        lock = filelock.FileLock(self.root / ".lock", blocking=False, thread_local=False)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise errors.ConfigError(
+                f"Another command is starting or ending the servers of {self.root}. Wait for it."
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     def read(self) -> TeamState | None:
         """What is remembered; None before the first start.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtops import errors, locks, processes
+from trtops import errors, processes
 from trtops.record import Record
 from trtops.tracking import owner
 from trtops.tracking.base import RunInfo, Tracker
@@ -129,7 +129,7 @@ def check_store(tracker: KeepingTracker, *, mend: bool = False, artifacts: Path 
     found = [
         *_dead_runs(tracker),
         *_outbox_findings(tracker),
-        *leftovers(tracker.lock_folder),
+        *leftovers(),
         *_file_findings(tracker, artifacts),
     ]
     findings = [mended(finding, do) if mend else finding for finding, do in found]
@@ -147,12 +147,8 @@ def check_store(tracker: KeepingTracker, *, mend: bool = False, artifacts: Path 
 Found = Iterator[tuple[Finding, "Callable[[], object] | None"]]
 
 
-def leftovers(lock_folder: Path | None) -> Found:
-    """What processes that are gone left on this machine: processes that they started, temporary folders, locks.
-
-    Args:
-        lock_folder: Where locks of the store lie, if they lie in one.
-    """
+def leftovers() -> Found:
+    """What processes that are gone left on this machine: processes that they started, and temporary folders."""
     for process in processes.left_processes():
         says = f"it was started by a process that is gone ({process.command})"
         finding = Finding(what=f"process {process.pid}", says=says, mend="it is ended")
@@ -160,10 +156,6 @@ def leftovers(lock_folder: Path | None) -> Found:
     for path in processes.left_folders():
         finding = Finding(what=str(path), says="its process is gone", mend="it is removed")
         yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]
-    for folder in filter(None, (locks.machine_folder(), lock_folder)):
-        for path in locks.stale(folder):
-            finding = Finding(what=str(path), says="nobody holds this lock", mend="its file is removed")
-            yield finding, lambda folder=folder: locks.remove_stale(folder)  # type: ignore[misc]
 
 
 def mended(finding: Finding, do: Callable[[], object] | None) -> Finding:

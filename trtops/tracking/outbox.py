@@ -14,7 +14,6 @@ A folder appears whole or not at all: it is written as ``.writing-<local id>`` a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -28,8 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from trtops import errors
-from trtops.files import open_lock
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.tracking import owner
 from trtops.tracking.base import ArtifactEntry, MetricName, RunInfo, RunStatus
@@ -298,10 +298,9 @@ class Outbox:
         """Keep other processes from bringing in the same runs; yields whether nobody else is about it."""
         with contextlib.ExitStack() as stack:
             for place in filter(_is_ours, self.places):
-                lock = stack.enter_context(open_lock(place / ".lock"))
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                    stack.enter_context(filelock.FileLock(place / ".lock", blocking=False))
+                except filelock.Timeout:
                     yield False
                     return
             yield True

@@ -62,7 +62,7 @@ def default_tracker() -> KeepingTracker:
 
 def clear(tracker: KeepingTracker) -> tuple[list[RunInfo], list[Finding]]:
     """Close the runs of processes that are gone, and remove what these left on this machine: see :func:`leftovers`."""
-    return reap(tracker), [mended(finding, do) for finding, do in leftovers(tracker.lock_folder)]
+    return reap(tracker), [mended(finding, do) for finding, do in leftovers()]
 
 
 def bring_in(location: str | Path | None = None, *, moved: bool = False) -> list[Uploaded]:

@@ -6,7 +6,6 @@ is answered. Lines reach the disk before the reduction goes on. A line cut short
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -16,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import filelock
 
 from trtops import errors
 from trtops.ops.evaluation.submodel import CheckVerdict
@@ -185,13 +186,9 @@ class Journal:
 
 def _lock_file(file: IO[bytes], path: Path) -> None:
     """Keep other processes out; the system releases the lock when this one ends, however it ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not filelock.lock_descriptor(file.fileno(), blocking=False):
         file.close()
-        raise errors.ConfigError(
-            f"{path} is in use by another reduction. Wait for it, or give another journal."
-        ) from None
+        raise errors.ConfigError(f"{path} is in use by another reduction. Wait for it, or give another journal.")
 
 
 def _parse_line(path: Path, number: int, text: bytes) -> dict[str, Any]:
