@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.forms import form_of
 from trtops import errors, team
-from trtops.team.config import POOLS
+from trtops.team.state import POOLS
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment

@@ -1,4 +1,4 @@
-"""A team's servers for the tests of a file: real ones, on free ports, which end with the tests."""
+"""Real servers of a team for the tests of a file, on free ports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import pytest
 from tests.waiting import FOR_EVER
 from trtops import team
 from trtops.team.access import client_environment
-from trtops.team.config import Database, TeamState
+from trtops.team.state import TeamState
 from trtops.tracking.base import RunInfo
 from trtops.tracking.mlflow import MlflowTracker
 
 T = TypeVar("T")
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-"""States that a flow run ends in."""
+"""Final states of a flow run."""
 
 QUICK = {
     "PREFECT_WORKER_QUERY_SECONDS": "1",
@@ -37,23 +37,23 @@ QUICK = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
     "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
 }
-"""What makes Prefect look for work more often than it does by default."""
+"""Makes Prefect poll for work more often."""
 
 
 def eventually(look: Callable[[], T], pause: float = 0.2) -> T:
-    """The first true value that looking finds. What never comes ends with the test's own time limit, which is for hangs."""
+    """Wait for a true value of ``look()``; the test's own time limit ends this."""
     while not (found := look()):
         time.sleep(pause)
     return found
 
 
 class ApiError(Exception):
-    """What a server answers that refuses something."""
+    """An error response of the server."""
 
 
 @dataclass(frozen=True)
 class RunningTeam:
-    """Servers that are up."""
+    """The running servers."""
 
     folder: team.TeamFolder
     models: Path
@@ -66,11 +66,11 @@ class RunningTeam:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs in its environment."""
+        """The environment variables of a client."""
         return client_environment(self.folder)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Ask Prefect's API."""
+        """Call Prefect's API."""
         auth = base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
         request = urllib.request.Request(
             f"{self.state.prefect_url}/api/{path}",
@@ -92,14 +92,14 @@ class RunningTeam:
         return self.call("GET", f"deployments/name/{name}")
 
     def has(self, deployment: str) -> bool:
-        """Whether there is a deployment of this name."""
+        """Whether a deployment of this name exists."""
         try:
             return bool(self.deployment(deployment))
         except ApiError:
             return False
 
     def start(self, deployment: str, job_variables: Mapping[str, Any] | None = None, **parameters: Any) -> str:
-        """Have a deployment run as soon as a worker takes it; returns the flow run's id."""
+        """Create a flow run of a deployment; returns its id."""
         found = self.deployment(deployment)
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}, "job_variables": job_variables or {}}
         return str(self.call("POST", f"deployments/{found['id']}/create_flow_run", body)["id"])
@@ -115,20 +115,8 @@ class RunningTeam:
         assert kind in types, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
         return message
 
-    def wait_in(self, flow_run: str, look: Callable[[], object]) -> None:
-        """Wait for what a flow run is to bring about before it ends."""
-
-        def seen() -> bool:
-            if look():
-                return True
-            kind, message = self.flow_state(flow_run)
-            assert kind not in FINAL, f"{kind}: {message}\n{self.folder.log('worker-cpu').read_text()[-3000:]}"
-            return False
-
-        eventually(seen)
-
     def tracker(self) -> MlflowTracker:
-        """The memory, as a client of the server; the environment must name the file of passwords."""
+        """The tracking store; the environment must name the file of passwords."""
         return MlflowTracker(self.state.mlflow_url)
 
     def first_finished(self, experiment: str) -> RunInfo:
@@ -138,14 +126,14 @@ class RunningTeam:
 
 
 @contextmanager
-def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
+def running_team(folder: Path) -> Iterator[RunningTeam]:
     """Start servers and a worker, and end them."""
     before = dict(os.environ)
     os.environ.update(QUICK)
     servers = team.TeamFolder(root=folder / "team")
     try:
         team.up(
-            team.TeamConfig(prefect_port=0, mlflow_port=0, database=database, gpu=False, wait_seconds=FOR_EVER),
+            team.TeamConfig(prefect_port=0, mlflow_port=0, gpu=False, wait_seconds=FOR_EVER),
             folder=servers,
         )
         os.environ["TRTOPS_CREDENTIALS"] = str(servers.passwords)
@@ -157,24 +145,21 @@ def running_team(folder: Path, database: Database) -> Iterator[RunningTeam]:
         team.down(folder=servers)
 
 
-SERVE = "main(['serve'])"
-DEPLOY = "main(['deploy'])"
-
-
 @contextmanager
-def deploying(running: RunningTeam, *steps: str) -> Iterator[subprocess.Popen[str]]:
-    """What ``make serve`` and ``make deploy`` do, one after the other in one process: importing all flows takes seconds.
+def deploying(running: RunningTeam, *verbs: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that does what ``make serve`` and ``make deploy`` do; importing all flows twice would take seconds.
 
-    In an environment that names no server: they find the team's by themselves.
+    Its environment names no server: it finds the team's by itself.
     """
     names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "PREFECT_RUNNER_POLL_FREQUENCY")
     plain = {name: os.environ[name] for name in names if name in os.environ}
+    calls = " or ".join(f"main([{verb!r}])" for verb in verbs)
     with subprocess.Popen(
-        [sys.executable, "-c", f"import sys; from flows.deployments import main; sys.exit({' or '.join(steps)})"],
+        [sys.executable, "-c", f"import sys; from flows.deployments import main; sys.exit({calls})"],
         env={**plain, "TRTOPS_HOME": str(running.folder.root.parent), "MLFLOW_TRACKING_URI": ""},
         stdout=subprocess.PIPE,
         text=True,
-        # Whoever started the tests in the background has made them, and so this child, deaf to Ctrl-C.
+        # Processes that are started in the background ignore SIGINT, and pass this on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         try:
@@ -183,14 +168,7 @@ def deploying(running: RunningTeam, *steps: str) -> Iterator[subprocess.Popen[st
             process.kill()
 
 
-def what_is_said(process: subprocess.Popen[str]) -> str:
-    """All that a process says until it ends, well."""
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return said
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> team.TeamFolder:
-    """A team's folder in which nothing was started."""
+    """A team's folder without servers."""
     return team.TeamFolder(root=tmp_path / "team")

@@ -1,28 +1,30 @@
-"""What keeps servers from starting is said in words, and leaves nothing behind; passwords are kept to one file."""
+"""Starting and ending processes, and their passwords, with small programs instead of servers."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.team.conftest import eventually
 from trtops import errors, team
 from trtops.cli.main import main
-from trtops.team import access, postgres, processes, servers
-from trtops.team.config import TeamConfig, TeamState
-from trtops.team.folder import TeamFolder
-from trtops.team.passwords import Passwords, ensure_passwords, read_passwords
-from trtops.team.services import Service
-from trtops.tracking import owner
+from trtops.team import access, servers
+from trtops.team.access import Passwords
+from trtops.team.servers import Service
+from trtops.team.state import Started, TeamConfig, TeamFolder, TeamState
 from trtops.tracking.mlflow.credentials import read_credentials
 
-SQLITE = TeamConfig(prefect_port=0, mlflow_port=0, database="sqlite", gpu=False)
+CONFIG = TeamConfig(prefect_port=0, mlflow_port=0, gpu=False)
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
 def service(name: str, program: str, answers: object = lambda since: True, port: int | None = None) -> Service:
@@ -39,186 +41,250 @@ def service(name: str, program: str, answers: object = lambda since: True, port:
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch, folder: TeamFolder) -> Iterator[list[list[Service]]]:
-    """Small programs in the place of servers: put them here."""
+    """The programs to start: put them here."""
     made: list[list[Service]] = []
     monkeypatch.setattr(servers, "stages", lambda *_: made)
+    monkeypatch.setattr(servers, "_STOP_SECONDS", 5.0)
+    monkeypatch.setattr(servers, "_KILL_SECONDS", 0.3)
     yield made
     team.down(folder=folder)
 
 
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+def started(folder: TeamFolder, name: str) -> Started:
+    state = folder.read()
+    found = None if state is None else state.started(name)
+    assert found is not None
+    return found
 
 
-def test_one_that_dies_is_told_of_with_the_end_of_its_log_and_without_passwords(folder, stages):
+def log_of(folder: TeamFolder, name: str) -> str:
+    return folder.log(name).read_text() if folder.log(name).exists() else ""
+
+
+def test_dying_service_is_reported_without_passwords(folder, stages):
     folder.make()
-    password = ensure_passwords(folder.passwords).mlflow_password
-    stages += [[service("first", SLEEP)], [service("second", f"import sys; sys.exit('no {password} here')")]]
-    stages[1][0].__dict__["answers"] = lambda since: False
+    password = Passwords.ensure(folder.passwords).mlflow_password
+    dying = service("second", f"import sys; sys.exit('no {password} here')", lambda since: False)
+    stages += [[service("first", SLEEP)], [dying]]
 
     with pytest.raises(errors.ConfigError) as raised:
-        team.up(SQLITE, folder=folder)
+        team.up(CONFIG, folder=folder)
 
     assert str(raised.value).startswith("second ended as soon as it was started. The end of")
     assert str(raised.value).endswith("no *** here")
-    assert {s.state for s in team.status(folder).services} == {"down"}
-    state = folder.read()
-    assert state is not None and state.services == ()
+    assert {each.state for each in team.status(folder).services} == {"down"}
+    assert folder.read().services == ()
 
 
-def test_one_that_never_answers_is_given_up_and_what_was_up_before_stays(folder, stages):
+def test_silent_service_is_ended_and_others_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(SQLITE, folder=folder)
+    team.up(CONFIG, folder=folder)
     stages += [[service("second", SLEEP, lambda since: False)]]
 
     with pytest.raises(errors.ConfigError, match="second did not answer within 0 s"):
         team.up(TeamConfig(wait_seconds=0.4), folder=folder)
 
-    assert [s.state for s in team.status(folder).services] == ["up", "down"]
+    assert [each.state for each in team.status(folder).services] == ["up", "down"]
 
 
-def test_one_that_died_is_told_of_and_started_again_without_the_others(folder, stages):
-    stages += [[service("first", SLEEP), service("second", f"print('last words', flush=True); {SLEEP}")]]
-    team.up(SQLITE, folder=folder)
-    before = folder.read()
-    assert before is not None
-    second = before.services[1]
-    eventually(lambda: "up" in processes.last_lines(Path(second.log)))
-    os.kill(second.owner.pid, signal.SIGKILL)
-    eventually(lambda: not processes.is_alive(second.owner))
+def test_dead_service_is_restarted_and_its_children_ended(folder, stages):
+    child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    stages += [[service("first", SLEEP), service("second", f"{child}; {SLEEP}")]]
+    team.up(CONFIG, folder=folder)
+    second = started(folder, "second")
+    eventually(lambda: "up" in log_of(folder, "second"))
+    assert os.getsid(second.pid) == second.pid  # Ctrl-C in the terminal does not reach it
+    os.kill(second.pid, signal.SIGKILL)
+    eventually(lambda: not servers.is_alive(second))
 
     dead = team.status(folder)
-    assert [s.state for s in dead.services] == ["up", "dead"] and not dead.all_up
-    assert "second is dead; the end of" in dead.text() and "last words" in dead.text()
+    assert [each.state for each in dead.services] == ["up", "dead"] and not dead.all_up
+    assert "second is dead; the end of its log:\nup" in dead.text()
+    assert len(servers.with_token(second.token)) == 1
 
-    told: list[str] = []
-    assert team.up(folder=folder, progress=told.append).all_up
-    assert told == ["first is up already.", "Starting second ..."]
+    lines: list[str] = []
+    again = team.up(folder=folder, progress=lines.append)
+    assert again.all_up and team.TeamStatus.from_json(again.to_json()) == again
+    assert lines == ["first is up already.", "Starting second ..."]
+    assert servers.with_token(second.token) == []
 
 
-def test_a_port_that_is_taken_is_named_with_the_way_out(folder, stages):
+def test_deaf_service_and_its_children_are_killed(folder, stages):
+    deaf = "import signal, subprocess; signal.signal(15, signal.SIG_IGN); subprocess.Popen(['sleep', '600'])"
+    stages += [[service("first", f"{deaf}; {SLEEP}")]]
+    servers._STOP_SECONDS = 0.3  # type: ignore[attr-defined] - the fixture restores it
+    team.up(CONFIG, folder=folder)
+    eventually(lambda: "up" in log_of(folder, "first"))
+    token = started(folder, "first").token
+    assert len(servers.with_token(token)) == 2
+
+    team.down(folder=folder)
+
+    assert servers.with_token(token) == []
+
+
+def test_flow_runs_end_before_their_worker(folder, stages):
+    program = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import signal, sys, time
+def end(*_):
+    print("child ends", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
+'''], start_new_session=True)
+signal.signal(signal.SIGTERM, lambda *_: (print("parent ends", flush=True), child.kill(), sys.exit()))
+child.wait()
+time.sleep(600)
+"""
+    stages += [[service("worker-cpu", program)]]
+    team.up(CONFIG, folder=folder)
+    eventually(lambda: "ready" in log_of(folder, "worker-cpu"))
+
+    team.down(folder=folder)
+
+    assert log_of(folder, "worker-cpu").splitlines()[-3:] == ["ready", "child ends", "parent ends"]
+
+
+def test_processes_of_others_are_never_ended(folder, stages):
+    stages += [[service("first", SLEEP)]]
+    team.up(CONFIG, folder=folder)
+    state, ours = folder.read(), started(folder, "first")
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        reused = replace(ours, pid=bystander.pid)
+        assert not servers.is_alive(reused)
+        servers._stop(replace(reused, token="another"))
+        assert bystander.poll() is None
+        bystander.kill()
+    folder.write(replace(state, host="far"))
+    with pytest.raises(errors.ConfigError, match="run on another machine, far"):
+        team.down(folder=folder)
+    assert servers.is_alive(ours)
+    folder.write(state)
+
+
+def test_taken_port_is_named(folder, stages):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         stages += [[service("mlflow", SLEEP, port=port)]]
         with pytest.raises(errors.ConfigError, match=rf"Port {port} for mlflow cannot be used.*--mlflow-port N"):
-            team.up(SQLITE, folder=folder)
+            team.up(CONFIG, folder=folder)
 
 
-def test_two_that_start_at_once_do_not_both(folder: TeamFolder):
-    with folder.locked(), pytest.raises(errors.ConfigError, match="Another command is starting or ending"):
-        team.up(SQLITE, folder=folder)
+def test_concurrent_commands_are_refused(folder):
+    folder.make()
+    with FileLock(folder.root / ".lock"):
+        code = "import sys; from pathlib import Path; from trtops import team; team.up(folder=team.TeamFolder(root=Path(sys.argv[1])))"
+        done = subprocess.run([sys.executable, "-c", code, str(folder.root)], capture_output=True, text=True)
+    assert "Another command is starting or ending" in done.stderr
 
 
-def test_the_database_that_was_chosen_stays(folder, stages):
+def test_database_and_ports_of_running_servers_stay(folder, stages):
     stages += [[service("first", SLEEP)]]
-    team.up(SQLITE, folder=folder)
+    team.up(CONFIG, folder=folder)
 
-    with pytest.raises(errors.ConfigError, match=r"are in sqlite\. For postgresql, start others in another folder"):
-        team.up(TeamConfig(database="postgresql"), folder=folder)
+    with pytest.raises(
+        errors.ConfigError, match=r"are in sqlite\. To use postgresql://h, start others in another folder"
+    ):
+        team.up(TeamConfig(database="postgresql://h"), folder=folder)
     with pytest.raises(errors.ConfigError, match="up with another limit"):
         team.up(TeamConfig(limit=7), folder=folder)
     assert team.up(folder=folder).database == "sqlite"
 
 
-def test_without_postgresql_sqlite_is_used_and_that_is_said(folder, stages, monkeypatch):
-    monkeypatch.setattr(postgres, "_program_folders", dict)
+def test_postgresql_addresses_name_driver_and_database(folder):
+    url = "postgresql://me@h:5433?host=/run/postgresql"
+    state = TeamState(prefect_port=1, mlflow_port=2, database=url, limit=2, gpu=True, host="h")
+    folder.make()
+
+    (prefect, mlflow), workers = servers.stages(folder, state, Passwords.ensure(folder.passwords))
+
+    address = prefect.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    assert address == "postgresql+asyncpg://me@h:5433/prefect?host=/run/postgresql"
+    assert "postgresql+psycopg://me@h:5433/mlflow?host=/run/postgresql" in mlflow.command
+    assert [worker.name for worker in workers] == ["worker-cpu", "worker-gpu"]
+
+
+def test_large_log_is_moved(folder, stages, monkeypatch):
+    monkeypatch.setattr(servers, "_LOG_BYTES", 3)
     stages += [[service("first", SLEEP)]]
-    told: list[str] = []
+    folder.make()
+    folder.log("first").write_text("old lines")
 
-    status = team.up(TeamConfig(prefect_port=0, mlflow_port=0, gpu=False), folder=folder, progress=told.append)
+    team.up(CONFIG, folder=folder)
 
-    assert status.database == "sqlite"
-    assert told == ["SQLite is used for all data. PostgreSQL is not installed. Install it (Debian: apt install postgresql; "
-                    "its own service is not needed).", "Starting first ..."]  # fmt: skip
-    with pytest.raises(errors.BackendUnavailableError, match="PostgreSQL is not installed"):
-        team.up(TeamConfig(database="postgresql"), folder=TeamFolder(root=folder.root.parent / "other"))
+    assert folder.log("first").with_suffix(".log.1").read_text() == "old lines"
+    assert folder.log("first").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_cluster_of_a_release_that_is_gone_is_not_touched(tmp_path: Path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "PG_VERSION").write_text("9\n")
-    monkeypatch.setattr(postgres, "_program_folders", lambda: {15: Path("/usr")})
-
-    with pytest.raises(errors.BackendUnavailableError, match="made by PostgreSQL 9; installed is 15"):
-        postgres.find_postgres(tmp_path)
-
-
-def test_a_socket_s_path_is_never_too_long(tmp_path: Path):
-    short = postgres.Postgres(programs=Path("/p"), folder=Path("/a"), user=None)
-    long = postgres.Postgres(programs=Path("/p"), folder=tmp_path / ("x" * 100), user=None)
-
-    assert short.socket_folder == Path("/a")
-    assert len(f"{long.socket_folder}/.s.PGSQL.5432") < 100
-    assert long.socket_folder != postgres.Postgres(programs=Path("/p"), folder=tmp_path, user=None).socket_folder
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prefect_port": 65536},
+        {"mlflow_port": -1},
+        {"limit": 0},
+        {"database": "mysql://h"},
+        {"database": "postgresql://a:b@h"},
+    ],
+)
+def test_invalid_config_is_refused(wrong):
+    with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
+        TeamConfig(**wrong)
 
 
-def test_nonsense_is_refused():
-    for wrong in ({"prefect_port": 65536}, {"mlflow_port": -1}, {"limit": 0}):
-        with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
-            TeamConfig(**wrong)
-
-
-def test_passwords_are_made_once_for_their_owner_alone(tmp_path: Path):
+def test_passwords_are_created_once_with_mode_600(tmp_path: Path):
     file = tmp_path / "passwords.ini"
 
-    made = ensure_passwords(file)
+    made = Passwords.ensure(file)
 
-    assert ensure_passwords(file) == made == read_passwords(file)
+    assert Passwords.ensure(file) == made == Passwords.read(file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert made.mlflow_password not in repr(made) and made.prefect_auth not in repr(made)
     assert made.hide(f"a {made.mlflow_password} {made.prefect_auth}") == "a *** ***"
     assert read_credentials(file) == (made.mlflow_user, made.mlflow_password)
-    assert ensure_passwords(tmp_path / "other.ini").mlflow_password != made.mlflow_password
+    assert Passwords.ensure(tmp_path / "other.ini").mlflow_password != made.mlflow_password
 
 
-def test_passwords_that_others_may_read_are_refused(tmp_path: Path):
+def test_unsafe_or_damaged_password_files_are_refused(tmp_path: Path):
     file = tmp_path / "passwords.ini"
-    ensure_passwords(file)
+    Passwords.ensure(file)
     file.chmod(0o640)
-
-    for read in (read_passwords, read_credentials):
-        with pytest.raises(errors.TrtopsError, match=r"has mode 640|mode is 640"):
-            read(file)
+    with pytest.raises(errors.ConfigError, match="has mode 640"):
+        Passwords.read(file)
     file.chmod(0o600)
     file.write_text("[mlflow]\n")
-    for read in (read_passwords, read_credentials):
-        with pytest.raises(errors.TrtopsError, match=r"missing|lacks"):
-            read(file)
+    with pytest.raises(errors.ConfigError, match="lacks an entry"):
+        Passwords.read(file)
     with pytest.raises(errors.ConfigError, match="No such file"):
-        read_passwords(tmp_path / "none")
+        Passwords.read(tmp_path / "none")
 
 
-def test_what_a_shell_is_given_has_no_password_in_it(folder: TeamFolder, capsys: pytest.CaptureFixture[str]):
+def test_shell_lines_contain_no_password(folder: TeamFolder, capsys: pytest.CaptureFixture[str]):
     folder.make()
-    found = ensure_passwords(folder.passwords)
+    found = Passwords.ensure(folder.passwords)
     with pytest.raises(errors.ConfigError, match="No servers were started"):
         access.shell_lines(folder)
-    folder.write(TeamState(prefect_port=4201, mlflow_port=5001, database="sqlite", limit=2, gpu=False))
+    folder.write(TeamState(prefect_port=4201, mlflow_port=5001, database="sqlite", limit=2, gpu=False, host="h"))
     root = str(folder.root.parent)
 
     assert main(["team", "env", "--root", root]) == 0
     lines = capsys.readouterr().out
-    assert main(["team", "password", "prefect", "--root", root]) == 0
-    assert capsys.readouterr().out.strip() == found.prefect_auth
-    assert main(["team", "password", "mlflow", "--root", root]) == 0
-    assert capsys.readouterr().out.strip() == f"admin:{found.mlflow_password}"
+    for server, password in (("prefect", found.prefect_auth), ("mlflow", f"admin:{found.mlflow_password}")):
+        assert main(["team", "password", server, "--root", root]) == 0
+        assert capsys.readouterr().out.strip() == password
 
     assert "export PREFECT_API_URL=http://127.0.0.1:4201/api\n" in lines
     assert "export MLFLOW_TRACKING_URI=http://127.0.0.1:5001\n" in lines
     assert f'PREFECT_API_AUTH_STRING="$(trtops team password prefect --root {root})"' in lines
-    assert not [secret for secret in (found.mlflow_password, found.prefect_auth) if secret in lines]
+    assert found.mlflow_password not in lines and found.prefect_auth not in lines
 
 
-def test_other_servers_of_the_environment_lead_nobody_astray(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch):
-    others = (
-        "PREFECT_API_URL",
-        "PREFECT_API_KEY",
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_TRACKING_PASSWORD",
-        "PGHOST",
-        "PGPASSWORD",
-    )
+def test_variables_of_other_servers_are_removed(folder: TeamFolder, monkeypatch: pytest.MonkeyPatch):
+    others = ("PREFECT_API_URL", "PREFECT_API_KEY", "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD")
     for name in others:
         monkeypatch.setenv(name, "elsewhere")
     monkeypatch.setenv("http_proxy", "http://proxy:1")
@@ -233,30 +299,15 @@ def test_other_servers_of_the_environment_lead_nobody_astray(folder: TeamFolder,
     assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
-def test_status_and_down_of_nothing_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    root = str(tmp_path / "none")
+def test_status_and_down_without_servers(folder: TeamFolder, capsys: pytest.CaptureFixture[str]):
+    root = str(folder.root.parent / "none")
 
     assert main(["team", "status", "--root", root]) == 1
     assert f"No servers were started for {root}. Start them: trtops team up" in capsys.readouterr().out
     assert main(["team", "down", "--root", root]) == 0
     assert not Path(root).exists()
 
-
-def test_a_state_that_cannot_be_read_is_not_guessed(folder: TeamFolder):
     folder.make()
     (folder.root / "team.json").write_text("{")
-
     with pytest.raises(errors.FormatError, match=r"team\.json cannot be read.*by hand"):
         team.status(folder)
-
-
-def test_all_of_status_survives_json(folder, stages):
-    stages += [[service("first", SLEEP)]]
-
-    status = team.up(SQLITE, folder=folder)
-
-    assert team.TeamStatus.from_json(status.to_json()) == status
-    assert status.services[0].pid is not None and status.all_up
-    assert isinstance(owner.of(status.services[0].pid), owner.Owner)
-    assert processes.last_lines(folder.log("first")) in ("", "up")
-    assert isinstance(ensure_passwords(folder.passwords), Passwords)

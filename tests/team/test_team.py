@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import signal
 import subprocess
@@ -11,43 +9,32 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
 from flows import deployments
 from flows.deployments import read_deployments
 from tests import models
-from tests.team.conftest import (
-    DEPLOY,
-    SERVE,
-    ApiError,
-    RunningTeam,
-    deploying,
-    eventually,
-    running_team,
-    what_is_said,
-)
-from tests.team.gate import Gate
+from tests.team.conftest import ApiError, RunningTeam, deploying, eventually, running_team
 from trtops import errors, team
-from trtops.team import processes
-from trtops.team.passwords import read_passwords
+from trtops.team import servers
+from trtops.team.access import Passwords
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTeam]:
     folder = tmp_path_factory.mktemp("servers")
     models.conv_net().write(folder)
-    with running_team(folder, "sqlite") as running:
-        yield running
+    with running_team(folder) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def served(servers: RunningTeam) -> Iterator[subprocess.Popen[str]]:
-    with deploying(servers, SERVE, DEPLOY) as process:
+def served(running: RunningTeam) -> Iterator[subprocess.Popen[str]]:
+    with deploying(running, "serve", "deploy") as process:
         yield process
 
 
@@ -57,101 +44,77 @@ def last_deployment() -> str:
 
 
 @pytest.fixture(scope="module")
-def deployed(servers: RunningTeam, served: subprocess.Popen[str]) -> RunningTeam:
-    eventually(lambda: servers.has(last_deployment()) or served.poll() is not None)
-    # It is served once somebody has asked for its runs; before, its registering would be interrupted.
-    eventually(lambda: servers.deployment(last_deployment())["last_polled"] or served.poll() is not None)
+def deployed(running: RunningTeam, served: subprocess.Popen[str]) -> RunningTeam:
+    eventually(lambda: running.has(last_deployment()) or served.poll() is not None)
+    # SIGINT must not interrupt the registering: wait until the process polls for runs.
+    eventually(lambda: running.deployment(last_deployment())["last_polled"] or served.poll() is not None)
     served.send_signal(signal.SIGINT)
-    said = what_is_said(served)
-    assert "Made the work pool trtops-gpu." in said  # its worker made the other one
+    said, _ = served.communicate()
+    assert served.returncode == 0, said
+    assert "Made the work pool trtops-gpu." in said  # the worker made the other pool
     assert f"{len(read_deployments())} deployments are registered" in said
-    (silence,) = servers.call("POST", "automations/filter", {})
+    (silence,) = running.call("POST", "automations/filter", {})
     assert silence["enabled"] and silence["actions"][0]["state"] == "CRASHED"
-    found = servers.deployment("convert/cpu")
-    # Serving had paused them when it ended, lest runs pile up while nobody serves.
+    found = running.deployment("convert/cpu")
+    # Prefect pauses served deployments when their process ends; deploying starts them again.
     assert (found["work_pool_name"], found["paused"]) == ("trtops-cpu", False)
-    return servers
+    return running
 
 
-def test_all_deployments_can_be_served_from_one_process(servers: RunningTeam, served: subprocess.Popen[str]):
-    eventually(lambda: servers.has(last_deployment()) or served.poll() is not None)
-    found = servers.deployment("convert/cpu")
+def test_deployments_are_served_from_one_process(running: RunningTeam, served: subprocess.Popen[str]):
+    eventually(lambda: running.has(last_deployment()) or served.poll() is not None)
+    found = running.deployment("convert/cpu")
     assert (found["work_pool_name"], found["paused"]) == (None, False)
 
-    flow_run = servers.start("convert/cpu", model=str(servers.models / "conv_net.onnx"), precision="fp16")
+    flow_run = running.start("convert/cpu", model=str(running.models / "conv_net.onnx"), precision="fp16")
 
-    servers.wait_for(flow_run, "COMPLETED")
-
-
-def processes_of(running: RunningTeam) -> list[int]:
-    return [pid for started in running.state.services for pid in processes._with_token(started.token)]
+    running.wait_for(flow_run, "COMPLETED")
 
 
-def test_everything_is_up_and_says_where_and_since_when(servers: RunningTeam):
-    status = team.status(servers.folder)
-
+def test_running_servers_are_not_started_again(running: RunningTeam):
+    status = team.status(running.folder)
     assert [service.name for service in status.services] == ["prefect", "mlflow", "worker-cpu"]
     assert status.all_up, status.text()
-    assert status.database == "sqlite"
-    assert servers.state.mlflow_url in status.text() and "since 20" in status.text()
+    assert running.state.mlflow_url in status.text() and "since 20" in status.text()
 
+    before, lines = running.state, []
+    team.up(folder=running.folder, progress=lines.append)
 
-def test_starting_what_is_up_starts_nothing(servers: RunningTeam):
-    before, told = servers.state, []
-
-    team.up(folder=servers.folder, progress=told.append)
-
-    assert servers.state == before
-    assert told == ["prefect is up already.", "mlflow is up already.", "worker-cpu is up already."]
+    assert running.state == before
+    assert lines == ["prefect is up already.", "mlflow is up already.", "worker-cpu is up already."]
     with pytest.raises(errors.ConfigError, match="up with another mlflow_port"):
-        team.up(team.TeamConfig(mlflow_port=1), folder=servers.folder)
+        team.up(team.TeamConfig(mlflow_port=1), folder=running.folder)
 
 
-def test_nobody_gets_in_without_a_password(servers: RunningTeam):
-    for url in (f"{servers.state.mlflow_url}/version", f"{servers.state.prefect_url}/api/admin/version"):
+def test_servers_are_protected(running: RunningTeam):
+    for url in (f"{running.state.mlflow_url}/version", f"{running.state.prefect_url}/api/admin/version"):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(url, timeout=60)
 
-
-def test_passwords_stand_in_no_command_line_and_in_no_log(servers: RunningTeam):
-    found = read_passwords(servers.folder.passwords)
+    found = Passwords.read(running.folder.passwords)
     secrets = (found.mlflow_password, found.mlflow_secret_key, found.prefect_auth.partition(":")[2])
-
-    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in processes_of(servers)]
-    logs = [file.read_text() for file in servers.folder.root.glob("logs/*")]
-
+    processes = {each.name: servers.with_token(each.token) for each in running.state.services}
+    lines = [" ".join(process.cmdline()) for group in processes.values() for process in group]
+    logs = [file.read_text() for file in running.folder.root.glob("logs/*")]
     assert len(lines) >= 3 and len(logs) == 3
     assert not [secret for secret in secrets for text in (*lines, *logs) if secret in text]
-    worker = next(started for started in servers.state.services if started.name == "worker-cpu")
-    environment = Path(f"/proc/{worker.owner.pid}/environ").read_text()
-    assert found.mlflow_password not in environment
-    for file in (servers.folder.passwords, servers.folder.mlflow / "basic-auth.ini"):
+    assert found.mlflow_password not in str(processes["worker-cpu"][0].environ())
+    for file in (running.folder.passwords, running.folder.mlflow / "basic-auth.ini"):
         assert file.stat().st_mode & 0o777 == 0o600
 
-
-def test_all_listen_on_the_loopback_interface_alone(servers: RunningTeam):
-    ports = {servers.state.prefect_port, servers.state.mlflow_port}
-    listening = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            host, port = address.split(":")
-            if state == "0A" and int(port, 16) in ports:
-                listening.add((host, int(port, 16)))
-
-    assert listening == {("0100007F", port) for port in ports}
+    ports = {running.state.prefect_port, running.state.mlflow_port}
+    addresses = {each.laddr for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+    assert {ip for ip, port in addresses if port in ports} == {"127.0.0.1"}
 
 
-def test_a_deployment_without_its_model_is_refused_in_words(deployed: RunningTeam):
+def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
     with pytest.raises(ApiError, match="'model' is a required property"):
         deployed.start("convert/cpu")
     with pytest.raises(ApiError, match="fp61"):
         deployed.start("convert/cpu", model="x.onnx", precision="fp61")
 
 
-def test_a_schedule_fires_builds_a_list_on_the_server_that_the_worker_names_and_says_how_many_failed(
-    deployed: RunningTeam,
-):
+def test_schedule_builds_list_on_the_workers_server(deployed: RunningTeam):
     listed = deployed.models / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    experiment: scheduled\n  - model: conv_nett.onnx\n")
     found = deployed.deployment("nightly/cpu")
@@ -169,21 +132,7 @@ def test_a_schedule_fires_builds_a_list_on_the_server_that_the_worker_names_and_
     assert (summary.verdict, summary.metrics["builds", "good"]) == ("bad", 1)
     page = deployed.tracker().load(summary.id).read_bytes("build_list.md").decode()
     assert f"{listed}:4" in page and "Did you mean 'conv_net.onnx'?" in page
-    assert not (deployed.folder.root.parent / "mlflow.db").exists()  # the local store that it once landed in
-
-
-def processes_killed(servers: RunningTeam, what: str) -> None:
-    """Kill the worker's processes of which the command line has some text."""
-    token = next(started.token for started in servers.state.services if started.name == "worker-cpu")
-    doomed = []
-    for pid in processes._with_token(token):
-        with suppress(OSError):
-            if what in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
-                os.kill(pid, signal.SIGKILL)
-                doomed.append(pid)
-    assert doomed, what
-    # A killed process is there for a moment longer, and would be taken for a living worker.
-    eventually(lambda: not set(doomed) & set(processes._with_token(token)), pause=0.02)
+    assert not (deployed.folder.root.parent / "mlflow.db").exists()  # nothing went to a local store
 
 
 HELD_DATA = """
@@ -201,61 +150,58 @@ def load_data():
 
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(os.environ.get("TRTOPS_TEST_KILLS") != "1", reason="takes minutes: make test-kills")
-def test_a_campaign_whose_worker_was_killed_goes_on_with_another_and_nothing_is_lost_or_twice(deployed: RunningTeam):
+def test_campaign_resumes_after_worker_was_killed(deployed: RunningTeam):
     tracker = deployed.tracker()
     script = deployed.models / "data.py"
     script.write_text(HELD_DATA)
-    allowed = {"TRTOPS_ALLOWED_SCRIPTS": str(deployed.models)}
+    allowed = {"env": {"TRTOPS_ALLOWED_SCRIPTS": str(deployed.models)}}
+    hold, held = deployed.models / "hold", deployed.models / "held"
+    worker = deployed.state.started("worker-cpu")
+    assert worker is not None
 
     def finished() -> list[RunInfo]:
         return tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="finished")
 
-    def start(gate: Gate | None = None, **parameters: Any) -> str:
-        env = allowed if gate is None else {**allowed, "MLFLOW_TRACKING_URI": gate.address}
-        return deployed.start("debug-build/cpu", job_variables={"env": env}, **parameters)
+    def kill(command: str) -> None:
+        """Kill the worker's processes with this text in their command line, in the middle of an iteration."""
+        eventually(held.exists)
+        doomed = [each for each in servers.with_token(worker.token) if command in " ".join(each.cmdline())]
+        for process in doomed:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(doomed)
+        held.unlink()
 
-    # While it uploads: the second iteration's files are on the server, and its manifest never arrives.
-    with Gate(deployed.state.mlflow_url) as gate:
-        manifests = itertools.count()
-        gate.hold(
-            lambda method, path: path.endswith("/artifacts/manifest.json") and method == "PUT" and next(manifests) == 1
-        )
-        model = str(deployed.models / "conv_net.onnx")
-        first = start(gate, model=model, until=4, data=str(script), experiment="campaign")
-        deployed.wait_in(first, lambda: gate.held)
-        processes_killed(deployed, "prefect.engine")
+    model = str(deployed.models / "conv_net.onnx")
+    first = deployed.start("debug-build/cpu", allowed, model=model, until=4, data=str(script), experiment="campaign")
+    eventually(finished)
+    hold.touch()
+    kill("prefect.engine")  # the process of the flow run
     assert "-9" in deployed.wait_for(first, "CRASHED")
-    (campaign,) = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
-    assert (campaign.status, len(finished())) == ("running", 1)
-
-    # In the middle of an iteration: the worker and all that is its, as if its machine had lost power.
-    (deployed.models / "hold").touch()
-    second = start(resume=campaign.id)
-    deployed.wait_in(second, (deployed.models / "held").exists)
-    processes_killed(deployed, "")
-    (deployed.models / "hold").unlink()
+    [campaign] = tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})
+    second = deployed.start("debug-build/cpu", allowed, resume=campaign.id)
+    kill("")  # the worker with all of its processes, as if its machine had lost power
+    hold.unlink()
     assert deployed.flow_state(second)[0] == "RUNNING"
     team.up(folder=deployed.folder)
     assert "Its worker ended with it" in deployed.wait_for(second, "CRASHED")
 
-    deployed.wait_for(start(resume=campaign.id), "COMPLETED")
+    deployed.wait_for(deployed.start("debug-build/cpu", allowed, resume=campaign.id), "COMPLETED")
 
     assert sorted(int(info.tags[schema.Tag.ITERATION]) for info in finished()) == [0, 1, 2, 3]
     assert all(tracker.load(info.id).manifest.artifacts for info in finished())
-    lost = tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="killed")
-    assert sorted(info.tags[schema.Tag.ITERATION] for info in lost) == ["1", "1"]
+    assert tracker.find("campaign", tags={schema.Tag.KIND: "iteration"}, status="killed")
     assert tracker.find("campaign", status="running") == []
     assert tracker.info(campaign.id).status == "finished"
-    assert len(tracker.find("campaign", tags={schema.Tag.KIND: "debug_build"})) == 1
 
 
-def test_down_ends_what_was_started_and_nothing_else(servers: RunningTeam):
-    tokens = [started.token for started in servers.state.services]
+def test_down_ends_everything_it_started(running: RunningTeam):
+    tokens = [started.token for started in running.state.services]
 
-    told: list[str] = []
-    status = team.down(folder=servers.folder, progress=told.append)
+    lines: list[str] = []
+    status = team.down(folder=running.folder, progress=lines.append)
 
-    assert told[0] == "Ending worker-cpu ..."  # before the servers that its flow runs need
+    assert lines[0] == "Ending worker-cpu ..."  # before the servers that its flow runs need
     assert {service.state for service in status.services} == {"down"}
-    assert [pid for token in tokens for pid in processes._with_token(token)] == []
-    assert json.loads((servers.folder.root / "team.json").read_text())["services"] == []
+    assert [process for token in tokens for process in servers.with_token(token)] == []
+    assert running.state.services == ()

@@ -1,16 +1,13 @@
-"""A team's servers on one machine, without containers: Prefect, MLflow, their database, and workers.
+"""The servers of a team on one machine, without containers: Prefect, MLflow and workers.
 
-``trtops team up`` (``make up``) starts what is not up yet, ``down`` ends it, ``status`` says what is there. Everything
-listens on the loopback interface alone. Processes are known by their id and the time they started
-(:mod:`trtops.tracking.owner`), and kept in the folder ``<store>/team``::
+``trtops team up`` (``make up``) starts what is not running yet, ``down`` ends it, ``status`` reports it. The servers listen
+on the loopback interface only. Everything is in the folder ``<store>/team``::
 
-    team.json         what was started, with which ports and database
-    passwords.ini     made on first use; only its owner may read it
-    logs/             one file for each process
-    postgres/         the database cluster, where PostgreSQL is installed
-    prefect/          Prefect's own folder, with its SQLite database otherwise
-    mlflow/           artifacts, with MLflow's SQLite databases otherwise
-    .lock             held by whoever starts or ends something
+    team.json         what was started, and with which ports and database
+    passwords.ini     created on first use, readable by its owner only
+    logs/             one file per process
+    prefect/          Prefect's folder, with its SQLite database unless another one is configured
+    mlflow/           artifacts, with MLflow's SQLite databases unless another one is configured
 
 Neither Prefect nor MLflow is imported here: they are started as programs.
 """
@@ -23,12 +20,12 @@ from trtops.lazy import exports
 
 if TYPE_CHECKING:
     from trtops.team.access import client_environment as client_environment
-    from trtops.team.config import ServiceStatus as ServiceStatus
-    from trtops.team.config import TeamConfig as TeamConfig
-    from trtops.team.config import TeamStatus as TeamStatus
-    from trtops.team.folder import TeamFolder as TeamFolder
     from trtops.team.servers import down as down
     from trtops.team.servers import status as status
     from trtops.team.servers import up as up
+    from trtops.team.state import ServiceStatus as ServiceStatus
+    from trtops.team.state import TeamConfig as TeamConfig
+    from trtops.team.state import TeamFolder as TeamFolder
+    from trtops.team.state import TeamStatus as TeamStatus
 
 __getattr__, __dir__ = exports(__name__)

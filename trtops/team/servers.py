@@ -1,68 +1,103 @@
-"""The verbs: start what is not up, end what was started, say what is there."""
+"""Start, end and inspect the servers and workers of a team.
+
+A process is found again by its id and by a random token in its environment, which everything that it starts inherits:
+MLflow's server has worker processes, and a Prefect worker has one process for each flow run, in a session of its own.
+"""
 
 from __future__ import annotations
 
-import itertools
+import base64
+import configparser
+import json
 import logging
+import os
+import platform
 import secrets
-import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock, Timeout
 
 from trtops import errors
-from trtops.team import processes
-from trtops.team.config import Database, ServiceStatus, Started, TeamConfig, TeamState, TeamStatus
-from trtops.team.folder import TeamFolder
-from trtops.team.passwords import Passwords, ensure_passwords
-from trtops.team.postgres import Postgres, find_postgres
-from trtops.team.services import Service, stages
+from trtops.team.access import Passwords, server_addresses, service_environment
+from trtops.team.state import POOLS, ServiceStatus, Started, TeamConfig, TeamFolder, TeamState, TeamStatus
 
 log = logging.getLogger(__name__)
 
+TOKEN = "TRTOPS_TEAM_TOKEN"
+"""The environment variable with the token."""
+
+ANSWER_SECONDS = 5.0
+_STOP_SECONDS = 30.0
+_KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.25
+_LOG_BYTES = 10 << 20
+
+_popens: list[subprocess.Popen[bytes]] = []  # kept, since Python warns about one that is dropped while it runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A process to be started.
+
+    Attributes:
+        name: As in :class:`trtops.team.state.Started`.
+        command: Its command line, without secrets: every user of the machine can read it.
+        environment: Its whole environment.
+        folder: Its working folder.
+        address: Its URL or work pool.
+        answers: Returns whether it answers, if it was started at the given time in seconds since the epoch.
+        port: Its TCP port, if it has one.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)
+    folder: Path
+    address: str
+    answers: Callable[[float], bool]
+    port: int | None = None
 
 
 def up(
-    config: TeamConfig | None = None,
-    *,
-    folder: TeamFolder | None = None,
-    progress: Callable[[str], None] = log.info,
+    config: TeamConfig | None = None, *, folder: TeamFolder | None = None, progress: Callable[[str], None] = log.info
 ) -> TeamStatus:
-    """Start the servers and workers that are not up, and wait until all answer.
+    """Start the servers and workers that are not up, and wait until all of them answer.
 
     Args:
-        config: Ports and numbers; as the last time, or the defaults, unless given.
+        config: Ports and numbers; as at the last start, or the defaults, unless given.
         folder: The team's folder; ``team`` in the default store's folder unless given.
-        progress: Told of each step in a line.
-
-    Returns:
-        What is up.
+        progress: Called with a line for each step.
 
     Raises:
-        ConfigError: If one cannot be started, dies, or does not answer in time; the message has the end of its log. What
-            this call had started is ended again.
-        BackendUnavailableError: If PostgreSQL is asked for and cannot be used.
+        ConfigError: If a process cannot be started, ends, or does not answer in time; the message has the end of its log.
+            What this call started is ended again.
     """
     config = TeamConfig() if config is None else config
     folder = TeamFolder.default() if folder is None else folder
-    if not Path("/proc/self/stat").exists():
-        raise errors.ConfigError("The servers are started and ended by what Linux says in /proc, which is not here.")
-    with folder.locked():
-        passwords = ensure_passwords(folder.passwords)
-        state, postgres = _decide_state(config, folder, progress)
+    with _locked(folder):
+        passwords = Passwords.ensure(folder.passwords)
+        state = _new_state(config, folder)
         begun: list[Started] = []
         try:
-            for stage in stages(folder, state, passwords, postgres):
+            for stage in stages(folder, state, passwords):
                 for service in stage:
-                    state = _ensure_begun(service, folder, state, begun, progress)
+                    state = _start(service, folder, state, passwords, begun, progress)
                 for service in stage:
-                    _wait_for(service, state, config.wait_seconds)
-                    service.after()
+                    _wait_for(service, state, folder, config.wait_seconds)
         except BaseException as exc:
-            _end_processes(folder, state, begun)
+            _end(folder, state, begun)
             if isinstance(exc, errors.ConfigError):
                 raise errors.ConfigError(passwords.hide(str(exc))) from None
             raise
@@ -70,206 +105,394 @@ def up(
 
 
 def down(*, folder: TeamFolder | None = None, progress: Callable[[str], None] = log.info) -> TeamStatus:
-    """End all that :func:`up` started, workers first. Flow runs under way are ended with their worker.
-
-    Args:
-        folder: The team's folder; ``team`` in the default store's folder unless given.
-        progress: Told of each step in a line.
-
-    Returns:
-        What is left: nothing.
-    """
+    """End everything that :func:`up` started, workers first, with their flow runs."""
     folder = TeamFolder.default() if folder is None else folder
     if folder.read() is not None:
-        with folder.locked():
+        with _locked(folder):
             state = folder.read()
             if state is not None:
-                _end_processes(folder, state, state.services, progress)
+                _require_this_machine(state)
+                _end(folder, state, state.services, progress)
     return status(folder)
 
 
 def status(folder: TeamFolder | None = None) -> TeamStatus:
-    """What is up, where, and since when. Starts nothing."""
+    """The status of all processes. Starts nothing."""
     folder = TeamFolder.default() if folder is None else folder
     state = folder.read()
     if state is None:
         return TeamStatus(folder=str(folder.root), database="", services=())
-    passwords = ensure_passwords(folder.passwords)
-    postgres = _postgres_of(folder) if state.database == "postgresql" else None
-    known = {started.name: started for started in state.services}
-    every = itertools.chain.from_iterable(stages(folder, state, passwords, postgres))
-    return TeamStatus(
-        folder=str(folder.root),
-        database=state.database,
-        services=tuple(_look_at(service, known.get(service.name), passwords) for service in every),
+    passwords = Passwords.ensure(folder.passwords)
+    found = []
+    for service in (service for stage in stages(folder, state, passwords) for service in stage):
+        started = state.started(service.name)
+        if started is None:
+            found.append(ServiceStatus(name=service.name, state="down"))
+            continue
+        alive = is_alive(started)
+        answers = alive and service.answers(started.since)
+        found.append(
+            ServiceStatus(
+                name=service.name,
+                state="up" if answers else "not answering" if alive else "dead",
+                address=started.address,
+                since=started.since,
+                pid=started.pid if alive else None,
+                log_end="" if answers else passwords.hide(_log_end(folder.log(service.name))),
+            )
+        )
+    return TeamStatus(folder=str(folder.root), database=state.database, services=tuple(found))
+
+
+def stages(folder: TeamFolder, state: TeamState, passwords: Passwords) -> tuple[tuple[Service, ...], ...]:
+    """All processes; those of a stage are started together, once those of the previous stage answer."""
+    python = (sys.executable, "-m")
+    prefect = {
+        "PREFECT_SERVER_API_AUTH_STRING": passwords.prefect_auth,
+        # The server's own services call its API, and its UI cannot guess the address on another port.
+        "PREFECT_API_AUTH_STRING": passwords.prefect_auth,
+        "PREFECT_API_URL": f"{state.prefect_url}/api",
+        "PREFECT_SERVER_UI_API_URL": f"{state.prefect_url}/api",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{state.prefect_url},http://localhost:{state.prefect_port}",
+    }
+    sqlite = state.database == "sqlite"
+    if not sqlite:
+        prefect["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = _database(state, "asyncpg", "prefect")
+    mlflow = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(folder.mlflow / "basic-auth.ini"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": passwords.mlflow_secret_key,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it costs 1 GB and 10 s, and trtops has no such jobs
+    }
+    runs = f"sqlite:///{folder.mlflow}/mlflow.db" if sqlite else _database(state, "psycopg", "mlflow")
+    # The worker gives its environment to the flow runs. Prefect reads its password from the environment only.
+    worker = server_addresses(folder, state) | {
+        "PREFECT_API_AUTH_STRING": passwords.prefect_auth,
+        "TRTOPS_HOME": str(folder.root.parent),
+    }
+    return (
+        (
+            Service(
+                name="prefect",
+                command=(
+                    *python,
+                    "prefect",
+                    "server",
+                    "start",
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(state.prefect_port),
+                ),
+                environment=service_environment(folder, prefect),
+                folder=folder.prefect,
+                address=state.prefect_url,
+                answers=lambda since: _is_healthy(f"{state.prefect_url}/api/health"),
+                port=state.prefect_port,
+            ),
+            Service(
+                name="mlflow",
+                command=(
+                    *(*python, "mlflow", "server", "--host", "127.0.0.1", "--port", str(state.mlflow_port)),
+                    *("--app-name", "basic-auth", "--workers", "1" if sqlite else "2"),
+                    *("--backend-store-uri", runs, "--artifacts-destination", str(folder.mlflow / "artifacts")),
+                ),
+                environment=service_environment(folder, mlflow),
+                folder=folder.mlflow,
+                address=state.mlflow_url,
+                answers=lambda since: _is_healthy(f"{state.mlflow_url}/health"),
+                port=state.mlflow_port,
+            ),
+        ),
+        tuple(
+            Service(
+                name=f"worker-{kind}",
+                command=(
+                    *(*python, "prefect", "worker", "start", "--type", "process", "--pool", pool),
+                    *("--name", _worker_name(kind), "--limit", str(state.limit)),
+                ),
+                environment=service_environment(folder, worker),
+                folder=folder.prefect,
+                address=pool,
+                answers=lambda since, kind=kind: _is_polling(state, passwords, kind, since),  # type: ignore[misc]
+            )
+            for kind, pool in POOLS.items()
+            if kind == "cpu" or state.gpu
+        ),
     )
 
 
-def _decide_state(
-    config: TeamConfig, folder: TeamFolder, progress: Callable[[str], None]
-) -> tuple[TeamState, Postgres | None]:
-    """Ports, numbers and database: what is asked for, else what was, else the defaults."""
+def is_alive(started: Started) -> bool:
+    """Whether a process still runs: the same one, not a later one with its id."""
+    try:
+        process = psutil.Process(started.pid)
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN) == started.token)
+    except psutil.Error:
+        return False
+
+
+def with_token(token: str) -> list[psutil.Process]:
+    """The running processes that have a token in their environment."""
+    return [
+        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(TOKEN) == token
+    ]
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """An opener for addresses of this machine, which uses no proxy."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@contextmanager
+def _locked(folder: TeamFolder) -> Iterator[None]:
+    folder.make()
+    lock = FileLock(folder.root / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise errors.ConfigError(
+            f"Another command is starting or ending the servers of {folder.root}. Wait for it."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _new_state(config: TeamConfig, folder: TeamFolder) -> TeamState:
+    """Ports, numbers and database: as given, else as before, else the defaults."""
     before = folder.read()
-    database, postgres = _decide_database(config.database, before, folder, progress)
+
+    def choose(name: str, default: Any) -> Any:
+        given = getattr(config, name)
+        return given if given is not None else getattr(before, name, default)
+
     state = TeamState(
-        prefect_port=_free_port(config.prefect_port, before.prefect_port if before else 4200),
-        mlflow_port=_free_port(config.mlflow_port, before.mlflow_port if before else 5000),
-        database=database,
-        limit=config.limit or (before.limit if before else 2),
-        gpu=config.gpu if config.gpu is not None else before.gpu if before else _has_gpu(),
+        prefect_port=choose("prefect_port", 4200) or _free_port(),
+        mlflow_port=choose("mlflow_port", 5000) or _free_port(),
+        database=choose("database", "sqlite"),
+        limit=choose("limit", 2),
+        gpu=choose("gpu", any(Path("/dev").glob("nvidia[0-9]*"))),
+        host=platform.node(),
         services=before.services if before else (),
     )
-    if before is not None and any(processes.is_alive(started.owner) for started in before.services):
-        changed = [n for n in ("prefect_port", "mlflow_port", "limit") if getattr(state, n) != getattr(before, n)]
-        if changed:
+    if before is not None:
+        _require_this_machine(before)
+        if state.database != before.database:
+            raise errors.ConfigError(
+                f"The data of these servers are in {before.database}. To use {state.database}, start others in another "
+                "folder (--root)."
+            )
+        changed = [
+            name
+            for name in ("prefect_port", "mlflow_port", "limit", "gpu")
+            if getattr(state, name) != getattr(before, name)
+        ]
+        if changed and any(map(is_alive, before.services)):
             raise errors.ConfigError(
                 f"The servers are up with another {' and '.join(changed)}. First: trtops team down"
             )
-    return state, postgres
+    return state
 
 
-def _decide_database(
-    asked: Database | None, before: TeamState | None, folder: TeamFolder, progress: Callable[[str], None]
-) -> tuple[Database, Postgres | None]:
-    if before is not None and asked not in (None, before.database):
-        raise errors.ConfigError(
-            f"The data of these servers are in {before.database}. For {asked}, start others in another folder (--root)."
-        )
-    wanted = asked if before is None else before.database
-    if wanted == "sqlite":
-        return "sqlite", None
+def _start(
+    service: Service,
+    folder: TeamFolder,
+    state: TeamState,
+    passwords: Passwords,
+    begun: list[Started],
+    progress: Callable[[str], None],
+) -> TeamState:
+    """Start a process unless it runs; returns the state with it, which is stored at once."""
+    known = state.started(service.name)
+    if known is not None and is_alive(known):
+        progress(f"{service.name} is up already.")
+        return state
+    if known is not None:
+        _stop(known)  # the processes that a dead one left
+    if service.port is not None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", service.port))
+            except OSError as exc:
+                raise errors.ConfigError(
+                    f"Port {service.port} for {service.name} cannot be used: {exc.strerror}. Choose another: "
+                    f"--{service.name}-port N ({service.name.upper()}_PORT=N make up); 0 takes a free one."
+                ) from exc
+    progress(f"Starting {service.name} ...")
+    if service.name == "mlflow":
+        _write_mlflow_config(folder, state, passwords)
+    elif service.name.startswith("worker-"):
+        _crash_lost_runs(state, passwords, service.name.removeprefix("worker-"))
+    log_file, token = folder.log(service.name), secrets.token_hex(16)
+    if log_file.exists() and log_file.stat().st_size > _LOG_BYTES:
+        log_file.replace(log_file.with_suffix(".log.1"))
     try:
-        return "postgresql", find_postgres(folder.postgres)
-    except errors.BackendUnavailableError as exc:
-        if wanted == "postgresql":
-            raise
-        progress(f"SQLite is used for all data. {exc}")
-        return "sqlite", None
+        with open(log_file, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
+            process = subprocess.Popen(
+                service.command,
+                env={**service.environment, TOKEN: token},
+                cwd=service.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as exc:
+        raise errors.ConfigError(f"{service.command[0]} cannot be started: {exc}.") from exc
+    _popens.append(process)
+    started = Started(name=service.name, pid=process.pid, since=time.time(), address=service.address, token=token)
+    begun.append(started)
+    state = replace(state, services=(*(each for each in state.services if each.name != service.name), started))
+    folder.write(state)
+    return state
 
 
-def _postgres_of(folder: TeamFolder) -> Postgres:
-    """The cluster as far as it must be known to look at it."""
+def _wait_for(service: Service, state: TeamState, folder: TeamFolder, seconds: float) -> None:
+    started = state.started(service.name)
+    assert started is not None
+    deadline = time.monotonic() + seconds
+    while is_alive(started):
+        if service.answers(started.since):
+            return
+        if time.monotonic() > deadline:
+            problem = f"did not answer within {seconds:.0f} s"
+            break
+        time.sleep(_POLL_SECONDS)
+    else:
+        problem = "ended as soon as it was started"
+    log_file = folder.log(service.name)
+    raise errors.ConfigError(
+        f"{service.name} {problem}. The end of {log_file}:\n{_log_end(log_file) or '(it wrote nothing)'}"
+    )
+
+
+def _end(
+    folder: TeamFolder, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info
+) -> None:
+    """End some of the processes, workers first: they need the servers to end well. Forget each once it is gone."""
+    for started in sorted(which, key=lambda started: not started.name.startswith("worker-")):
+        progress(f"Ending {started.name} ...")
+        _stop(started)
+        state = replace(state, services=tuple(each for each in state.services if each != started))
+        folder.write(state)
+
+
+def _stop(started: Started) -> None:
+    """End a process and all that it started, and wait until they are gone."""
+    everything = with_token(started.token)
+    main = [process for process in everything if process.pid == started.pid]
+    # Prefect's worker kills its flow runs when it ends, without a word to the server. If they are asked first, they
+    # report that they crashed and close their runs.
+    runs = [child for worker in main for child in worker.children()] if started.name.startswith("worker-") else []
+    for processes, seconds in ((runs, _STOP_SECONDS), (main, _STOP_SECONDS), (everything, _KILL_SECONDS)):
+        for process in processes:
+            _signal(process.terminate)
+        psutil.wait_procs(processes, timeout=seconds)
+    while left := with_token(started.token):  # also those that were started meanwhile
+        for process in left:
+            _signal(process.kill)
+        psutil.wait_procs(left, timeout=_KILL_SECONDS)
+
+
+def _signal(send: Callable[[], None]) -> None:
     try:
-        return find_postgres(folder.postgres)
-    except errors.BackendUnavailableError:
-        return Postgres(programs=Path("/nowhere"), folder=folder.postgres, user=None)
+        send()
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied as exc:
+        raise errors.ConfigError(f"Process {exc.pid} is another user's. End it as the user who started it.") from None
 
 
-def _free_port(asked: int | None, otherwise: int) -> int:
-    if asked is None:
-        return otherwise
-    if asked:
-        return asked
+def _require_this_machine(state: TeamState) -> None:
+    if state.services and state.host != platform.node():
+        raise errors.ConfigError(f"The servers run on another machine, {state.host}. Run this command there.")
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-def _has_gpu() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+def _log_end(file: Path) -> str:
+    if not file.exists():
+        return ""
+    with open(file, "rb") as opened:
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - (1 << 14)))
+        lines = opened.read().decode("utf-8", "replace").splitlines()
+    return "\n".join(line for line in lines[-15:] if line.strip())
 
 
-def _ensure_begun(
-    service: Service, folder: TeamFolder, state: TeamState, begun: list[Started], progress: Callable[[str], None]
-) -> TeamState:
-    """Start a process unless it is there; returns the state with it, which is written down at once."""
-    known = _started_service(service, state)
-    if known is not None and processes.is_alive(known.owner):
-        progress(f"{service.name} is up already.")
-        return state
-    if known is not None:
-        _stop_process(known)  # what a dead one has left
-    if service.port is not None:
-        _require_free(service.port, service.name)
-    progress(f"Starting {service.name} ...")
-    service.before()
-    log_file, token = folder.log(service.name), secrets.token_hex(16)
-    owner = processes.start(
-        service.command, service.environment, service.folder, log_file, token=token, user=service.user
+def _database(state: TeamState, driver: str, name: str) -> str:
+    """The address of a database; the driver is named, since the default one depends on SQLAlchemy's release."""
+    return urllib.parse.urlsplit(state.database)._replace(scheme=f"postgresql+{driver}", path=f"/{name}").geturl()
+
+
+def _write_mlflow_config(folder: TeamFolder, state: TeamState, passwords: Passwords) -> None:
+    """Write the administrator's account and the address of the users' database for the MLflow server."""
+    sqlite = state.database == "sqlite"
+    config = configparser.ConfigParser(interpolation=None)
+    config["mlflow"] = {
+        "default_permission": "EDIT",  # members of a team resume each other's runs
+        "database_uri": f"sqlite:///{folder.mlflow}/users.db" if sqlite else _database(state, "psycopg", "mlflow_auth"),
+        "admin_username": passwords.mlflow_user,
+        "admin_password": passwords.mlflow_password,
+        "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
+        "auth_cache_ttl_seconds": "60",  # without it, each request costs a password hash: tens of milliseconds
+    }
+    file = os.open(folder.mlflow / "basic-auth.ini", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(file, "w", encoding="utf-8") as out:
+        config.write(out)
+
+
+def _worker_name(kind: str) -> str:
+    return f"worker-{kind}-{platform.node()}"
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with _opener().open(url, timeout=ANSWER_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_polling(state: TeamState, passwords: Passwords, kind: str, since: float) -> bool:
+    """Whether Prefect's server heard from a worker since a time; a dead one stays "online" for a while."""
+    online = {"workers": {"status": {"any_": ["ONLINE"]}}}
+    try:
+        found = _post(state, passwords, f"work_pools/{POOLS[kind]}/workers/filter", online, ANSWER_SECONDS)
+    except (OSError, ValueError):
+        return False
+    heard = [each["last_heartbeat_time"] for each in found if each["name"] == _worker_name(kind)]
+    return any(datetime.fromisoformat(each.replace("Z", "+00:00")).timestamp() >= since for each in heard)
+
+
+def _crash_lost_runs(state: TeamState, passwords: Passwords, kind: str) -> None:
+    """Mark the flow runs of the previous worker as crashed. If it was killed with them, nothing else does so."""
+    unfinished = {
+        "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}},
+        "work_pools": {"name": {"any_": [POOLS[kind]]}},
+        "limit": 200,
+    }
+    message = "Its worker ended with it: they were killed, or their machine went down."
+    crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": message}, "force": True}
+    try:
+        for run in _post(state, passwords, "flow_runs/filter", unfinished, 60.0):
+            if run["labels"].get("prefect.worker.name") == _worker_name(kind):
+                _post(state, passwords, f"flow_runs/{run['id']}/set_state", crashed, 60.0)
+                log.warning("Flow run %r is marked as crashed: its worker ended with it.", run["name"])
+    except (OSError, ValueError) as exc:  # a worker that starts matters more than these states
+        log.warning("Flow runs that ended with %s could not be marked as crashed: %s", _worker_name(kind), exc)
+
+
+def _post(state: TeamState, passwords: Passwords, path: str, body: object, seconds: float) -> Any:
+    auth = base64.b64encode(passwords.prefect_auth.encode()).decode()
+    request = urllib.request.Request(
+        f"{state.prefect_url}/api/{path}",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Basic {auth}", "Content-Type": "application/json"},
     )
-    started = Started(
-        name=service.name,
-        owner=owner,
-        since=time.time(),
-        address=service.address,
-        log=str(log_file),
-        token=token,
-    )
-    begun.append(started)
-    state = replace(state, services=(*(s for s in state.services if s.name != service.name), started))
-    folder.write(state)
-    return state
-
-
-def _started_service(service: Service, state: TeamState) -> Started | None:
-    return next((started for started in state.services if started.name == service.name), None)
-
-
-def _require_free(port: int, name: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as exc:
-            raise errors.ConfigError(
-                f"Port {port} for {name} cannot be used: {exc.strerror}. Choose another: --{name}-port N "
-                f"({name.upper()}_PORT=N make up); 0 takes a free one."
-            ) from exc
-
-
-def _wait_for(service: Service, state: TeamState, seconds: float) -> None:
-    started = _started_service(service, state)
-    assert started is not None
-    deadline = time.monotonic() + seconds
-    while True:
-        if not processes.is_alive(started.owner):
-            what = "ended as soon as it was started"
-        elif service.answers(started.since):
-            return
-        elif time.monotonic() > deadline:
-            what = f"did not answer within {seconds:.0f} s"
-        else:
-            time.sleep(_POLL_SECONDS)
-            continue
-        lines = processes.last_lines(Path(started.log)) or "(it wrote nothing)"
-        raise errors.ConfigError(f"{service.name} {what}. The end of {started.log}:\n{lines}")
-
-
-def _end_processes(
-    folder: TeamFolder, state: TeamState, which: Sequence[Started], progress: Callable[[str], None] = log.info
-) -> None:
-    """End some of the processes, and forget each once it is gone."""
-    for started in sorted(which, key=_turn_to_end):
-        progress(f"Ending {started.name} ...")
-        _stop_process(started)
-        state = replace(state, services=tuple(s for s in state.services if s != started))
-        folder.write(state)
-
-
-def _turn_to_end(started: Started) -> int:
-    """Workers first, which need the servers to end well; the database last, which these need."""
-    return 0 if started.name.startswith("worker-") else 2 if started.name == "postgres" else 1
-
-
-def _stop_process(started: Started) -> None:
-    # To PostgreSQL SIGTERM says to wait until all clients have gone by themselves; SIGINT, to close their connections.
-    by = signal.SIGINT if started.name == "postgres" else signal.SIGTERM
-    # Prefect's worker kills its flow runs when it ends, without a word to the server; asked themselves, they say that
-    # they crashed and close what they had open.
-    processes.stop(started.owner, started.token, by=by, children_first=started.name.startswith("worker-"))
-
-
-def _look_at(service: Service, started: Started | None, passwords: Passwords) -> ServiceStatus:
-    if started is None:
-        return ServiceStatus(name=service.name, state="down")
-    alive = processes.is_alive(started.owner)
-    answers = alive and service.answers(started.since)
-    return ServiceStatus(
-        name=service.name,
-        state="up" if answers else "not answering" if alive else "dead",
-        address=started.address,
-        since=started.since,
-        pid=started.owner.pid if alive else None,
-        log=started.log,
-        last_words="" if answers else passwords.hide(processes.last_lines(Path(started.log))),
-    )
+    with _opener().open(request, timeout=seconds) as answer:
+        return json.load(answer)

@@ -1,4 +1,4 @@
-"""End what `trtops team up` started: the processes it recorded, and no others. Flow runs under way end with their worker."""
+"""End the servers and workers that `trtops team up` started, and no others. Flow runs end with their worker."""
 
 from __future__ import annotations
 

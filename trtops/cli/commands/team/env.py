@@ -1,4 +1,4 @@
-"""Print what a shell needs in its environment to use the team's servers. The lines read the passwords, and have none in them."""
+"""Print the environment variables that a shell needs to use the team's servers. The lines contain no passwords."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plan(args: Asked) -> str | None:
 def execute(plan: str | None) -> int:
     """Print."""
     from trtops.team.access import shell_lines
-    from trtops.team.folder import TeamFolder
+    from trtops.team.state import TeamFolder
 
     say(shell_lines(TeamFolder.default(plan)))
     return 0

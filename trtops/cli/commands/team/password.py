@@ -1,4 +1,4 @@
-"""Print user and password of one of the team's servers, such as its page in a browser asks for."""
+"""Print user and password of one of the team's servers, for its page in a browser."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Print."""
-    from trtops.team.access import password
-    from trtops.team.folder import TeamFolder
+    from trtops.team.access import Passwords
+    from trtops.team.state import TeamFolder
 
-    say(password(TeamFolder.default(plan.root), plan.server))
+    found = Passwords.read(TeamFolder.default(plan.root).passwords)
+    say(found.prefect_auth if plan.server == "prefect" else f"{found.mlflow_user}:{found.mlflow_password}")
     return 0

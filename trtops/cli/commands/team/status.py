@@ -1,4 +1,4 @@
-"""Say which of the team's servers and workers are up, where, and since when. Exits with 1 if one is not."""
+"""Report which of the team's servers and workers are up, where, and since when. Exits with 1 if one is not."""
 
 from __future__ import annotations
 

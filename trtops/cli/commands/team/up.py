@@ -1,4 +1,4 @@
-"""Start Prefect, MLflow, their database and a worker on this machine, as far as they are not up."""
+"""Start Prefect, MLflow and a worker on this machine, unless they are up."""
 
 from __future__ import annotations
 
@@ -7,29 +7,44 @@ from dataclasses import dataclass
 from trtops.cli import store
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say
-from trtops.team.config import TeamConfig
+from trtops.team.state import TeamConfig
 
-_KEPT = "(default: as the last time, or %s)"
+_DEFAULT = "(default: as at the last start, or %s)"
 
 GROUPS = (
     Group(
         "servers",
         (
             store.ROOT,
-            Flag(names=("--prefect-port",), convert=int, help=f"port of Prefect; 0: a free one {_KEPT % 4200}"),
-            Flag(names=("--mlflow-port",), convert=int, help=f"port of MLflow; 0: a free one {_KEPT % 5000}"),
+            Flag(names=("--prefect-port",), convert=int, help=f"port of Prefect; 0: a free one {_DEFAULT % 4200}"),
+            Flag(names=("--mlflow-port",), convert=int, help=f"port of MLflow; 0: a free one {_DEFAULT % 5000}"),
             Flag(
                 names=("--database",),
-                choices=("postgresql", "sqlite"),
-                help="where both keep their data (default: PostgreSQL where it is installed; stays once it is chosen)",
+                shown="URL",
+                help="address of a PostgreSQL server with the databases prefect, mlflow and mlflow_auth (default: SQLite "
+                "files in the store's folder; cannot change later)",
             ),
-            Flag(names=("--limit",), convert=int, help=f"flow runs at a time on a worker {_KEPT % 2}"),
-            Flag(names=("--gpu",), choices=("yes", "no"), help="a worker for GPUs too (default: where there is a GPU)"),
-            Flag(names=("--wait",), convert=float, default=240.0, shown="SECONDS", help="for each to answer"),
+            Flag(names=("--limit",), convert=int, help=f"number of flow runs at a time on a worker {_DEFAULT % 2}"),
+            Flag(
+                names=("--gpu",),
+                choices=("yes", "no"),
+                help="also start a worker for GPUs (default: if there is a GPU)",
+            ),
+            Flag(
+                names=("--wait",),
+                convert=float,
+                default=240.0,
+                shown="SECONDS",
+                help="how long to wait for each server",
+            ),
         ),
     ),
 )
-EXAMPLES = ("trtops team up", "trtops team up --prefect-port 4300 --mlflow-port 5100 --database sqlite")
+EXAMPLES = (
+    "trtops team up",
+    "trtops team up --prefect-port 4300 --mlflow-port 5100",
+    "trtops team up --database postgresql://trtops@db.example.org",
+)
 
 
 @dataclass(frozen=True)
