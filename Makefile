@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills guide audits docs test-browser
+.PHONY: help demo test check format bench bench-gpu test-kills test-long test-gpu test-gpus test-postgres test-matrix zoo ui up down status deploy serve constraints clean test-fuzz test-sigkills triage audits docs test-browser
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -73,8 +73,8 @@ audits: $(VENV)/.test ## audit and gate at full size: 20 builds of two releases 
 	$(PY) tests/benchmarks/bench_gate.py matrix build/ort-1.20.1.txt build/ort-1.24.4.txt build/ort-1.28.0.txt
 	$(PY) tests/benchmarks/bench_gate.py repeats --count 100
 
-guide: $(VENV)/.test ## planted faults: named by the guide and bundled; some minutes, with tables
-	$(PY) -m tests.guide.shown
+triage: $(VENV)/.test ## planted faults: named by triage and bundled; some minutes, with tables
+	$(PY) -m tests.triage.shown
 
 test-gpu: ## the tests that need TensorRT and a GPU, with the Python that PYTHON names; none may be skipped
 	TRTOPS_REQUIRE_GPU=1 $(PYTHON) -m pytest -q -m gpu -n 4 --durations=12

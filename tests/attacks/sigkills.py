@@ -72,7 +72,7 @@ FLOWS = (
     "flow promote RUN",
     "flow nightly list.yaml",
     "flow gate m.onnx",
-    "flow guide m.onnx --experiment m",
+    "flow triage m.onnx --experiment m",
     "flow calibrate m.onnx inputs.json --experiment m",
     "flow precision m.onnx --experiment m",
     "flow bisect CAMPAIGN",

@@ -167,9 +167,9 @@ assert main(sys.argv[1:]) in (0, 1)
     "layers": """
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage
-assert len(triage(sys.argv[1], onnxruntime_runner, TriageConfig(tolerances=Tolerances())).tensors) > 400
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.op import accuracy
+assert len(accuracy(sys.argv[1], onnxruntime_runner, AccuracyConfig(tolerances=Tolerances())).tensors) > 400
 """,
     "floor": """
 import onnx

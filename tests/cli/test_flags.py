@@ -179,7 +179,7 @@ OWN: dict[tuple[registry.Path, str], list[str] | None] = {
     (("triage",), "--timing-seconds"): ["m.onnx", "--onnxrt"],
     (("debug", "reduce"), "--trt"): ["m.onnx", "--onnxrt"],
     (("triage",), "--trt"): ["m.onnx"],
-    (("convert",), "--config"): None,  # reads the file: tests/guide/by_hand.py uses it
+    (("convert",), "--config"): None,  # reads the file: tests/triage/by_hand.py uses it
     (("triage",), "--allow-approximation"): ["m.onnx"],
     (("triage",), "--data-loader-func-name"): ["m.onnx", "--trt", "--data-loader-script", "d.py"],
     (("debug", "reduce"), "--allow-approximation"): ["m.onnx", "--onnxrt"],

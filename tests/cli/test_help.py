@@ -11,7 +11,7 @@ from trtops import ops
 from trtops.cli import registry
 from trtops.cli.flags import Flag
 from trtops.cli.main import load, parser_of
-from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.triaging.config import TriageConfig
 
 KNOWN = ("default", "unless")
 OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
@@ -19,8 +19,8 @@ OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
     ("calibrate", "--percentile"): (ops.CalibrateConfig, "percentile"),
     ("calibrate", "--calibrator"): (ops.CalibrateConfig, "calibrator"),
     ("calibrate", "--samples"): (ops.CalibrateConfig, "samples"),
-    ("triage", "--rebuilds"): (GuideConfig, "rebuilds"),
-    ("triage", "--max-builds"): (GuideConfig, "campaign_builds"),
+    ("triage", "--rebuilds"): (TriageConfig, "rebuilds"),
+    ("triage", "--max-builds"): (TriageConfig, "campaign_builds"),
     ("sensitivity", "--samples"): (ops.SensitivityConfig, "samples"),
     ("sensitivity", "--budget"): (ops.SensitivityConfig, "budget"),
     ("sensitivity", "--mode"): (ops.SensitivityConfig, "mode"),
@@ -37,8 +37,8 @@ OF_CONFIG: dict[tuple[str, str], tuple[type[Any], str]] = {
     ("debug reduce", "--width"): (ops.ReduceConfig, "width"),
     ("debug precision", "--mode"): (ops.PrecisionConfig, "mode"),
     ("debug precision", "--dir"): (ops.PrecisionConfig, "direction"),
-    ("debug accuracy", "--observe"): (ops.TriageConfig, "observe"),
-    ("debug accuracy", "--max-probes"): (ops.TriageConfig, "max_probes"),
+    ("debug accuracy", "--observe"): (ops.AccuracyConfig, "observe"),
+    ("debug accuracy", "--max-probes"): (ops.AccuracyConfig, "max_probes"),
     ("inspect diff-tactics", "--by"): (ops.DiffTacticsConfig, "by"),
     ("inspect diff-tactics", "--confidence"): (ops.DiffTacticsConfig, "confidence"),
     ("gate", "--build-timeout"): (ops.GateConfig, "timeout_seconds"),

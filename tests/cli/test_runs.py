@@ -72,7 +72,7 @@ def ids(run: Callable[..., tuple[int, str]]) -> dict[str, list[str]]:
 
 
 def test_every_tracked_command_left_a_run(ids):
-    assert {"build", "compare", "reduce", "debug_build", "iteration", "calibrate", "triage"} <= set(ids)
+    assert {"build", "compare", "reduce", "debug_build", "iteration", "calibrate", "accuracy"} <= set(ids)
 
 
 def test_runs_are_listed_by_what_they_are(run):

@@ -472,7 +472,7 @@ class TrackerContract:
         b = start("b", parent=parent, tags={"x": "1", "y": "1"})
         c = start("c", parent=parent, tags={"x": "1", "y": "2"})
         d = start("d", experiment="n", tags={"x": "1"})
-        running = tracker.start("m", "z", kind="triage").id
+        running = tracker.start("m", "z", kind="accuracy").id
 
         def ids(*args, **kwargs) -> list[str]:
             return [info.id for info in tracker.find(*args, **kwargs)]
@@ -485,7 +485,7 @@ class TrackerContract:
         assert ids(parent=parent) == [c, b]
         assert ids("m", tags={Tag.VERDICT: "good"}) == [b, parent]
         assert ids("m", status="running") == [running]
-        assert ids("m", tags={Tag.KIND: "triage"}) == [running]
+        assert ids("m", tags={Tag.KIND: "accuracy"}) == [running]
         assert ids("m", tags={"x": "none"}) == ids("m", tags={"none": "1"}) == ids("none") == ids(parent="none") == []
 
     def test_a_found_run_says_the_same_as_when_asked_for(self, tracker: Tracker):

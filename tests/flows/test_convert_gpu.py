@@ -15,6 +15,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 
+from flows.accuracy import accuracy
 from flows.calibrate import calibrate
 from flows.compare import compare
 from flows.convert import convert
@@ -24,7 +25,6 @@ from flows.precision import precision
 from flows.prove import prove
 from flows.reduce import reduce
 from flows.slots import limit_name
-from flows.triage import triage
 from tests import models
 from trtops import errors
 from trtops.backend.trt import current_gpu
@@ -35,8 +35,8 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.search.accuracy.config import AccuracyConfig
 from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.triage.config import TriageConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag
@@ -280,7 +280,7 @@ def test_the_tools_on_models_evaluate_by_engines(store: Path, tmp_path: Path) ->
     path = models.overflowing().write(tmp_path, "overflowing")
     loose = CHECK.tolerances
 
-    found = triage(path, config=TriageConfig(tolerances=loose), side="tensorrt", precision="fp16")
+    found = accuracy(path, config=AccuracyConfig(tolerances=loose), side="tensorrt", precision="fp16")
     mixed = precision(path, config=PrecisionConfig(tolerances=loose, latency_runs=0), side="tensorrt")
     small = reduce(path, backend="tensorrt", precision="fp16", tolerances=loose)
 

@@ -49,4 +49,4 @@ def test_a_flow_says_what_holds_where_nothing_is_given(name: str) -> None:
 
 
 def test_every_flow_is_looked_at() -> None:
-    assert {"guide", "convert", "gate", "noise"} <= set(FLOWS) and len(FLOWS) > 16
+    assert {"triage", "convert", "gate", "noise"} <= set(FLOWS) and len(FLOWS) > 16

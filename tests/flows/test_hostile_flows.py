@@ -10,6 +10,7 @@ import pytest
 from tests.hostile import RUN, check_unharmed, forged_runs, server_that, serving, victim_of
 from trtops import errors
 from trtops.flows import (
+    accuracy,
     audit,
     bisect,
     bundle,
@@ -19,7 +20,6 @@ from trtops.flows import (
     debug_build,
     diff_tactics,
     gate,
-    guide,
     nightly,
     noise,
     precision,
@@ -62,7 +62,7 @@ def flows_on(run: str) -> dict[str, Callable[[], object]]:
         "debug_build": lambda: debug_build.debug_build(resume=run),
         "diff_tactics": lambda: diff_tactics.diff_tactics(runs=(run,)),
         "gate": lambda: gate.gate((MODEL,), GateConfig(candidate=run)),
-        "guide": lambda: guide.guide(resume=run),
+        "triage": lambda: triage.triage(resume=run),
         "noise": lambda: noise.noise(run),
         "promote": lambda: promote.promote(run),
         "prove": lambda: prove.prove(run),
@@ -79,9 +79,9 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
         "nightly": lambda: nightly.nightly(Path("models.yaml"), only_new=True),
         "watch": lambda: watch.watch(Path(), settle_seconds=0.0),
         "precision": lambda: precision.precision(MODEL, experiment="Default"),
-        "triage": lambda: triage.triage(MODEL, experiment="Default"),
+        "accuracy": lambda: accuracy.accuracy(MODEL, experiment="Default"),
         "reduce": lambda: reduce.reduce(MODEL, experiment="Default"),
-        "guide": lambda: guide.guide(MODEL, experiment="Default"),
+        "triage": lambda: triage.triage(MODEL, experiment="Default"),
     }
 
 
@@ -110,7 +110,7 @@ def test_all_flows_over_a_store_in_which_runs_were_forged(place: Path) -> None:
     assert returned <= {"audit", "diff_tactics", "gate"}  # whose results say what is wrong
 
     Path("models.yaml").write_text("models:\n  - model: conv_net.onnx\n")
-    assert {"convert", "nightly", "triage", "guide"} <= set(run_all(flows_on_store(), place))
+    assert {"convert", "nightly", "accuracy", "triage"} <= set(run_all(flows_on_store(), place))
 
 
 @pytest.mark.parametrize("way", ["digest", "endless"])

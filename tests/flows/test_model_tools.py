@@ -1,4 +1,4 @@
-"""The flows of the tools on models: triage, precision and reduce, each one MLflow run with what it found."""
+"""The flows of the tools on models: accuracy, precision and reduce, each one MLflow run with what it found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
+from flows.accuracy import accuracy
 from flows.precision import precision
 from flows.reduce import reduce
-from flows.triage import triage
 from tests import models
 from trtops.comparator.report import Tolerances
+from trtops.ops.search.accuracy.config import AccuracyConfig
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.triage.config import TriageConfig
 from trtops.tracking.store import default_tracker
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
@@ -33,12 +33,12 @@ def overflowing(tmp_path: Path) -> Path:
 
 
 def test_triage_finds_the_overflow_and_logs_table_and_picture(overflowing: Path) -> None:
-    result = triage(overflowing, config=TriageConfig(tolerances=LOOSE), side="emulated", precision="fp16")
+    result = accuracy(overflowing, config=AccuracyConfig(tolerances=LOOSE), side="emulated", precision="fp16")
     assert result.first_nonfinite == "b"
-    [info] = default_tracker().find(tags={"trtops.kind": "triage"})
+    [info] = default_tracker().find(tags={"trtops.kind": "accuracy"})
     stored = default_tracker().load(info.id)
     assert info.verdict == "bad"
-    assert {"triage/errors.png", "triage/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
+    assert {"accuracy/errors.png", "accuracy/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
 
 
 def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:

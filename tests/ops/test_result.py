@@ -76,7 +76,7 @@ def test_without_a_memory_nothing_is_kept() -> None:
 
 
 def test_every_op_that_has_a_result_ends_its_run_with_the_report() -> None:
-    """Iterations, steps of a guide and imported runs have no result of an op."""
+    """Iterations, steps of a triage and imported runs have no result of an op."""
     folder = Path(result_module.__file__).parent
     directly = {
         path.relative_to(folder).as_posix()

@@ -1,7 +1,7 @@
-"""The triage flow: the first tensor at which an engine parts from the model it was built from.
+"""The triage flow: from a bad engine to the kind of fault, its place, and the smallest case that shows it.
 
-From Python: ``from trtops.flows.triage import triage; triage("model.onnx", precision="fp16")``. From the shell:
-``python -m trtops.flows.triage model.onnx --precision fp16``. As a deployment: see ``prefect.yaml``.
+From Python: ``from trtops.flows.triage import triage; triage("model.onnx", config)``. From the shell: ``python -m trtops.flows.triage
+model.onnx --minutes 30``, and with ``--resume <run>`` what was stopped. As a deployment: see ``prefect.yaml``.
 """
 
 from __future__ import annotations
@@ -11,54 +11,67 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from trtops.flows.artifacts import ended
+from trtops.flows.artifacts import show_result
 from trtops.flows.command import config_flag, run
+from trtops.flows.parameters import Positive
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage as triage_op
-from trtops.ops.search.triage.result import TriageResult
-from trtops.ops.search.triage.sides import Side, make_side
-from trtops.spec import Precision
+from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.op import triage as triage_op
+from trtops.ops.triaging.result import TriageResult
+from trtops.spec import BackendName, Precision
 
 
-@trtops_task(name="compare-tensors")
-def compare_tensors(
-    model: str, side: Side, precision: Precision, config: TriageConfig, experiment: str | None
-) -> TriageResult:
+@trtops_task(name="ask")
+def ask(model: str | None, config: TriageConfig, resume: str | None, experiment: str | None) -> TriageResult:
     """One call of the triage op, logged to the default store, on a GPU of its own if it needs one."""
-    actual = make_side(side, precision)
-    with current_slot("tensorrt" if side == "tensorrt" else "onnxruntime"):
-        return triage_op(model, actual, config, tracker=tracker(), experiment=experiment, tags=flow_tags())
+    with current_slot(config.build.backend):
+        return triage_op(model, config, tracker=tracker(), resume=resume, experiment=experiment, tags=flow_tags())
 
 
 @trtops_flow(name="triage")
 def triage(
-    model: Path,
-    data: str | None = None,
+    model: Path | None = None,
     config: Annotated[TriageConfig | None, config_flag] = None,
     *,
-    side: Side = "onnxruntime",
-    precision: Precision = "fp32",
+    backend: BackendName | None = None,
+    precision: Precision | None = None,
+    data: str | None = None,
+    golden_model: str | None = None,
+    minutes: Positive | None = None,
+    resume: str | None = None,
     experiment: str | None = None,
 ) -> TriageResult:
-    """Compare every tensor of a model with what an engine computes, and keep table and picture in MLflow.
+    """Find out why an engine is bad, one question after the other, and keep each answer with its evidence and cost.
 
     Args:
-        model: The ONNX file.
-        data: Where inputs come from; random unless given.
+        model: The ONNX file; of a triage to resume its own unless given.
         config: Everything that can be chosen; what is given beside it takes its place.
-        side: What is under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU.
-        precision: The precision of the side under test.
+        backend: What builds the engine; onnxruntime unless given.
+        precision: The precision asked for; fp32 unless given.
+        data: Where inputs come from; random unless given.
+        golden_model: A model that is right; tensors are matched by their names.
+        minutes: No question is begun after so many minutes; no limit unless given.
+        resume: A triage's run that was stopped or killed.
         experiment: MLflow experiment; the model's name unless given.
 
     Returns:
-        Where they part.
+        The questions with their answers, and what follows.
     """
     config = TriageConfig() if config is None else config
-    config = replace(config, data=data or config.data)
-    result = compare_tensors(str(model), side, precision, config, experiment)
-    return ended(result)
+    build = config.build.on_backend(backend)
+    build = replace(build, precision=precision or build.precision)
+    check = replace(config.check, data=data or config.check.data)
+    config = replace(
+        config,
+        build=build,
+        check=check,
+        golden_model=golden_model or config.golden_model,
+        minutes=minutes or config.minutes,
+    )
+    result = ask(None if model is None else str(model), config, resume, experiment)
+    show_result(result)
+    return result
 
 
 if __name__ == "__main__":

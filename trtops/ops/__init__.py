@@ -88,9 +88,6 @@ if TYPE_CHECKING:
     from trtops.ops.gate.policy import policy_of as policy_of
     from trtops.ops.gate.policy import read_policy as read_policy
     from trtops.ops.gate.result import GateResult as GateResult
-    from trtops.ops.guiding.config import GuideConfig as GuideConfig
-    from trtops.ops.guiding.op import guide as guide
-    from trtops.ops.guiding.result import GuideResult as GuideResult
     from trtops.ops.model.capability import CapabilityConfig as CapabilityConfig
     from trtops.ops.model.capability import capability as capability
     from trtops.ops.model.graph import describe_onnx as describe_onnx
@@ -138,6 +135,10 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import reevaluate as reevaluate
     from trtops.ops.runs.stored import side_by_side as side_by_side
+    from trtops.ops.search.accuracy.config import AccuracyConfig as AccuracyConfig
+    from trtops.ops.search.accuracy.op import accuracy as accuracy
+    from trtops.ops.search.accuracy.result import AccuracyResult as AccuracyResult
+    from trtops.ops.search.accuracy.sides import Emulated as Emulated
     from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
     from trtops.ops.search.precision.check import ModelWriter as ModelWriter
     from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig
@@ -153,10 +154,9 @@ if TYPE_CHECKING:
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat
     from trtops.ops.search.repeat import sort_artifacts as sort_artifacts
-    from trtops.ops.search.triage.config import TriageConfig as TriageConfig
-    from trtops.ops.search.triage.op import triage as triage
-    from trtops.ops.search.triage.result import TriageResult as TriageResult
-    from trtops.ops.search.triage.sides import Emulated as Emulated
+    from trtops.ops.triaging.config import TriageConfig as TriageConfig
+    from trtops.ops.triaging.op import triage as triage
+    from trtops.ops.triaging.result import TriageResult as TriageResult
     from trtops.tracking.calibrations import load_cache as load_cache
 
 __getattr__, __dir__ = exports(__name__)

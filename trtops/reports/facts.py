@@ -113,7 +113,7 @@ def _following(info: RunInfo, verdict: str) -> Iterable[tuple[str, str]]:
     elif info.kind in ("build", "iteration") and verdict == "good":
         yield f"trtops runs promote {run}", "accept this engine for everybody"
     elif info.kind in ("build", "iteration") and verdict == "bad":
-        yield f"python -m trtops.flows.triage {model}{precise}", "the first tensor that goes wrong"
+        yield f"python -m trtops.flows.accuracy {model}{precise}", "the first tensor that goes wrong"
         yield f"python -m trtops.flows.debug_build {model}{precise} --until decided", "whether a tactic is to blame"
     elif info.kind == "debug_build" and verdict == "bad":
         yield f"trtops debug prove {run}", "swap the suspect in and out"
@@ -121,7 +121,7 @@ def _following(info: RunInfo, verdict: str) -> Iterable[tuple[str, str]]:
     elif info.kind == "proof" and info.tags.get(Tag.PROOF) == "confirmed":
         yield f"trtops runs deny {run}", "keep later builds from this tactic"
     elif info.kind == "gate" and verdict == "bad":
-        yield f"python -m trtops.flows.triage {model}{precise}", "the first tensor that goes wrong"
+        yield f"python -m trtops.flows.accuracy {model}{precise}", "the first tensor that goes wrong"
     yield f"trtops report {run}", "this page, from the store"
     yield f"trtops inspect run {run}", "all that the store holds of it"
 

@@ -39,7 +39,7 @@ Kind: TypeAlias = Literal[
     "diff_tactics",
     "calibrate",
     "sensitivity",
-    "triage",
+    "accuracy",
     "precision",
     "proof",
     "bisect",
@@ -51,8 +51,8 @@ Kind: TypeAlias = Literal[
     "gate",
     "gate_matrix",
     "audit",
-    "guide",
-    "guide_step",
+    "triage",
+    "triage_step",
     "engine_diff",
 ]
 """What a run can be of. A campaign is a ``debug_build``, its child runs are each an ``iteration``."""
@@ -133,7 +133,7 @@ class Tag:
     PARDONED = "trtops.pardoned"
     """``true`` for an entry of the deny-list that no longer counts."""
     FAULT = "trtops.fault"
-    """The kind of fault that a guide found."""
+    """The kind of fault that a triage found."""
     GATE = "trtops.gate"
     """What the gate decided: ``accept``, ``refuse`` or ``measure more``."""
     MANIFEST_SHA256 = "trtops.manifest.sha256"
@@ -183,7 +183,7 @@ class Metric:
     SENSITIVITY = "sensitivity"
     REDUCE = "reduce"
     PRECISION = "precision"
-    TRIAGE = "triage"
+    ACCURACY = "accuracy"
     GATE = "gate"
     """``(GATE, "latency_ratio")`` and so on; ``(GATE, "widths", output)``."""
     AUDIT = "audit"
@@ -240,14 +240,14 @@ class Artifact:
     PRECISION_KEPT = "precision/exclude.txt"
     """Layers kept in higher precision, one name a line."""
     PRECISION_PICTURE = "precision/tradeoff.png"
-    TRIAGE_RESULT = "triage/result.json"
-    TRIAGE_TENSORS = "triage/tensors.json"
-    TRIAGE_FINDINGS = "triage/findings.txt"
-    TRIAGE_PICTURE = "triage/errors.png"
-    GUIDE = "guide/steps.json"
-    """What a guide was asked and has found so far, so that it can be resumed."""
-    GUIDE_PAGE = "guide/page.md"
-    GUIDE_FILES = "guide/"
+    ACCURACY_RESULT = "accuracy/result.json"
+    ACCURACY_TENSORS = "accuracy/tensors.json"
+    ACCURACY_FINDINGS = "accuracy/findings.txt"
+    ACCURACY_PICTURE = "accuracy/errors.png"
+    TRIAGE = "triage/steps.json"
+    """What a triage was asked and has found so far, so that it can be resumed."""
+    TRIAGE_PAGE = "triage/page.md"
+    TRIAGE_FILES = "triage/"
     """The smallest failing case, and its bundle."""
     BUILD_LIST = "build_list.json"
     """What became of each build of a model list."""

@@ -12,11 +12,11 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
+from trtops.ops.search.accuracy.op import accuracy
+from trtops.ops.search.accuracy.sides import Emulated, make_side
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.op import precision
 from trtops.ops.search.reduce.op import reduce
-from trtops.ops.search.triage.op import triage
-from trtops.ops.search.triage.sides import Emulated, make_side
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Tag
@@ -32,9 +32,9 @@ OPS: dict[str, tuple[Callable[..., OpResult], str]] = {
         lambda model, **options: precision(model, PrecisionConfig(latency_runs=0), **options),
         "multi_output precision",
     ),
-    "triage": (
-        lambda model, **options: triage(model, make_side("emulated", "fp16"), **options),
-        "multi_output triage emulated fp16",
+    "accuracy": (
+        lambda model, **options: accuracy(model, make_side("emulated", "fp16"), **options),
+        "multi_output accuracy emulated fp16",
     ),
 }
 

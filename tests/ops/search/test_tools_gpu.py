@@ -26,14 +26,14 @@ from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.tactics import inspect_tactics
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.op import accuracy
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.engines import TensorRTEngines
 from trtops.ops.search.precision.op import precision
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.op import reduce
 from trtops.ops.search.repeat import RepeatConfig, repeat
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
@@ -113,8 +113,8 @@ def test_the_layers_that_overflow_in_fp16_are_found_and_kept_by_layer_precisions
 def test_triage_finds_where_fp16_overflows_whether_or_not_tensors_are_observed() -> None:
     case = models.overflowing()
 
-    marked = triage(case.proto, FP16, TriageConfig(tolerances=LOOSE), feeds=[case.feed])
-    single = triage(case.proto, FP16, TriageConfig(tolerances=LOOSE, observe="one"), feeds=[case.feed])
+    marked = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE), feeds=[case.feed])
+    single = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE, observe="one"), feeds=[case.feed])
 
     print(marked.text(), single.text(), single.probes)
     assert marked.verdict == single.verdict == "bad"
@@ -131,7 +131,9 @@ def test_triage_of_an_engine_in_fp32_finds_nothing(conv_engine: tuple[Path, Path
     case = models.conv_net()
     config = dataclasses.replace(FP32, profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),))
 
-    result = triage(case.proto, config, TriageConfig(tolerances=Tolerances(atol=1e-4, rtol=1e-3)), feeds=[case.feed])
+    result = accuracy(
+        case.proto, config, AccuracyConfig(tolerances=Tolerances(atol=1e-4, rtol=1e-3)), feeds=[case.feed]
+    )
 
     print(result.text())
     assert (result.verdict, result.first, result.first_nonfinite) == ("good", None, None)

@@ -16,18 +16,18 @@ from trtops.cli.flags import Asked, Flag, Group, UsageError
 from trtops.cli.logs import say, say_json, say_result
 
 if TYPE_CHECKING:
-    from trtops.ops.guiding.config import GuideConfig
-    from trtops.ops.guiding.op import Asking
+    from trtops.ops.triaging.config import TriageConfig
+    from trtops.ops.triaging.op import Asking
 
 _OF_BUILDS = ("calibration_cache", "load_tactics")
 
 GROUPS = (
-    Group("model", (Flag(names=("model_file",), takes="optional", help="the ONNX model; of a guide to resume its own"),)),
+    Group("model", (Flag(names=("model_file",), takes="optional", help="the ONNX model; of a triage to resume its own"),)),
     Group(
         "asking",
         (
             Flag(names=("--minutes",), usual="no limit", convert=float, shown="N", help="begin no question after so many minutes"),
-            Flag(names=("--resume",), shown="RUN", help="go on with a guide that was stopped or killed"),
+            Flag(names=("--resume",), shown="RUN", help="go on with a triage that was stopped or killed"),
             Flag(names=("--golden-model",), shown="FILE", help="a model that is right; tensors are matched by name"),
             Flag(names=("--golden", "--load-outputs"), shown="FILE", help="saved outputs that are right"),
             Flag(names=("--rebuilds",), usual="2", convert=int, shown="N", help="how often a bad engine is built again"),
@@ -57,14 +57,14 @@ class Plan:
     Attributes:
         model: The model.
         config: The op's config.
-        resume: A guide to go on with.
+        resume: A triage to go on with.
         experiment: Where to remember it.
         store: Where the memory is.
         json: Whether to print JSON.
     """
 
     model: str | None
-    config: GuideConfig
+    config: TriageConfig
     resume: str | None
     experiment: str | None
     store: str | None
@@ -76,7 +76,7 @@ def plan(args: Asked) -> Plan:
     if args.model_file is None and args.resume is None:
         raise UsageError("which model? Give an ONNX file, or --resume RUN")
     options = configs.given(rebuilds=args.rebuilds, campaign_builds=args.max_builds)
-    config = ops.GuideConfig(
+    config = ops.TriageConfig(
         build=configs.build_config(
             args, args.backend or ("tensorrt" if args.peek("strongly_typed") else "onnxruntime")
         ),
@@ -104,7 +104,7 @@ def execute(plan: Plan) -> int:
     tracker = memory.kept(plan.experiment, plan.store)
     if plan.resume is not None and tracker is None:
         tracker = memory.opened(plan.store)
-    result = ops.guide(
+    result = ops.triage(
         plan.model,
         plan.config,
         tracker=tracker,

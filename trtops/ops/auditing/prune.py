@@ -40,8 +40,8 @@ _KEPT = (
     schema.Artifact.GATE_PAGE,
     schema.Artifact.GATE_TABLE,
     schema.Artifact.GOLDEN,
-    schema.Artifact.GUIDE,
-    schema.Artifact.GUIDE_PAGE,
+    schema.Artifact.TRIAGE,
+    schema.Artifact.TRIAGE_PAGE,
     schema.Artifact.LAYERS,
     schema.Artifact.MATERIALS,
     schema.Artifact.NAMES,
@@ -57,9 +57,9 @@ _KEPT = (
     schema.Artifact.SENSITIVITY_RESULT,
     schema.Artifact.SPEC,
     schema.Artifact.TACTICS,
-    schema.Artifact.TRIAGE_FINDINGS,
-    schema.Artifact.TRIAGE_RESULT,
-    schema.Artifact.TRIAGE_TENSORS,
+    schema.Artifact.ACCURACY_FINDINGS,
+    schema.Artifact.ACCURACY_RESULT,
+    schema.Artifact.ACCURACY_TENSORS,
 )
 """Records and statistics, which no rule drops, however large they are."""
 

@@ -129,7 +129,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(title="collecting debug tensors while running", feature=Feature.DEBUG_TENSORS, gpu=True),
     Capability(title="nodes kept and tensors marked by a build's config", gpu=True),
     Capability(title="bundles repeated by plain TensorRT", gpu=True),
-    Capability(title="guide", gpu=True),
+    Capability(title="triage", gpu=True),
     Capability(
         title="builds in a child process",
         shown_on_8="test_a_killed_child_is_an_error_with_its_signal_and_the_next_build_works",

@@ -15,8 +15,8 @@ from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_ending, say_json
 
 if TYPE_CHECKING:
-    from trtops.ops.search.triage.config import TriageConfig
-    from trtops.ops.search.triage.sides import Emulated
+    from trtops.ops.search.accuracy.config import AccuracyConfig
+    from trtops.ops.search.accuracy.sides import Emulated
     from trtops.spec import BuildConfig
 
 GROUPS = (
@@ -58,7 +58,7 @@ class Plan:
 
     model: str
     actual: BuildConfig | Emulated
-    config: TriageConfig
+    config: AccuracyConfig
     picture: str | None
     experiment: str | None
     store: str | None
@@ -67,7 +67,7 @@ class Plan:
 
 def plan(args: Asked) -> Plan:
     """What the options stand for."""
-    config = ops.TriageConfig(
+    config = ops.AccuracyConfig(
         tolerances=configs.tolerances(args),
         **configs.data_options(args),
         **configs.given(window_bytes=args.window, observe=args.observe, max_probes=args.max_probes),
@@ -85,7 +85,7 @@ def plan(args: Asked) -> Plan:
 
 def execute(plan: Plan) -> int:
     """Look, and print."""
-    result = ops.triage(
+    result = ops.accuracy(
         plan.model,
         plan.actual,
         plan.config,

@@ -240,8 +240,8 @@ def _same_data(config: DataConfig) -> dict[str, Any]:
 def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
     """Write the error of every tensor in the lower precision, as JSON."""
     config = plan.config
-    looked = ops.TriageConfig(tolerances=config.tolerances, **_same_data(config))
-    result = ops.triage(model, ops.Emulated(config.to, config.exclude), looked, feeds=feeds)
+    looked = ops.AccuracyConfig(tolerances=config.tolerances, **_same_data(config))
+    result = ops.accuracy(model, ops.Emulated(config.to, config.exclude), looked, feeds=feeds)
     save_bytes(result.to_json().encode(), str(plan.layers))
 
 

@@ -1,4 +1,4 @@
-"""What the guide is asked."""
+"""What the triage is asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _quick_check() -> CheckConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuideConfig(Record):
+class TriageConfig(Record):
     """Which engine is wrong, on what data, and how much finding out may cost.
 
     Attributes:

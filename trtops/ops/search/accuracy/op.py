@@ -1,4 +1,4 @@
-"""Triage: where in a model two back ends or precisions begin to differ.
+"""Accuracy: where in a model two back ends or precisions begin to differ.
 
 Every tensor is compared, in order of execution, in windows that fit into memory. Making a tensor an output can change what
 a back end fuses, and so the very error that is looked for. The model's own outputs are therefore compared twice, with and
@@ -19,9 +19,9 @@ from trtops.comparator.report import OutputComparison
 from trtops.ops.evaluation.check import tolerances_for
 from trtops.ops.model.opening import Source, Subject, open_model
 from trtops.ops.result import finish_with, op_run
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.result import Probe, TensorError, TriageResult
-from trtops.ops.search.triage.sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.result import AccuracyResult, Probe, TensorError
+from trtops.ops.search.accuracy.sides import Built, Emulated, MakeRunner, Sides, Size, reference, side_name
 from trtops.spec import BuildConfig, Precision
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
@@ -30,10 +30,10 @@ from trtops.tracking.tables import log_table
 _LONGEST_CHAIN = 12
 
 
-def triage(
+def accuracy(
     model: Source,
     actual: BuildConfig | MakeRunner,
-    config: TriageConfig | None = None,
+    config: AccuracyConfig | None = None,
     *,
     golden: MakeRunner = reference,
     feeds: Iterable[Feed] | None = None,
@@ -42,7 +42,7 @@ def triage(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
     file: str | Path | None = None,
-) -> TriageResult:
+) -> AccuracyResult:
     """Compare every tensor of a model between two sides, and find where they part.
 
     Args:
@@ -63,11 +63,11 @@ def triage(
         BackendError: If a side cannot be built or run.
     """
     started = time.perf_counter()
-    config = TriageConfig() if config is None else config
+    config = AccuracyConfig() if config is None else config
     subject = Subject.of(model, file)
     experiment = experiment or subject.name
-    name = f"{subject.name} triage {side_name(actual)}"
-    with op_run(tracker, experiment, name, kind="triage", model=subject.file, tags=tags, parent=parent) as run:
+    name = f"{subject.name} accuracy {side_name(actual)}"
+    with op_run(tracker, experiment, name, kind="accuracy", model=subject.file, tags=tags, parent=parent) as run:
         opened = open_model(model)
         given = [dict(feed) for feed in config.open_for(opened, feeds)]
         built = Built(actual) if isinstance(actual, BuildConfig) else None
@@ -76,7 +76,7 @@ def triage(
         if tolerances.clamped_equal is None:
             tolerances = replace(tolerances, clamped_equal=True)
         found = _compare_sides(Sides(opened.proto(lean=True), make, golden, given, tolerances), config, built, started)
-        result = replace(found, title=f"triage {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
+        result = replace(found, title=f"accuracy {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
         if run is not NO_RUN:
             run.log_params({"model": opened.name, **config.to_dict()})
             _log_result(run, result)
@@ -91,7 +91,7 @@ def _tested_precision(actual: BuildConfig | MakeRunner) -> Precision:
     return actual.to if isinstance(actual, Emulated) else "fp32"
 
 
-def _compare_sides(sides: Sides, config: TriageConfig, built: Built | None, started: float) -> TriageResult:
+def _compare_sides(sides: Sides, config: AccuracyConfig, built: Built | None, started: float) -> AccuracyResult:
     outputs = sides.run_unobserved()  # first, since the layers of this build are those that matter
     tensors: list[TensorError] = []
     observed_differs = False
@@ -105,7 +105,7 @@ def _compare_sides(sides: Sides, config: TriageConfig, built: Built | None, star
     if config.observe == "one" or (disappears and config.observe == "auto"):
         first = _probe_one_by_one(sides, config.max_probes, probes) if differs else None
     nonfinite = next((t.name for t in tensors if t.nonfinite), None)
-    return TriageResult(
+    return AccuracyResult(
         verdict="bad" if differs or observed_differs else "good",
         first=first,
         origin=_error_origin(sides, tensors),
@@ -121,7 +121,7 @@ def _compare_sides(sides: Sides, config: TriageConfig, built: Built | None, star
     )
 
 
-def _observe_windows(sides: Sides, config: TriageConfig, built: Built | None) -> tuple[list[TensorError], bool]:
+def _observe_windows(sides: Sides, config: AccuracyConfig, built: Built | None) -> tuple[list[TensorError], bool]:
     """Every tensor's error, window by window, and whether the model's outputs differed while observed."""
     found: dict[str, TensorError] = {}
     differs = False
@@ -225,14 +225,14 @@ def _probe_one_by_one(sides: Sides, limit: int, probes: list[Probe]) -> str | No
     return names[high] if high < len(names) else None
 
 
-def _log_result(run: Run, result: TriageResult) -> None:
+def _log_result(run: Run, result: AccuracyResult) -> None:
     """Log what was found: numbers, the table and the picture."""
     run.log_metrics(
         {
-            (schema.Metric.TRIAGE, "tensors"): len(result.tensors),
-            (schema.Metric.TRIAGE, "differing"): sum(t.verdict == "bad" for t in result.tensors),
-            (schema.Metric.TRIAGE, "largest_error"): max((t.error for t in result.tensors), default=0.0),
-            (schema.Metric.TRIAGE, "seconds"): result.seconds,
+            (schema.Metric.ACCURACY, "tensors"): len(result.tensors),
+            (schema.Metric.ACCURACY, "differing"): sum(t.verdict == "bad" for t in result.tensors),
+            (schema.Metric.ACCURACY, "largest_error"): max((t.error for t in result.tensors), default=0.0),
+            (schema.Metric.ACCURACY, "seconds"): result.seconds,
         }
     )
     columns = ("tensor", "node", "op", "verdict", "error", "growth", "max_abs", "max_rel", "nonfinite", "layer")
@@ -240,7 +240,7 @@ def _log_result(run: Run, result: TriageResult) -> None:
         (t.name, t.node, t.op, t.verdict, t.error, t.growth, t.max_abs, t.max_rel, t.nonfinite, t.layer)
         for t in result.tensors
     )
-    log_table(run, schema.Artifact.TRIAGE_TENSORS, columns, rows)
-    run.log_json(result, schema.Artifact.TRIAGE_RESULT)
-    run.log_text(result.text(), schema.Artifact.TRIAGE_FINDINGS)
-    run.log_bytes(result.picture(), schema.Artifact.TRIAGE_PICTURE)
+    log_table(run, schema.Artifact.ACCURACY_TENSORS, columns, rows)
+    run.log_json(result, schema.Artifact.ACCURACY_RESULT)
+    run.log_text(result.text(), schema.Artifact.ACCURACY_FINDINGS)
+    run.log_bytes(result.picture(), schema.Artifact.ACCURACY_PICTURE)

@@ -26,15 +26,15 @@ from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.emulated import evaluate_emulated
-from trtops.ops.guiding.answer import Answer
-from trtops.ops.guiding.of_model import first_lines
-from trtops.ops.guiding.subject import Subject
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.op import accuracy
+from trtops.ops.search.accuracy.result import AccuracyResult, TensorError
+from trtops.ops.search.accuracy.sides import Emulated
 from trtops.ops.search.precision.config import PrecisionConfig
 from trtops.ops.search.precision.op import precision as find_nodes_to_keep
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage
-from trtops.ops.search.triage.result import TensorError, TriageResult
-from trtops.ops.search.triage.sides import Emulated
+from trtops.ops.triaging.answer import Answer
+from trtops.ops.triaging.of_model import first_lines
+from trtops.ops.triaging.subject import Subject
 from trtops.spec import BuildConfig
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds, schema
@@ -94,7 +94,7 @@ def _builds_of(result: ConvertResult) -> int:
 
 
 def bad_build(subject: Subject, parent: str) -> Build:
-    """The engine that the guide is about, as it was built first."""
+    """The engine that the triage is about, as it was built first."""
     found = _converted(subject, parent, subject.config.build, rebuild=False)
     stored = builds.holder_of_engine(subject.tracker, subject.tracker.info(found.run_id))
     return builds.load_build(stored)
@@ -211,8 +211,8 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
 def ask_divergence(subject: Subject, parent: str) -> Answer:
     """Where rounding goes wrong, and how."""
     side = Emulated("bf16" if subject.config.build.precision == "bf16" else "fp16")
-    looked = TriageConfig(tolerances=subject.config.check.tolerances)
-    found = triage(
+    looked = AccuracyConfig(tolerances=subject.config.check.tolerances)
+    found = accuracy(
         str(subject.path), side, looked, feeds=subject.feeds, tracker=subject.tracker, experiment=subject.experiment,
         tags=subject.tags, parent=parent,
     )  # fmt: skip
@@ -220,7 +220,7 @@ def ask_divergence(subject: Subject, parent: str) -> Answer:
     return _rounding_answer(found, flushed)
 
 
-def _rounding_answer(found: TriageResult, flushed: Mapping[str, int]) -> Answer:
+def _rounding_answer(found: AccuracyResult, flushed: Mapping[str, int]) -> Answer:
     known = {tensor.name: tensor for tensor in found.tensors}
     too_large = next((t for t in found.tensors if t.magnitude > _LARGEST), None)
     if too_large is not None and (found.first_nonfinite is not None or found.verdict == "bad"):
@@ -255,7 +255,7 @@ def _answer_of_nan(place: TensorError, lost: tuple[str, ...]) -> Answer:
     return Answer("NaN comes in", evidence, kind="nan", places=places)
 
 
-def _is_left_over(origin: TensorError, larger: float, found: TriageResult) -> bool:
+def _is_left_over(origin: TensorError, larger: float, found: AccuracyResult) -> bool:
     """Whether a sum is much smaller than what it is made of; of inputs and weights not all are known."""
     before = [t.magnitude for t in found.tensors[: found.tensors.index(origin)]]
     return origin.magnitude < _CANCELS * max([larger, *before[-3:]], default=0.0)
@@ -440,4 +440,4 @@ def fails_to_build(subject: Subject) -> Any:
 def log_files(run: Any, folder: Path) -> None:
     """Keep what a step left."""
     for file in sorted(folder.iterdir()):
-        run.log_file(file, f"{schema.Artifact.GUIDE_FILES}{file.name}")
+        run.log_file(file, f"{schema.Artifact.TRIAGE_FILES}{file.name}")

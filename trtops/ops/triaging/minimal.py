@@ -15,11 +15,11 @@ from trtops.ops.bundling.case import Case, built_case, emulated_case, failing_ca
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import write_bundle
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
-from trtops.ops.guiding.answer import Answer
-from trtops.ops.guiding.of_build import fails_emulated, fails_to_build, pinned_side
-from trtops.ops.guiding.subject import Subject
 from trtops.ops.search.reduce.config import ReduceConfig
 from trtops.ops.search.reduce.op import reduce
+from trtops.ops.triaging.answer import Answer
+from trtops.ops.triaging.of_build import fails_emulated, fails_to_build, pinned_side
+from trtops.ops.triaging.subject import Subject
 
 MINIMAL = "minimal.onnx"
 BUNDLE = "bundle.zip"

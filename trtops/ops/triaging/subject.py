@@ -1,4 +1,4 @@
-"""What the guide asks about: a model, its data and its golden side, opened once."""
+"""What the triage asks about: a model, its data and its golden side, opened once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.ops.engines.job import read_cache_file
 from trtops.ops.evaluation.check import tolerances_for
-from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.triaging.config import TriageConfig
 from trtops.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking.base import Tracker
@@ -30,11 +30,11 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under the guide's hands.
+    """A model under the triage's hands.
 
     Attributes:
         path: Its file.
-        config: What the guide is asked.
+        config: What the triage is asked.
         tracker: The memory of all that is done.
         experiment: The experiment of its runs.
         tags: Further tags of its runs.
@@ -42,11 +42,11 @@ class Subject:
     """
 
     path: Path
-    config: GuideConfig
+    config: TriageConfig
     tracker: Tracker
     experiment: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("guide"))))
+    files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix=temporary_prefix("triage"))))
 
     @cached_property
     def model(self) -> Model:

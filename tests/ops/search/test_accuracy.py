@@ -15,10 +15,10 @@ from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage
-from trtops.ops.search.triage.result import TriageResult
-from trtops.ops.search.triage.sides import Emulated, MakeRunner
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.op import accuracy
+from trtops.ops.search.accuracy.result import AccuracyResult
+from trtops.ops.search.accuracy.sides import Emulated, MakeRunner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact
@@ -59,11 +59,11 @@ def test_engines_that_are_observed_have_the_settings_of_the_one_that_is_not(monk
         builds.append(built_safely(*args))
         return builds[-1]
 
-    monkeypatch.setattr("trtops.ops.search.triage.sides.built_safely", build)
+    monkeypatch.setattr("trtops.ops.search.accuracy.sides.built_safely", build)
     case = models.transformer()
     config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
 
-    result = triage(case.proto, config, TriageConfig(window_bytes=1 << 14), feeds=[case.feed])
+    result = accuracy(case.proto, config, AccuracyConfig(window_bytes=1 << 14), feeds=[case.feed])
 
     assert len(builds) == result.windows + 1 > 2
     assert len({each.tactics.settings for each in builds}) == 1 and builds[0].tactics.settings
@@ -71,7 +71,7 @@ def test_engines_that_are_observed_have_the_settings_of_the_one_that_is_not(monk
 
 
 def test_the_node_that_is_computed_wrongly_is_named() -> None:
-    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT))
+    result = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT))
 
     assert (result.verdict, result.first, result.origin) == ("bad", "t6", "t6")
     assert result.tensor("t6").node == "n5"
@@ -81,21 +81,23 @@ def test_the_node_that_is_computed_wrongly_is_named() -> None:
 
 
 def test_sides_that_agree_have_no_first_tensor() -> None:
-    result = triage(chain(), onnxruntime_runner, TriageConfig(tolerances=TIGHT))
+    result = accuracy(chain(), onnxruntime_runner, AccuracyConfig(tolerances=TIGHT))
     assert (result.verdict, result.first, result.origin, result.chain) == ("good", None, None, ())
     assert [t.name for t in result.tensors] == ["t0", *(f"t{i}" for i in range(1, 13)), "y"]
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_small_windows_give_the_same_numbers_as_one(iterations: int) -> None:
-    one = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, iterations=iterations))
-    many = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, iterations=iterations, window_bytes=150))
+    one = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, iterations=iterations))
+    many = accuracy(
+        chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, iterations=iterations, window_bytes=150)
+    )
     assert many.windows > one.windows
     assert many.tensors == one.tensors
 
 
 def test_an_error_that_disappears_when_observed_is_said_to_and_found_one_tensor_at_a_time() -> None:
-    result = triage(chain(), off_by("n5", 0.5, unless_observed=True), TriageConfig(tolerances=TIGHT))
+    result = accuracy(chain(), off_by("n5", 0.5, unless_observed=True), AccuracyConfig(tolerances=TIGHT))
 
     assert result.verdict == "bad"
     assert result.disappears
@@ -107,7 +109,7 @@ def test_an_error_that_disappears_when_observed_is_said_to_and_found_one_tensor_
 
 
 def test_observing_one_at_a_time_can_be_asked_for() -> None:
-    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT, observe="one"))
+    result = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT, observe="one"))
     assert result.first == "t6"
     assert not result.tensors and len(result.probes) <= 5
 
@@ -117,7 +119,7 @@ def test_the_first_infinity_comes_with_the_chain_above_it() -> None:
         "(float[4] x) => (float[4] y) { [a] big = Mul(x, k) [b] square = Mul(big, big) [c] root = Sqrt(square) [d] y = Div(root, k) }",
         {"k": np.float32(1000)},
     )
-    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
+    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT), feeds=[{"x": np.ones(4, np.float32)}])
 
     assert result.first_nonfinite == "square"
     assert result.chain == ("square", "big")
@@ -134,7 +136,7 @@ def test_where_infinity_comes_in_is_the_origin_and_not_what_is_behind_it() -> No
     )
     feed = {"x": np.array([1, 0.1, 0.2, 0.3], np.float32)}
 
-    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT), feeds=[feed])
+    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT), feeds=[feed])
 
     assert (result.origin, result.first_nonfinite) == ("b", "b")
 
@@ -143,8 +145,8 @@ def test_the_error_is_measured_against_the_reference() -> None:
     model = models.model("(float[4] x) => (float[4] y, float[4] z) { [big] y = Neg(x) [zero] z = Sub(x, x) }")
     feeds = [{"x": np.full(4, n, np.float32)} for n in (1, 2)]
 
-    large = triage(model, off_by("big", 1000), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("y")
-    beside_zero = triage(model, off_by("zero", 7), TriageConfig(tolerances=TIGHT), feeds=feeds).tensor("z")
+    large = accuracy(model, off_by("big", 1000), AccuracyConfig(tolerances=TIGHT), feeds=feeds).tensor("y")
+    beside_zero = accuracy(model, off_by("zero", 7), AccuracyConfig(tolerances=TIGHT), feeds=feeds).tensor("z")
 
     assert large.error == pytest.approx(1000 * 8**0.5 / 20**0.5)
     assert beside_zero.error == 1
@@ -153,7 +155,7 @@ def test_the_error_is_measured_against_the_reference() -> None:
 def test_nan_that_the_model_itself_makes_is_said_to_be_the_models() -> None:
     model = models.model("(float[2] x) => (float[2] y) { [neg] a = Neg(x) [root] b = Sqrt(a) [add] y = Add(b, x) }")
 
-    result = triage(model, onnxruntime_runner, feeds=[{"x": np.ones(2, np.float32)}])
+    result = accuracy(model, onnxruntime_runner, feeds=[{"x": np.ones(2, np.float32)}])
 
     assert (result.reference_nan, result.first_nonfinite, result.origin) == ("b", None, "b")
     assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in result.text()
@@ -174,13 +176,13 @@ def test_bodies_that_read_what_the_graph_around_them_reads_too_can_be_emulated()
     )
     feed = {"x": np.ones(4, np.float32), "flag": np.array(True)}
 
-    assert triage(model, Emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
+    assert accuracy(model, Emulated("fp16"), feeds=[feed]).tensor("y").error < 1e-3
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
 def test_what_is_expected_of_the_precision_that_is_emulated_is_the_default(to: Literal["fp16", "bf16"]) -> None:
     model = models.model("(float[64] x) => (float[64] y) { y = Exp(x) }")
-    assert triage(model, Emulated(to)).verdict == "good"
+    assert accuracy(model, Emulated(to)).verdict == "good"
 
 
 def test_growth_tells_where_rounding_is_blown_up() -> None:
@@ -188,7 +190,7 @@ def test_growth_tells_where_rounding_is_blown_up() -> None:
         "(float[256] x) => (float[256] y) { a = Add(x, k) b = Sub(a, k) y = Mul(b, two) }",
         {"k": np.float32(100), "two": np.float32(2)},
     )
-    result = triage(model, Emulated("fp16"), TriageConfig(tolerances=TIGHT))
+    result = accuracy(model, Emulated("fp16"), AccuracyConfig(tolerances=TIGHT))
     growth = result.tensor("b").growth
     assert growth is not None and growth > 50
     assert result.origin == "b"
@@ -197,7 +199,7 @@ def test_growth_tells_where_rounding_is_blown_up() -> None:
 def test_tensors_are_mapped_to_the_layers_of_the_engine() -> None:
     case = models.conv_net()
     config = BuildConfig(options=OnnxRuntimeOptions(tactics=()))
-    result = triage(case.proto, config, TriageConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
+    result = accuracy(case.proto, config, AccuracyConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
     assert result.verdict == "good"
     assert any(t.layer for t in result.tensors)
 
@@ -205,17 +207,17 @@ def test_tensors_are_mapped_to_the_layers_of_the_engine() -> None:
 @pytest.mark.parametrize("make", models.ALL)
 def test_every_model_can_be_compared_with_itself(make: models.Callable[[], models.Case]) -> None:
     case = make()
-    result = triage(case.proto, onnxruntime_runner, TriageConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
+    result = accuracy(case.proto, onnxruntime_runner, AccuracyConfig(tolerances=TIGHT), feeds=[dict(case.feed)])
     assert result.verdict == "good"
 
 
 def test_everything_is_logged_and_drawn() -> None:
     tracker = MemoryTracker()
-    result = triage(chain(), off_by("n5", 0.01), TriageConfig(tolerances=TIGHT), tracker=tracker, file="chain.onnx")
+    result = accuracy(chain(), off_by("n5", 0.01), AccuracyConfig(tolerances=TIGHT), tracker=tracker, file="chain.onnx")
     assert result.picture().startswith(b"\x89PNG")
-    assert TriageResult.from_json(result.to_json()).first == result.first
+    assert AccuracyResult.from_json(result.to_json()).first == result.first
     info = tracker.info(result.run_id)
-    assert (info.experiment, info.verdict) == ("chain", "bad") and info.metrics["triage", "differing"] > 0
+    assert (info.experiment, info.verdict) == ("chain", "bad") and info.metrics["accuracy", "differing"] > 0
     report = tracker.load(result.run_id).read_bytes(Artifact.REPORT).decode()
     assert "Error of each tensor" in report and "<svg" in report
     drawn = report[report.index("<svg") :]
@@ -223,7 +225,7 @@ def test_everything_is_logged_and_drawn() -> None:
 
 
 def test_a_tensor_that_was_not_compared_is_refused_by_name() -> None:
-    result = triage(chain(2), onnxruntime_runner, TriageConfig(tolerances=TIGHT))
+    result = accuracy(chain(2), onnxruntime_runner, AccuracyConfig(tolerances=TIGHT))
     with pytest.raises(errors.ConfigError, match="Did you mean 't0'"):
         result.tensor("t00")
 
@@ -250,14 +252,16 @@ def test_a_sound_model_is_not_accused_where_feeds_differ_in_shape(
     side: BuildConfig | Emulated, batches: tuple[int, int]
 ) -> None:
     feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in batches]
-    result = triage(reshaped_by_its_own_shape(), side, feeds=feeds)
+    result = accuracy(reshaped_by_its_own_shape(), side, feeds=feeds)
     assert (result.verdict, result.first) == ("good", None)
 
 
 def test_windows_are_cut_by_the_largest_of_feeds_that_differ_in_shape() -> None:
     feeds = [{"x": models.random(batch, 4, 6, seed=batch)} for batch in (1, 64)]
     small, large = (
-        triage(reshaped_by_its_own_shape(), onnxruntime_runner, TriageConfig(window_bytes=64 * 24 * 4 * 3), feeds=given)
+        accuracy(
+            reshaped_by_its_own_shape(), onnxruntime_runner, AccuracyConfig(window_bytes=64 * 24 * 4 * 3), feeds=given
+        )
         for given in (feeds[:1], feeds)
     )
     assert large.windows > small.windows
@@ -266,13 +270,13 @@ def test_windows_are_cut_by_the_largest_of_feeds_that_differ_in_shape() -> None:
 @pytest.mark.parametrize("tolerances", [None, Tolerances(atol=2e-2, rtol=2e-2)])
 def test_a_mask_that_16_bit_clamps_is_not_blamed(tolerances: Tolerances | None) -> None:
     case = zoo.masked_attention()
-    result = triage(case.proto, Emulated("fp16"), TriageConfig(tolerances=tolerances), feeds=[dict(case.feed)])
+    result = accuracy(case.proto, Emulated("fp16"), AccuracyConfig(tolerances=tolerances), feeds=[dict(case.feed)])
     assert (result.verdict, result.first, result.origin) == ("good", None, None)
     assert all(t.growth is None or t.growth < 10 for t in result.tensors)
 
 
 def test_what_differs_inside_while_the_outputs_agree_is_not_the_headline() -> None:
     case = zoo.masked_attention()
-    config = TriageConfig(tolerances=Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)}))
-    text = triage(case.proto, Emulated("fp16"), config, feeds=[dict(case.feed)]).text()
+    config = AccuracyConfig(tolerances=Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)}))
+    text = accuracy(case.proto, Emulated("fp16"), config, feeds=[dict(case.feed)]).text()
     assert text.startswith("The model's outputs agree. The first tensor inside that differs is")

@@ -1,7 +1,7 @@
-"""Guide: from a bad engine to the kind of fault, its place, what mends it, and the smallest case that shows it.
+"""Triage: from a bad engine to the kind of fault, its place, what mends it, and the smallest case that shows it.
 
 A tree of questions. Each has one answer of a few, and by it the next question follows; what each rests on and what it costs
-is kept in the run as soon as it is answered, so that a guide that was stopped, or killed, goes on where it was.
+is kept in the run as soon as it is answered, so that a triage that was stopped, or killed, goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.evaluation.feeds import check_source
-from trtops.ops.guiding import minimal, of_build, of_model
-from trtops.ops.guiding.answer import Answer
-from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.guiding.result import GuideResult, Step
-from trtops.ops.guiding.subject import Subject
 from trtops.ops.result import finish_with, model_file, op_run
+from trtops.ops.triaging import minimal, of_build, of_model
+from trtops.ops.triaging.answer import Answer
+from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.result import Step, TriageResult
+from trtops.ops.triaging.subject import Subject
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole
 from trtops.tracking.memory import MemoryTracker
@@ -43,7 +43,7 @@ class Question:
         asks: It in words.
         why: What is known when it is asked.
         ask: Answers it; gets the id of the run that what is done goes below.
-        then: The next question by answer; under ``*`` for all others. Without one the guide is at its end.
+        then: The next question by answer; under ``*`` for all others. Without one the triage is at its end.
     """
 
     asks: str
@@ -125,7 +125,7 @@ TREE: dict[str, Question] = {
 
 @dataclass(frozen=True)
 class Asking:
-    """What the guide is about to do, for whoever watches.
+    """What the triage is about to do, for whoever watches.
 
     Attributes:
         number: Of the question, from 1.
@@ -140,23 +140,23 @@ class Asking:
     last: Step | None
 
 
-def guide(
+def triage(
     model: str | Path | None = None,
-    config: GuideConfig | None = None,
+    config: TriageConfig | None = None,
     *,
     tracker: Tracker | None = None,
     resume: str | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     progress: Callable[[Asking], None] | None = None,
-) -> GuideResult:
+) -> TriageResult:
     """Find out why an engine is bad.
 
     Args:
-        model: The ONNX file; of a guide to resume the one that it began with, unless given.
-        config: What is asked; of a guide to resume its own, but for ``minutes`` and ``output``, which count anew.
+        model: The ONNX file; of a triage to resume the one that it began with, unless given.
+        config: What is asked; of a triage to resume its own, but for ``minutes`` and ``output``, which count anew.
         tracker: The memory, which gets a run with one below it for each question; without one it ends with this process.
-        resume: A guide's run that was stopped or killed, or what its id begins with.
+        resume: A triage's run that was stopped or killed, or what its id begins with.
         experiment: Experiment to log to; the model file's name without its ending unless given.
         tags: Further tags of all runs.
         progress: Called before each question.
@@ -165,21 +165,21 @@ def guide(
         All questions with their answers, and what follows. A fault that was found is a result, not an error.
 
     Raises:
-        ConfigError: If there is no model, or the model of a guide to resume has changed.
-        LogError: If the guide to resume has ended, or another process works on it.
+        ConfigError: If there is no model, or the model of a triage to resume has changed.
+        LogError: If the triage to resume has ended, or another process works on it.
         TrtopsError: Whatever keeps a question from being answered; what was answered is kept.
     """
     memory: Tracker = MemoryTracker() if tracker is None else tracker
     if resume is not None:
         return _resumed(memory, memory.whole_id(resume), model, config, tags, progress)
     if model is None:
-        raise errors.ConfigError("Which model? Give an ONNX file, or a guide's run to resume.")
-    config = GuideConfig() if config is None else config
+        raise errors.ConfigError("Which model? Give an ONNX file, or a triage's run to resume.")
+    config = TriageConfig() if config is None else config
     check_source(config.check.data)
     path = model_file(model).absolute()
     experiment = experiment or path.stem
     subject = Subject(path, config, memory, experiment, tags or {})
-    with op_run(memory, experiment, f"{path.stem} guide", kind="guide", model=path, tags=tags) as run:
+    with op_run(memory, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as run:
         digest = Model.load(path).info.sha256
         run.set_tags({schema.Tag.MODEL_SHA256: digest})
         run.log_params({"model": path.name, **schema.flat_params(config.build)})
@@ -191,23 +191,23 @@ def _resumed(
     tracker: Tracker,
     run_id: str,
     model: str | Path | None,
-    config: GuideConfig | None,
+    config: TriageConfig | None,
     tags: Mapping[str, str] | None,
     progress: Callable[[Asking], None] | None,
-) -> GuideResult:
+) -> TriageResult:
     info = ended_if_whole(tracker, tracker.info(run_id))
-    data = tracker.peek(run_id, schema.Artifact.GUIDE) if info.kind == "guide" else None
+    data = tracker.peek(run_id, schema.Artifact.TRIAGE) if info.kind == "triage" else None
     if data is None:
         raise errors.ConfigError(
-            f"Run {run_id} is no guide that was begun: it is {info.kind or 'not ours'}. Begin a new one."
+            f"Run {run_id} is no triage that was begun: it is {info.kind or 'not ours'}. Begin a new one."
         )
     kept = json.loads(data)
-    begun = GuideConfig.from_dict(kept["config"])
+    begun = TriageConfig.from_dict(kept["config"])
     if config is not None:
         begun = replace(begun, minutes=config.minutes, output=config.output or begun.output)
     path = Path(model or info.tags[schema.Tag.MODEL_PATH]).absolute()
     if Model.load(path).info.sha256 != info.tags.get(schema.Tag.MODEL_SHA256):
-        raise errors.ConfigError(f"{path} is not the model that the guide began with. Say where that is.")
+        raise errors.ConfigError(f"{path} is not the model that the triage began with. Say where that is.")
     steps = [Step.from_dict(each) for each in kept["steps"]]
     subject = Subject(path, begun, tracker, info.experiment, tags or {})
     _fetch_files(tracker, info, subject)
@@ -222,7 +222,7 @@ def _resumed(
 def _fetch_files(tracker: Tracker, info: RunInfo, subject: Subject) -> None:
     """Have the smallest case at hand again that an earlier process left."""
     for name in (minimal.MINIMAL, "minimal_inputs.json"):
-        data = tracker.peek(info.id, f"{schema.Artifact.GUIDE_FILES}{name}")
+        data = tracker.peek(info.id, f"{schema.Artifact.TRIAGE_FILES}{name}")
         if data is not None:
             (subject.files / name).write_bytes(data)
 
@@ -237,7 +237,7 @@ def _next_question(steps: Sequence[Step]) -> str:
 
 def _walk(
     subject: Subject, run: Run, steps: list[Step], name: str, progress: Callable[[Asking], None] | None
-) -> GuideResult:
+) -> TriageResult:
     began = time.perf_counter()
     try:
         while name:
@@ -259,10 +259,10 @@ def _walk(
 
 
 def _asked(subject: Subject, run: Run, name: str, question: Question) -> Step:
-    """Ask one question, in a run of its own below the guide's."""
+    """Ask one question, in a run of its own below the triage's."""
     started = time.perf_counter()
     with op_run(
-        subject.tracker, subject.experiment, question.asks, kind="guide_step", tags=subject.tags, parent=run.id
+        subject.tracker, subject.experiment, question.asks, kind="triage_step", tags=subject.tags, parent=run.id
     ) as child:
         answer = question.ask(subject, child.id)
         seconds = time.perf_counter() - started
@@ -276,48 +276,48 @@ def _asked(subject: Subject, run: Run, name: str, question: Question) -> Step:
                 ]
             }
         )
-        child.log_metrics({("guide", "builds"): float(step.builds), ("guide", "seconds"): seconds})
+        child.log_metrics({("triage", "builds"): float(step.builds), ("triage", "seconds"): seconds})
         child.finish("bad" if step.kind is not None else "good")
     return step
 
 
 def _keep(subject: Subject, run: Run, steps: Sequence[Step]) -> None:
-    """Write down what is known so far: from it the guide is resumed."""
+    """Write down what is known so far: from it the triage is resumed."""
     values: dict[str, Any] = {"config": subject.config.to_dict(), "steps": [step.to_dict() for step in steps]}
-    run.log_json(values, schema.Artifact.GUIDE)
+    run.log_json(values, schema.Artifact.TRIAGE)
     if steps and steps[-1].question.startswith(("minimal", "bundle")):
         of_build.log_files(run, subject.files)
 
 
-def _stopped(subject: Subject, run: Run, steps: Sequence[Step], asks: str) -> GuideResult:
+def _stopped(subject: Subject, run: Run, steps: Sequence[Step], asks: str) -> TriageResult:
     """Leave the run so that it can be resumed."""
-    title = f"guide {subject.path.name}"
-    result = GuideResult(title=title, verdict="error", steps=tuple(steps), next_question=asks)
+    title = f"triage {subject.path.name}"
+    result = TriageResult(title=title, verdict="error", steps=tuple(steps), next_question=asks)
     result = result.kept_in(run, subject.experiment)
     run.fail(f"Stopped after {subject.config.minutes:g} minutes; next: {asks} Resume it: --resume {run.id}")
     return result
 
 
-def _finished(subject: Subject, run: Run, steps: Sequence[Step]) -> GuideResult:
-    result = GuideResult(title=f"guide {subject.path.name}", verdict="good", steps=tuple(steps))
+def _finished(subject: Subject, run: Run, steps: Sequence[Step]) -> TriageResult:
+    result = TriageResult(title=f"triage {subject.path.name}", verdict="good", steps=tuple(steps))
     if result.kind != "none" or any(step.question == "build" and step.answer != "good" for step in steps):
         result = replace(result, verdict="bad")
     result = _with_files(subject, result).kept_in(run, subject.experiment)
-    run.log_metrics({("guide", "builds"): float(result.builds), ("guide", "seconds"): result.seconds})
+    run.log_metrics({("triage", "builds"): float(result.builds), ("triage", "seconds"): result.seconds})
     run.set_tags({schema.Tag.FAULT: result.kind})
-    run.log_text(result.page(), schema.Artifact.GUIDE_PAGE)
+    run.log_text(result.page(), schema.Artifact.TRIAGE_PAGE)
     finish_with(run, result, subject.tracker)
     return result
 
 
-def _with_files(subject: Subject, result: GuideResult) -> GuideResult:
+def _with_files(subject: Subject, result: TriageResult) -> TriageResult:
     """Where the smallest case and its bundle are: in the folder that was asked for, else in the run."""
     found: dict[str, Any] = {}
     for key, name in (("minimal", minimal.MINIMAL), ("bundle", minimal.BUNDLE)):
         file = subject.files / name
         if not file.is_file():
             continue
-        found[key] = f"{schema.Artifact.GUIDE_FILES}{name}"
+        found[key] = f"{schema.Artifact.TRIAGE_FILES}{name}"
         if subject.config.output is not None:
             target = Path(subject.config.output)
             target.mkdir(parents=True, exist_ok=True)

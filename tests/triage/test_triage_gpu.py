@@ -1,4 +1,4 @@
-"""The guide and bundles on real TensorRT and a GPU: an FP16 engine that overflows.
+"""The triage and bundles on real TensorRT and a GPU: an FP16 engine that overflows.
 
 Run with ``-s`` to read what they found; with ``OUT`` in the environment it is also written there.
 """
@@ -20,8 +20,8 @@ from trtops.comparator.report import Tolerances
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.guiding.op import guide
+from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.op import triage
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -37,7 +37,7 @@ def told(name: str, text: str, started: float) -> None:
     said = f"{text}\n{time.perf_counter() - started:.1f} s\n"
     print(said)
     if os.environ.get("OUT"):
-        Path(os.environ["OUT"], f"guide_{name}.txt").write_text(said)
+        Path(os.environ["OUT"], f"triage_{name}.txt").write_text(said)
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def as_a_stranger(zipped: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_guide_names_the_overflow_and_a_bundle_of_the_engine_repeats_it(
+def test_triage_names_the_overflow_and_a_bundle_of_the_engine_repeats_it(
     overflowing: tuple[Path, CheckConfig], tmp_path: Path
 ) -> None:
     path, check = overflowing
     started, tracker = time.perf_counter(), MemoryTracker()
-    config = GuideConfig(build=FP16, check=check, rebuilds=1, keep_checks=40, reduce_checks=40, output=str(tmp_path))
-    result = guide(path, config, tracker=tracker)
+    config = TriageConfig(build=FP16, check=check, rebuilds=1, keep_checks=40, reduce_checks=40, output=str(tmp_path))
+    result = triage(path, config, tracker=tracker)
     told("tree", result.page(), started)
     assert result.kind == "overflow" and {"conv1", "c"} & set(result.places[:3])
     assert any("keep in FP32" in remedy for remedy in result.remedies) and (tmp_path / "bundle.zip").is_file()

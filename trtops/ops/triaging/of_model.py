@@ -18,12 +18,12 @@ from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
-from trtops.ops.guiding.answer import Answer
-from trtops.ops.guiding.subject import Subject, with_outputs
 from trtops.ops.model.lint import lint
-from trtops.ops.search.triage.config import TriageConfig
-from trtops.ops.search.triage.op import triage
-from trtops.ops.search.triage.sides import reference
+from trtops.ops.search.accuracy.config import AccuracyConfig
+from trtops.ops.search.accuracy.op import accuracy
+from trtops.ops.search.accuracy.sides import reference
+from trtops.ops.triaging.answer import Answer
+from trtops.ops.triaging.subject import Subject, with_outputs
 
 _FAILING_NODE = re.compile(r"running (\S+) node\. Name:'([^']*)'")
 
@@ -111,8 +111,8 @@ def ask_repeats(subject: Subject, parent: str) -> Answer:
 
 
 def _nan_of_model(subject: Subject, parent: str, output: str) -> Answer:
-    found = triage(
-        str(subject.path), reference, TriageConfig(), feeds=subject.feeds, tracker=subject.tracker,
+    found = accuracy(
+        str(subject.path), reference, AccuracyConfig(), feeds=subject.feeds, tracker=subject.tracker,
         experiment=subject.experiment, tags=subject.tags, parent=parent,
     )  # fmt: skip
     if found.reference_nan is None:

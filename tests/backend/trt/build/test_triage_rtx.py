@@ -1,4 +1,4 @@
-"""The guide where TensorRT refuses a model: TensorRT-RTX parses and builds without a GPU."""
+"""The triage where TensorRT refuses a model: TensorRT-RTX parses and builds without a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests import models
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.guiding.op import guide
+from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.op import triage
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
@@ -25,14 +25,14 @@ def test_what_the_builder_refuses_is_cut_down_to_the_node_and_bundled(tmp_path: 
         [mm] a = MatMul(x, w) [act] b = Relu(a) [det] c = Det(b) [add] d = Add(b, c) [out] y = MatMul(d, w)
     }"""
     path = models.Case(models.model(text, {"w": models.random(4, 4)}), {}, name="determinant").write(tmp_path)
-    config = GuideConfig(
+    config = TriageConfig(
         build=BuildConfig(options=TensorRTOptions()),
         check=CheckConfig(latency_runs=0, plots="never"),
         output=str(tmp_path / "found"),
     )
     tracker = MemoryTracker()
 
-    result = guide(path, config, tracker=tracker)
+    result = triage(path, config, tracker=tracker)
 
     assert (result.kind, result.verdict) == ("build", "bad"), result.page()
     assert [step.question for step in result.steps][-3:] == ["build", "minimal, failing", "bundle, failing"]

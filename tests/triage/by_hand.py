@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.guide.planted import Planted
+from tests.triage.planted import Planted
 from trtops.ops.engines.convert import ConvertConfig
-from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.triaging.config import TriageConfig
 
 Line = tuple[str, int]
 """A command line after ``trtops``, and how many engines it builds; -1 where it says so itself."""
@@ -38,7 +38,7 @@ class HandCost:
     seconds: float
 
 
-def cost_by_hand(fault: Planted, path: Path, asked: GuideConfig) -> HandCost:
+def cost_by_hand(fault: Planted, path: Path, asked: TriageConfig) -> HandCost:
     """Run the commands one after the other, each in a process of its own as a terminal does.
 
     Raises:
@@ -66,7 +66,7 @@ def _said_builds(text: str) -> int:
     return int(found[-1])
 
 
-def _commands(fault: Planted, path: Path, asked: GuideConfig) -> Iterator[Line]:
+def _commands(fault: Planted, path: Path, asked: TriageConfig) -> Iterator[Line]:
     """The commands up to the one that shows the fault."""
     data = f"--load-inputs {Path(str(asked.check.data)).name}"
     model = path.name
@@ -94,7 +94,7 @@ def _commands(fault: Planted, path: Path, asked: GuideConfig) -> Iterator[Line]:
     yield from _of_engine(asked, model, data)
 
 
-def _of_engine(asked: GuideConfig, model: str, data: str) -> Iterator[Line]:
+def _of_engine(asked: TriageConfig, model: str, data: str) -> Iterator[Line]:
     """What follows where the model is right and the engine is bad every time."""
     if asked.build.precision == "fp16":
         yield f"debug accuracy {model} --emulate fp16 {data}", 0

@@ -1,6 +1,6 @@
-"""Print how the guide and bundles do on planted faults: ``python -m tests.guide.shown [guide|bundles ...]``.
+"""Print how the triage and bundles do on planted faults: ``python -m tests.triage.shown [triage|bundles ...]``.
 
-``make guide`` runs both. The exit code is 1 if a goal was missed.
+``make triage`` runs both. The exit code is 1 if a goal was missed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import onnx
 
-from tests.guide.by_hand import cost_by_hand
-from tests.guide.planted import (
+from tests.triage.by_hand import cost_by_hand
+from tests.triage.planted import (
     CHECK,
     FAULTS,
     FP16,
@@ -37,17 +37,17 @@ from trtops.errors import ReproductionError
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import bundle
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.guiding.op import guide
-from trtops.ops.guiding.result import GuideResult
+from trtops.ops.triaging.op import triage
+from trtops.ops.triaging.result import TriageResult
 from trtops.tracking.memory import MemoryTracker
 
 
-def named(fault: Planted, result: GuideResult) -> bool:
+def named(fault: Planted, result: TriageResult) -> bool:
     """Whether kind and place were named."""
     return result.kind in fault.kinds and any(place in result.places[:6] for place in fault.places)
 
 
-def show_guide(folder: Path) -> bool:
+def show_triage(folder: Path) -> bool:
     """Twenty planted faults: kind and place named in at least 18; beside it what the single commands by hand cost."""
     right = builds = 0
     seconds = 0.0
@@ -56,7 +56,7 @@ def show_guide(folder: Path) -> bool:
         path, config = fault.write(folder / str(number))
         started = time.perf_counter()
         try:
-            result = guide(path, config)
+            result = triage(path, config)
         except Exception as exc:
             print(f"{fault.name:32} {type(exc).__name__}: {exc}")
             continue
@@ -72,7 +72,7 @@ def show_guide(folder: Path) -> bool:
             flush=True,
         )
     print(
-        f"guide: {right} of {len(FAULTS)} named (goal 18) with {builds} builds in {seconds / 60:.1f} min; by hand at least "
+        f"triage: {right} of {len(FAULTS)} named (goal 18) with {builds} builds in {seconds / 60:.1f} min; by hand at least "
         f"{sum(each.builds for each in hands)} builds in {sum(each.seconds for each in hands) / 60:.1f} min"
     )
     return right >= 18
@@ -147,7 +147,7 @@ def show_bundles(folder: Path) -> bool:
 
 
 PARTS = {
-    "guide": show_guide,
+    "triage": show_triage,
     "bundles": show_bundles,
 }
 

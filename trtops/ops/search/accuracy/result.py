@@ -1,4 +1,4 @@
-"""What triage finds, for programs, for people and for the memory."""
+"""What accuracy finds, for programs, for people and for the memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Probe(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageResult(OpResult):
+class AccuracyResult(OpResult):
     """Where two sides differ.
 
     Attributes:

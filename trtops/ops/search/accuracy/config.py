@@ -11,7 +11,7 @@ from trtops.ops.evaluation.feeds import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriageConfig(DataConfig):
+class AccuracyConfig(DataConfig):
     """How to look, and on what data.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Faults planted into small models, each with its kind and its place: what the guide has to name."""
+"""Faults planted into small models, each with its kind and its place: what the triage has to name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.calibration import collect
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.guiding.config import GuideConfig
+from trtops.ops.triaging.config import TriageConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange
 
 Weights = dict[str, np.ndarray]
@@ -105,7 +105,7 @@ class Planted:
 
     Attributes:
         name: What it is called.
-        kinds: What the guide may call it.
+        kinds: What the triage may call it.
         places: Names of which it has to give one.
         make: The model and, beside what is usual, how it is asked about; gets a folder of its own.
     """
@@ -113,9 +113,9 @@ class Planted:
     name: str
     kinds: tuple[str, ...]
     places: tuple[str, ...]
-    make: Callable[[Path], tuple[onnx.ModelProto, GuideConfig]]
+    make: Callable[[Path], tuple[onnx.ModelProto, TriageConfig]]
 
-    def write(self, folder: Path) -> tuple[Path, GuideConfig]:
+    def write(self, folder: Path) -> tuple[Path, TriageConfig]:
         """Write the model and its inputs."""
         folder.mkdir(parents=True, exist_ok=True)
         proto, config = self.make(folder)
@@ -131,14 +131,14 @@ def saved(folder: Path, feed: Weights) -> str:
     return str(folder / "inputs.npz")
 
 
-def plain(proto: onnx.ModelProto, build: BuildConfig = FP32, **check: Any) -> tuple[onnx.ModelProto, GuideConfig]:
-    return proto, GuideConfig(build=build, check=replace(CHECK, **check))
+def plain(proto: onnx.ModelProto, build: BuildConfig = FP32, **check: Any) -> tuple[onnx.ModelProto, TriageConfig]:
+    return proto, TriageConfig(build=build, check=replace(CHECK, **check))
 
 
-def against(golden: onnx.ModelProto, proto: onnx.ModelProto, folder: Path) -> tuple[onnx.ModelProto, GuideConfig]:
+def against(golden: onnx.ModelProto, proto: onnx.ModelProto, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
     """A model that is held against the one it should have been."""
     onnx.save(golden, folder / "golden.onnx")
-    return proto, GuideConfig(check=CHECK, golden_model=str(folder / "golden.onnx"))
+    return proto, TriageConfig(check=CHECK, golden_model=str(folder / "golden.onnx"))
 
 
 def with_weight(proto: onnx.ModelProto, name: str, change: Callable[[Any], Any]) -> onnx.ModelProto:
@@ -153,14 +153,14 @@ def one_off(array: Any) -> Any:
     return array
 
 
-def range_cut(proto: onnx.ModelProto, tensor: str, folder: Path) -> tuple[onnx.ModelProto, GuideConfig]:
+def range_cut(proto: onnx.ModelProto, tensor: str, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
     """INT8 with one range a twentieth of what flows there."""
     feed = feed_of(proto, rows=16)
     model = Model.from_proto(proto)
     cache = collect(proto, [feed], inputs=TensorMetadata.of(model.info.inputs), min_samples=1).cache
     ranges = tuple(replace(r, amax=r.amax / 20, low=None, high=None) if r.name == tensor else r for r in cache.ranges)
     (folder / "int8.json").write_text(replace(cache, ranges=ranges).to_json())
-    config = GuideConfig(
+    config = TriageConfig(
         build=INT8, check=replace(CHECK, data=saved(folder, feed)), calibration_cache=str(folder / "int8.json")
     )
     return proto, config
@@ -180,7 +180,7 @@ def flat_rows(folder: Path) -> str:
 
 def at_edge(
     proto: onnx.ModelProto, name: str, low: tuple[int, ...], high: tuple[int, ...], opt: tuple[int, ...]
-) -> tuple[onnx.ModelProto, GuideConfig]:
+) -> tuple[onnx.ModelProto, TriageConfig]:
     profile = OptimizationProfile(shapes=(ShapeRange(name=name, min=low, opt=opt, max=high),))
     return plain(proto, BuildConfig(profiles=(profile,)))
 

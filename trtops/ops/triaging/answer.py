@@ -1,15 +1,15 @@
-"""What a question of the guide comes back with."""
+"""What a question of the triage comes back with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtops.ops.guiding.result import Kind
+from trtops.ops.triaging.result import Kind
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer; fields are those of :class:`trtops.ops.guiding.result.Step`.
+    """An answer; fields are those of :class:`trtops.ops.triaging.result.Step`.
 
     Attributes:
         answer: In a word or two.

@@ -1,4 +1,4 @@
-"""The guide on planted faults: it names kind and place, keeps what it found, and goes on where it was stopped. All twenty: `make guide`."""
+"""The triage on planted faults: it names kind and place, keeps what it found, and goes on where it was stopped. All twenty: `make triage`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnx
 import pytest
 
 from tests import models
-from tests.guide.planted import FAULTS, Planted
-from tests.guide.shown import named
+from tests.triage.planted import FAULTS, Planted
+from tests.triage.shown import named
 from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.guiding.config import GuideConfig
-from trtops.ops.guiding.op import TREE, guide
-from trtops.ops.guiding.result import GuideResult
+from trtops.ops.triaging.config import TriageConfig
+from trtops.ops.triaging.op import TREE, triage
+from trtops.ops.triaging.result import TriageResult
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
@@ -34,51 +34,51 @@ def planted(name: str) -> Planted:
 def test_kind_and_place_of_a_planted_fault_are_named(name: str, tmp_path: Path) -> None:
     fault = planted(name)
     path, config = fault.write(tmp_path / "model")
-    result = guide(path, config)
+    result = triage(path, config)
     assert named(fault, result), result.page()
     assert result.verdict == "bad" and result.remedies
 
 
 def test_a_sound_engine_is_said_to_be_one(tmp_path: Path) -> None:
     case = models.conv_net()
-    result = guide(case.write(tmp_path), GuideConfig(check=CheckConfig(latency_runs=0, plots="never")))
+    result = triage(case.write(tmp_path), TriageConfig(check=CheckConfig(latency_runs=0, plots="never")))
     assert (result.verdict, result.kind, result.headline) == ("good", "none", "nothing is wrong")
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryTracker, GuideResult, Path]:
-    """A guide to an overflow that had no time: it stopped before its last questions, and was resumed in two goes."""
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryTracker, TriageResult, Path]:
+    """A triage to an overflow that had no time: it stopped before its last questions, and was resumed in two goes."""
     folder = tmp_path_factory.mktemp("stopped")
     path, config = planted("overflow, dense").write(folder / "model")
     tracker = MemoryTracker()
-    return tracker, guide(path, replace(config, minutes=1e-9), tracker=tracker), path
+    return tracker, triage(path, replace(config, minutes=1e-9), tracker=tracker), path
 
 
-def test_a_guide_without_time_says_what_it_would_ask_next_and_goes_on_when_resumed(
-    stopped: tuple[MemoryTracker, GuideResult, Path], tmp_path: Path
+def test_triage_without_time_says_what_it_would_ask_next_and_goes_on_when_resumed(
+    stopped: tuple[MemoryTracker, TriageResult, Path], tmp_path: Path
 ) -> None:
     tracker, first, path = stopped
     assert first.verdict == "error" and first.next_question == TREE["data"].asks
     assert "Resume it" in tracker.info(first.run_id).tags[Tag.ERROR]
-    kept = json.loads(tracker.peek(first.run_id, Artifact.GUIDE) or b"{}")
+    kept = json.loads(tracker.peek(first.run_id, Artifact.TRIAGE) or b"{}")
     assert kept["steps"] == []
 
-    second = guide(resume=first.run_id, tracker=tracker, config=GuideConfig(output=str(tmp_path / "found")))
+    second = triage(resume=first.run_id, tracker=tracker, config=TriageConfig(output=str(tmp_path / "found")))
 
     assert second.run_id == first.run_id and second.kind == "overflow"
     assert [step.question for step in second.steps][-3:] == ["keep", "minimal, rounded", "bundle, rounded"]
-    assert {info.kind for info in tracker.find(parent=second.run_id)} == {"guide_step"}
+    assert {info.kind for info in tracker.find(parent=second.run_id)} == {"triage_step"}
     steps = {step.question: step.run_id for step in second.steps}
     assert {info.kind for info in tracker.find(parent=steps["keep"])} == {"precision"}
     stored = tracker.load(second.run_id)
-    assert {"guide/page.md", "guide/bundle.zip", "guide/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
+    assert {"triage/page.md", "triage/bundle.zip", "triage/minimal.onnx"} <= {a.path for a in stored.manifest.artifacts}
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
     report = stored.read_bytes(Artifact.REPORT).decode()
     assert "What each question cost" in report and "<svg" in report and "Which nodes must stay in FP32?" in report
     page = second.page()
     assert "ruled out: the builder" not in page and "1. Is the data real? **usable**" in page
     with pytest.raises(errors.LogError):
-        guide(resume=second.run_id, tracker=tracker)
+        triage(resume=second.run_id, tracker=tracker)
 
 
 def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:
     [name] = feed
     feed[name].reshape(-1)[3] = np.nan
     np.savez(tmp_path / "x.npz", **feed)
-    result = guide(case.write(tmp_path), GuideConfig(check=CheckConfig(data=str(tmp_path / "x.npz"))))
+    result = triage(case.write(tmp_path), TriageConfig(check=CheckConfig(data=str(tmp_path / "x.npz"))))
     assert (result.kind, result.places, len(result.steps)) == ("data", (name,), 1)
 
 

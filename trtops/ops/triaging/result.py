@@ -1,4 +1,4 @@
-"""What the guide found: each question with its answer, evidence and cost, and what follows from all."""
+"""What the triage found: each question with its answer, evidence and cost, and what follows from all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step(Record):
         kind: The kind of fault, if the answer says one.
         places: Where the fault is, the surest first: names of nodes, tensors, weights, inputs, tactics.
         remedy: What mends it, as a command or in words.
-        model: The smallest failing model so far, in the guide's files.
+        model: The smallest failing model so far, in the triage's files.
         builds: Engines built for it.
         seconds: Wall time.
         run_id: The run of it; below it are those of what was done.
@@ -63,13 +63,13 @@ class Step(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuideResult(OpResult):
+class TriageResult(OpResult):
     """Where a bad engine goes wrong, and why.
 
     Attributes:
-        verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if the guide was stopped before.
+        verdict: ``good`` if nothing is wrong; ``bad`` if a fault was found; ``error`` if the triage was stopped before.
         steps: The questions, in the order in which they were asked.
-        next_question: What would be asked next, of a guide that was stopped; empty at the end.
+        next_question: What would be asked next, of a triage that was stopped; empty at the end.
         minimal: The smallest failing case, a file or an artifact of the run; empty if none was made.
         bundle: The bundle of it, likewise.
     """

@@ -1,4 +1,4 @@
-"""The two sides that triage compares: what runs a model, with more and other tensors as outputs each time."""
+"""The two sides that accuracy compares: what runs a model, with more and other tensors as outputs each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guide and bundle flows call their ops and keep the results in the store."""
+"""The triage and bundle flows call their ops and keep the results in the store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.bundle import bundle
-from flows.guide import guide
+from flows.triage import triage
 from tests import models
 from trtops.tracking.store import default_tracker
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("store", "prefect_home")
 
 def test_a_good_model_goes_through_both(tmp_path: Path) -> None:
     model = models.conv_net().write(tmp_path)
-    assert guide(model).headline == "nothing is wrong"
+    assert triage(model).headline == "nothing is wrong"
     [build] = {info.id for info in default_tracker().find() if info.kind == "build"}
     packed = bundle(build, output=str(tmp_path / "b.zip"))
     assert packed.repeats == "good" and Path(packed.path).is_file()
-    assert {"guide", "guide_step", "build"} <= {info.kind for info in default_tracker().find()}
+    assert {"triage", "triage_step", "build"} <= {info.kind for info in default_tracker().find()}

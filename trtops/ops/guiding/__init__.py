@@ -1,1 +1,0 @@
-"""The guide: from a bad engine to the reason, one question after the other."""

@@ -1,0 +1,1 @@
+"""Accuracy: the tensor at which two computations of a model begin to differ."""

@@ -1,1 +1,0 @@
-"""Triage: the tensor at which two computations of a model begin to differ."""

@@ -1,0 +1,1 @@
+"""The triage: from a bad engine to the reason, one question after the other."""
