@@ -23,7 +23,7 @@ from trtops.comparator import (
 )
 from trtops.comparator import metrics as metrics_module
 from trtops.comparator.metric_results import LpipsThreshold
-from trtops.comparator.told import tell_statistics
+from trtops.comparator.report_lines import log_statistics
 
 
 def pair(a, b):
@@ -330,6 +330,6 @@ def test_float32_numbers_that_are_a_tolerance_apart_keep_it_where_they_print_as_
 def test_any_numbers_are_told(numbers, caplog) -> None:
     array = np.array(numbers)
     with caplog.at_level(logging.DEBUG, "trtops"):
-        tell_statistics("y", array, failed=True, indent=0, among=-array)
+        log_statistics("y", array, failed=True, indent=0, among=-array)
 
     assert caplog.records[0].getMessage().startswith("y | Stats: ")

@@ -434,7 +434,7 @@ THRESHOLDS = Group(
                 takes="many",
                 convert=values.named_number,
                 shown=f"[OUTPUT:]{metric.unit.upper() or 'X'}",
-                help=f"{metric.extreme} {metric.label}",
+                help=f"{metric.limit_kind} {metric.label}",
             )
             for metric in METRICS
             if metric.limit is not None

@@ -1,4 +1,4 @@
-"""What comparisons of runs leave: matches by pair of runners, iteration and output; saved in Polygraphy's format."""
+"""Results of comparing runs: matches by pair of runners, iteration and output, saved in Polygraphy's format."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Thresholds: TypeAlias = "Threshold | Mapping[str, Threshold]"
 
 
 class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
-    """What one compare function found: per pair of runners and iteration, a match per output.
+    """Results of one compare function: a match per output, for each pair of runners and iteration; true if all match.
 
-    A match is true or false, or something with a truth value that knows its numbers, such as an
-    :class:`~trtops.comparator.metric_results.OutputCompareResult`. The whole is true if everything matched.
+    A match is true or false, or an object with numbers and a truth value, such as an
+    :class:`~trtops.comparator.metric_results.OutputCompareResult`.
 
     Attributes:
         dct: The matches.
@@ -87,10 +87,10 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return pair
 
     def stats(self, runner_pair: RunnerPair | None = None) -> tuple[int, int, int]:
-        """How many iterations matched, mismatched, and were there in all.
+        """The number of iterations that matched, that mismatched, and of all.
 
         Args:
-            runner_pair: The runners' names; the first pair if not given.
+            runner_pair: The runners' names; the first pair by default.
         """
         iterations = self[self._pair_or_first(runner_pair)]
         matched = sum(all(bool(m) for m in matches.values()) for matches in iterations)
@@ -100,7 +100,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         """The share of iterations that matched, between 0 and 1; 1 if there were none.
 
         Args:
-            runner_pair: The runners' names; the first pair if not given.
+            runner_pair: The runners' names; the first pair by default.
         """
         if not self.dct:
             return 1.0
@@ -112,7 +112,7 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return list(dict.fromkeys(name for its in self.values() for matches in its for name in matches))
 
     def metric_fields(self) -> list[str]:
-        """Names of the numbers that the matches carry; none if they are bare truth values."""
+        """Names of the numbers of the matches; empty if they are truth values."""
         for iterations in self.values():
             for matches in iterations:
                 for match in matches.values():
@@ -121,13 +121,10 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return []
 
     def matches_by_output(self, runner_pair: RunnerPair) -> dict[str, list[Match]]:
-        """What is said of each output: of every iteration, or of their mean where that is evaluated.
-
-        Args:
-            runner_pair: The runners' names.
+        """The matches of each output: of every iteration, or their mean if ``aggregation`` is ``average``.
 
         Raises:
-            ComparisonError: As :meth:`average_results` does, where means are evaluated.
+            ComparisonError: See :meth:`average_results`.
         """
         if self.aggregation == "average":
             return {name: [match] for name, match in self.average_results(runner_pair).items()}
@@ -138,10 +135,10 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
         return found
 
     def average_results(self, runner_pair: RunnerPair | None = None) -> dict[str, CompareResult]:
-        """Each output's numbers averaged over the iterations, with the thresholds they were evaluated by.
+        """Each output's numbers averaged over the iterations, with their thresholds.
 
         Args:
-            runner_pair: The runners' names; the first pair if not given.
+            runner_pair: The runners' names; the first pair by default.
 
         Raises:
             ComparisonError: If an iteration has no numbers for an output, as after a mismatch of shapes.
@@ -154,75 +151,60 @@ class AccuracyResult(MutableMapping[RunnerPair, list[dict[str, Match]]]):
             if len(results) < len(found) or not results[0].metric_fields():
                 raise errors.ComparisonError(
                     f"Output {name!r} cannot be averaged: at least one iteration has no numbers for it (its shapes "
-                    "differed, or the compare function only says yes or no). Evaluate per sample instead."
+                    "differed, or the compare function returns truth values). Evaluate per sample instead."
                 )
             averages[name] = results[0].average(results)
         return averages
 
     def describe_average(self, runner_pair: RunnerPair | None = None) -> dict[str, tuple[str, bool]]:
-        """A line of words and a verdict per output for :meth:`average_results`, where its result has one.
+        """A line for the log and a verdict per output of :meth:`average_results`.
 
         Args:
-            runner_pair: The runners' names; the first pair if not given.
+            runner_pair: The runners' names; the first pair by default.
         """
         described = {name: result.describe() for name, result in self.average_results(runner_pair).items()}
         return {name: line for name, line in described.items() if line is not None}
 
     def reevaluate(self, thresholds: Thresholds, aggregation: Aggregation | None = None) -> AccuracyResult:
-        """Re-evaluate the stored numbers by other thresholds, in place.
+        """Re-evaluate the stored numbers by other thresholds, in place, and return the result itself.
 
         Args:
             thresholds: One for all outputs, or by output with ``""`` for the others.
-            aggregation: Evaluate per sample or averages from now on; as before if not given.
-
-        Returns:
-            The result itself.
+            aggregation: How to evaluate from now on; unchanged by default.
 
         Raises:
             ComparisonError: If an output has no threshold, or no numbers for it.
         """
         changes: list[tuple[CompareResult, Threshold]] = []
-        for iterations in self.values():
-            for matches in iterations:
-                for name, match in matches.items():
-                    changes.append((_with_numbers(name, match), _threshold_for(name, thresholds)))
-        for match, threshold in changes:
-            missing = [f for f in threshold.metric_fields() if f not in match.metric_fields()]
-            if missing:
+        rounds = [matches for iterations in self.values() for matches in iterations]
+        for name, match in (found for matches in rounds for found in matches.items()):
+            if isinstance(match, bool) or not match.metric_fields():
                 raise errors.ComparisonError(
-                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {', '.join(match.metric_fields())}."
+                    f"Output {name!r} cannot be re-evaluated: no numbers were stored for it (its shapes differed, or "
+                    "the compare function returns truth values). Compare the outputs again."
                 )
+            threshold = thresholds.get(name, thresholds.get("")) if isinstance(thresholds, Mapping) else thresholds
+            if threshold is None:
+                raise errors.ComparisonError(
+                    f"There is no threshold for output {name!r}. Add it, or one under '' for all others."
+                )
+            if missing := [f for f in threshold.metric_fields() if f not in match.metric_fields()]:
+                known = ", ".join(match.metric_fields())
+                raise errors.ComparisonError(
+                    f"{type(threshold).__name__} needs {', '.join(missing)}; the results have {known}."
+                )
+            changes.append((match, threshold))
         for match, threshold in changes:
             match.set_thresholds(threshold)
         self.aggregation = aggregation or self.aggregation
         return self
 
 
-def _with_numbers(name: str, match: Match) -> CompareResult:
-    if isinstance(match, bool) or not match.metric_fields():
-        raise errors.ComparisonError(
-            f"Output {name!r} cannot be re-evaluated: no numbers were stored for it (its shapes differed, or the compare "
-            "function only says yes or no). Compare the outputs again."
-        )
-    return match
-
-
-def _threshold_for(name: str, thresholds: Thresholds) -> Threshold:
-    if not isinstance(thresholds, Mapping):
-        return thresholds
-    found = thresholds.get(name, thresholds.get(""))
-    if found is None:
-        raise errors.ComparisonError(
-            f"There is no threshold for output {name!r}. Add it, or one under '' for all others."
-        )
-    return found
-
-
 class AccuracyResults:
     """One :class:`AccuracyResult` per compare function; true if each is.
 
-    Where there is one only, it also answers as that one: ``results[pair]``, ``stats``, ``percentage`` and its like, as
-    older scripts expect.
+    With a single result, ``results[pair]``, ``stats``, ``percentage`` and the methods of a mapping are those of the
+    result, as in Polygraphy 0.49.
 
     Attributes:
         lst: The results.
@@ -236,7 +218,6 @@ class AccuracyResults:
         return all(bool(result) for result in self.lst)
 
     def __iter__(self) -> Iterator[Any]:
-        """The results; of a single one, as in older releases, use :meth:`keys`, :meth:`values` or :meth:`items`."""
         return iter(self.lst)
 
     def __len__(self) -> int:
@@ -294,27 +275,22 @@ class AccuracyResults:
     def reevaluate(
         self, thresholds: Thresholds | Sequence[Thresholds], aggregation: Aggregation | None = None
     ) -> AccuracyResults:
-        """Re-evaluate the stored numbers by other thresholds, in place; results that no threshold is for are dropped.
+        """Re-evaluate the stored numbers by other thresholds, in place; results without a threshold are dropped.
 
         Args:
-            thresholds: One or several, each for the result whose numbers it names, and each for all outputs or by
-                output with ``""`` for the others.
-            aggregation: Evaluate per sample or averages from now on; as before if not given.
-
-        Returns:
-            The results themselves.
+            thresholds: One or several, each for the result that has its numbers, and each for all outputs or by output
+                with ``""`` for the others.
+            aggregation: How to evaluate from now on; unchanged by default.
 
         Raises:
             ComparisonError: If a threshold fits no result, or not all of one. Nothing is changed then.
         """
-        wanted = (
-            [thresholds]
-            if isinstance(thresholds, Mapping) or not isinstance(thresholds, Sequence)
-            else list(thresholds)
-        )
+        single = isinstance(thresholds, Mapping) or not isinstance(thresholds, Sequence)
         left, chosen = list(self.lst), []
-        for threshold in wanted:
-            fields = _fields_of(threshold)
+        for threshold in [thresholds] if single else thresholds:
+            if isinstance(threshold, Mapping) and not threshold:
+                raise errors.ComparisonError("The thresholds by output are empty.")
+            fields = (next(iter(threshold.values())) if isinstance(threshold, Mapping) else threshold).metric_fields()
             match = next((r for r in left if r.metric_fields() == fields), None)
             if match is None:
                 known = "; ".join(", ".join(r.metric_fields()) or "no numbers" for r in self.lst)
@@ -353,14 +329,6 @@ class AccuracyResults:
 
 def _expect_accuracy(found: object, where: str) -> AccuracyResults:
     return AccuracyResults([found]) if isinstance(found, AccuracyResult) else expect(AccuracyResults, found, where)
-
-
-def _fields_of(thresholds: Thresholds) -> list[str]:
-    if isinstance(thresholds, Mapping):
-        if not thresholds:
-            raise errors.ComparisonError("The thresholds by output are empty.")
-        return next(iter(thresholds.values())).metric_fields()
-    return thresholds.metric_fields()
 
 
 @Encoder.register(AccuracyResult)

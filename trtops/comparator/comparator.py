@@ -1,4 +1,4 @@
-"""Runs runners on the same inputs, and compares what they say."""
+"""Run runners on the same inputs, and compare their outputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trtops import errors
 from trtops.comparator.accuracy import AccuracyResult, AccuracyResults, CompareFunction, RunnerPair
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache
+from trtops.comparator.report_lines import START, log_lines, log_statistics, statistics_text, verdict_level
 from trtops.comparator.results import IterationResult, PostprocessFunction, RunResults
 from trtops.comparator.running import Feeds, Writers, check_distinct, run_in_child, run_to_end, stream
 from trtops.comparator.streams import PathLike
-from trtops.comparator.told import START, statistics_text, tell, tell_statistics, verdict_level
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
-    from trtops.comparator.pairing import Matches
+    from trtops.comparator.compare import Matches
 
 __all__ = ["Comparator"]
 
@@ -78,26 +78,25 @@ class Comparator:
         """Run runners on the same inputs.
 
         Each runner is activated, run through all iterations and deactivated before the next. With ``streaming`` all are
-        active together, and one iteration at a time is run by each and handed out, so that results may be larger than
-        memory.
+        active together and run one iteration at a time, so that results may be larger than memory.
 
         Args:
             runners: The runners.
-            data_loader: The inputs of each iteration: arrays by input name; random inputs if not given. A
+            data_loader: The inputs of each iteration: arrays by input name; random inputs by default. A
                 :class:`DataLoader` first gets the first runner's input metadata.
             warm_up: How many times each runner runs the first inputs before it is timed.
-            use_subprocess: Run each runner in a child process of its own, which has the GPU for itself and cannot take
-                this process down. Runners and data loader must be picklable, and the script's main part guarded by
+            use_subprocess: Run each runner in its own child process, which has the GPU for itself and cannot take this
+                process down. Runners and data loader must be picklable, and a script needs the guard
                 ``if __name__ == "__main__":``.
-            subprocess_timeout: Seconds after which a child process is killed; never if not given.
-            subprocess_polling_interval: Accepted for scripts that pass it; a child process that dies is noticed at once.
-            save_inputs_path: Where to save the inputs: a file, or without an ending a directory with one file per
+            subprocess_timeout: Seconds after which a child process is killed; never by default.
+            subprocess_polling_interval: Accepted and ignored: a child process that dies is noticed at once.
+            save_inputs_path: Where to save the inputs: a file, or without a suffix a directory with one file per
                 iteration.
             save_outputs_path: Where to save the results, in the same way.
             save_input_blob_path: A directory to save each iteration's inputs in as raw bytes,
                 ``<iteration>/<input>.bin``.
-            streaming: Return an iterator of results with one iteration each. Use each before taking the next: its
-                arrays may be overwritten then.
+            streaming: Return an iterator of results with one iteration each. Its arrays may be overwritten when the
+                next one is taken.
 
         Returns:
             The outputs of all iterations by runner, in host memory; or an iterator of these.
@@ -106,8 +105,8 @@ class Comparator:
             InputError: If the inputs do not fit a runner.
             WorkerError: If a child process crashes or takes too long.
             BackendError: If a runner fails.
-            ConfigError: If the places to save at are the same or not empty, or streaming is to use child processes; or if
-                a runner cannot be sent to one, or the script's main part is not guarded.
+            ConfigError: If the places to save at are the same or not empty, streaming is combined with child processes,
+                or a runner cannot be sent to a child process.
         """
         check_distinct(save_inputs_path, save_outputs_path, save_input_blob_path)
         loader: Feeds = DataLoader() if data_loader is None else data_loader
@@ -145,11 +144,11 @@ class Comparator:
         """Apply a function to every iteration's outputs.
 
         Args:
-            run_results: The results, changed in place; or an iterator of results; or a list of either.
+            run_results: Results, changed in place; an iterator of results; or a list of either.
             postprocess_func: Takes an iteration and returns it, or another.
 
         Returns:
-            What was given, processed; of an iterator another one, which does it as it goes.
+            The same results; for an iterator, an iterator of processed results.
         """
         if isinstance(run_results, RunResults):
             for _, iterations in run_results:
@@ -161,7 +160,7 @@ class Comparator:
 
     @staticmethod
     def default_comparisons(run_results: RunResults) -> list[tuple[int, int]]:
-        """Which runners to compare if nothing is said: each with the next, by place."""
+        """The runners that are compared by default: each with the next, by place."""
         return [(i, i + 1) for i in range(len(run_results) - 1)]
 
     @staticmethod
@@ -175,23 +174,23 @@ class Comparator:
         """Compare runners' outputs, iteration by iteration.
 
         Args:
-            run_results: The results; or an iterator of results, such as a streaming run; or several of these, whose
-                runners are compared with each other.
+            run_results: Results; an iterator of results, such as a streaming run; or several of these, whose runners
+                are compared with each other.
             fail_fast: Whether to stop after the first iteration that does not match.
-            comparisons: Pairs of places of runners; each with the next if not given.
-            compare_func: Called with two iterations, returns a match per output; ``SimpleCompareFunc()`` if not given.
-                Several share the statistics they need, and None among them is the same.
-            check_average: Evaluate the mean of each number over all iterations instead of each.
+            comparisons: Pairs of places of runners; each with the next by default.
+            compare_func: Called with two iterations, returns a match per output; one or several, which share
+                statistics. None stands for ``SimpleCompareFunc()``.
+            check_average: Evaluate the mean of each number over all iterations instead of each iteration.
 
         Returns:
-            One result per compare function; true if all is well.
+            One result per compare function.
 
         Raises:
             IterationMismatchError: If the runs have different numbers of iterations.
             ComparisonError: If something cannot be compared at all.
-            ConfigError: If averages are asked for from a function that has none, or together with ``fail_fast``.
+            ConfigError: If averages are requested from a function without numbers, or together with ``fail_fast``.
         """
-        from trtops.comparator.compare import SimpleCompareFunc  # not needed by what only runs
+        from trtops.comparator.compare import BaseCompareFunc, SimpleCompareFunc, StatisticsCache  # slow to import
 
         given = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in given]
@@ -205,21 +204,25 @@ class Comparator:
                 if not pairs:
                     pairs = _name_pairs(run, places)
                     for pair in pairs:
-                        tell(START, "Accuracy Comparison | {} vs. {}".format(*pair))
-                tell(logging.INFO, f"Iteration: {index}")
+                        log_lines(START, "Accuracy Comparison | {} vs. {}".format(*pair))
+                log_lines(logging.INFO, f"Iteration: {index}")
                 failed = False
                 for (first, second), pair in zip(places, pairs):
                     one, other = run[first][1][0], run[second][1][0]
-                    matches = _compare_pair(functions, one, other)
-                    _tell_compared(pair, one, other, matches)
+                    cache = StatisticsCache()
+                    matches = [
+                        f.compare(one, other, cache) if isinstance(f, BaseCompareFunc) else dict(f(one, other))
+                        for f in functions
+                    ]
+                    _log_compared(pair, one, other, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)
                         failed = failed or not all(map(bool, match.values()))
                 if failed and fail_fast:
-                    tell(logging.ERROR, f"FAILED | Iteration {index} does not match; stopped there")
+                    log_lines(logging.ERROR, f"FAILED | Iteration {index} does not match; stopped there")
                     break
         accuracy = AccuracyResults(results)
-        tell_summary(accuracy, pairs)
+        log_summary(accuracy, pairs)
         return accuracy
 
     @overload
@@ -248,14 +251,13 @@ class Comparator:
         """Whether outputs are free of NaN, and of infinities.
 
         Args:
-            run_results: The results; or an iterator of results.
+            run_results: Results; an iterator of results; or a list of either.
             check_inf: Whether infinities are faults; NaN then is one, too.
             check_nan: Whether NaN is a fault.
             fail_fast: Whether to stop at the first fault.
 
         Returns:
-            Whether there was no fault. Of an iterator, another one with the same results, which raises at the first.
-            Of a list, a list of these.
+            Whether there was no fault. For an iterator, an iterator of the same results that raises at the first fault.
 
         Raises:
             ComparisonError: From an iterator, at the first fault.
@@ -265,13 +267,19 @@ class Comparator:
             return _validate_run(run_results, nan, inf, bool(fail_fast))
         if isinstance(run_results, (list, tuple)):
             return [Comparator.validate(run, check_inf, check_nan, fail_fast) for run in run_results]
-        stream = cast("Iterable[RunResults]", run_results)
-        return _map_stream(stream, lambda run: _raise_first_fault(run, nan, inf))
+
+        def checked(run: RunResults) -> RunResults:
+            for name, index, output, array in _all_outputs(run):
+                for fault in _faults_of(array, nan, inf):
+                    raise errors.ComparisonError(f"{name}: output {output!r} of iteration {index}: {fault}.")
+            return run
+
+        return _map_stream(cast("Iterable[RunResults]", run_results), checked)
 
 
 @contextlib.contextmanager
 def _closed_after_use(stream: Iterable[RunResults]) -> Iterator[None]:
-    """Close an iterator when its user is done, so that what it saves is written then."""
+    """Close an iterator after its use, so that files it saves are written."""
     try:
         yield
     finally:
@@ -291,7 +299,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
     sources = cast("list[Runs]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
     streams: list[Iterable[RunResults]] = []
     for source in sources:
-        streams += _streams_by_runner(source) if isinstance(source, RunResults) else [source]
+        streams += [_iterations_of(*pair) for pair in source] if isinstance(source, RunResults) else [source]
     end = object()
     with contextlib.ExitStack() as stack:
         for stream in streams:
@@ -300,17 +308,14 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             if any(run is end for run in group):
                 short = [place for place, run in enumerate(group) if run is end]
                 raise errors.IterationMismatchError(
-                    f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from 0) "
-                    f"end after {index}. Run all on the same inputs."
+                    f"The runs have different numbers of iterations: number {', '.join(map(str, short))} (counted from "
+                    f"0) end after {index}. Run all on the same inputs."
                 )
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
 
-def _streams_by_runner(run: RunResults) -> list[Iterator[RunResults]]:
-    def one(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
-        return (RunResults([(name, [iteration])]) for iteration in iterations)
-
-    return [one(name, iterations) for name, iterations in run]
+def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
+    return (RunResults([(name, [iteration])]) for iteration in iterations)
 
 
 def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[RunnerPair]:
@@ -319,16 +324,6 @@ def _name_pairs(run: RunResults, places: Sequence[tuple[int, int]]) -> list[Runn
             if not -len(run) <= place < len(run):
                 raise errors.ConfigError(f"comparisons names runner {place}; there are {len(run)}.")
     return [(run[first][0], run[second][0]) for first, second in places]
-
-
-def _compare_pair(functions: Sequence[CompareFunction], one: IterationResult, other: IterationResult) -> list[Matches]:
-    from trtops.comparator.pairing import BaseCompareFunc, StatisticsCache
-
-    cache = StatisticsCache()
-    return [
-        function.compare(one, other, cache) if isinstance(function, BaseCompareFunc) else dict(function(one, other))
-        for function in functions
-    ]
 
 
 def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
@@ -344,7 +339,7 @@ def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) ->
             threshold = None
         if threshold is None:
             raise errors.ConfigError(
-                f"check_average needs numbers to average; {type(function).__name__} says yes or no only. "
+                f"check_average needs numbers to average; {type(function).__name__} returns truth values only. "
                 "Give it a thresholds_for(output_name), or evaluate every iteration."
             )
         if isinstance(threshold, SimpleThreshold) and threshold.check_error_stat == "elemwise":
@@ -354,16 +349,16 @@ def _check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) ->
             )
 
 
-def tell_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
-    """Tell how many iterations of each pair of runners match.
+def log_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None:
+    """Log how many iterations of each pair of runners match.
 
-    One line for each pair: an iteration, or an output's average, passes if all compare functions pass it.
+    An iteration, or an output's average, passes if all compare functions pass it.
     """
     for pair in pairs:
         average = any(result.aggregation == "average" for result in accuracy)
         try:
             rounds = [[result.average_results(pair)] if average else result[pair] for result in accuracy]
-        except errors.ComparisonError:  # whoever asks for the verdict is told
+        except errors.ComparisonError:  # the verdict raises the same error
             continue
         if average:
             names = dict.fromkeys(name for (matches,) in rounds for name in matches)
@@ -373,11 +368,11 @@ def tell_summary(accuracy: AccuracyResults, pairs: Sequence[RunnerPair]) -> None
             passed = [all(all(map(bool, matches.values())) for matches in each) for each in zip(*rounds)]
             rate = 100 * sum(passed) / len(passed) if passed else 100.0
             text = f"Passed: {sum(passed)}/{len(passed)} iterations | Pass Rate: {rate:.2f}%"
-        tell(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
+        log_lines(verdict_level(all(passed)), f"Accuracy Summary | {pair[0]} vs. {pair[1]} | {text}")
 
 
-def _tell_compared(pair: RunnerPair, one: IterationResult, other: IterationResult, found: Sequence[Matches]) -> None:
-    """Tell statistics of the outputs that were compared, once for all compare functions."""
+def _log_compared(pair: RunnerPair, one: IterationResult, other: IterationResult, found: Sequence[Matches]) -> None:
+    """Log statistics of the outputs that were compared, once for all compare functions."""
     if not _log.isEnabledFor(logging.INFO) or not found:
         return
     for name, match in found[0].items():
@@ -386,8 +381,8 @@ def _tell_compared(pair: RunnerPair, one: IterationResult, other: IterationResul
             continue
         failed = not all(bool(matches.get(name, True)) for matches in found)
         a, b = to_numpy(one[name], f"Output {name!r}"), to_numpy(other[name1], f"Output {name1!r}")
-        tell_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b)
-        tell_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a)
+        log_statistics(f"{pair[0]}: {name}", a, failed=failed, indent=1, among=b)
+        log_statistics(f"{pair[1]}: {name1}", b, failed=failed, indent=1, among=a)
 
 
 def _all_outputs(run: RunResults) -> Iterator[tuple[str, int, str, Any]]:
@@ -399,43 +394,40 @@ def _all_outputs(run: RunResults) -> Iterator[tuple[str, int, str, Any]]:
 
 
 def _faults_of(array: Any, nan: bool, inf: bool) -> list[str]:
-    """What is wrong with an output's values, in words."""
+    """The faults of an output's values, one line each."""
     if array.dtype.kind in "biuSUO":
         return []
     array = array if array.dtype.kind == "f" else array.astype(np.float32)
     nans, infs = int(np.count_nonzero(np.isnan(array))), 0
     if inf:
         infs = array.size - nans - int(np.count_nonzero(np.isfinite(array)))
-    said = [f"NaN Detected | {nans} of {array.size} elements of this output are NaN"] if nans and (nan or inf) else []
-    return [*said, f"Inf Detected | {infs} of {array.size} elements of this output are infinite"] if infs else said
+    found = []
+    if nans and (nan or inf):
+        found.append(f"NaN Detected | {nans} of {array.size} elements of this output are NaN")
+    if infs:
+        found.append(f"Inf Detected | {infs} of {array.size} elements of this output are infinite")
+    return found
 
 
 def _validate_run(run: RunResults, nan: bool, inf: bool, fail_fast: bool) -> bool:
-    """Whether no output has a fault; each is told."""
-    tell(START, f"Output Validation | Runners: {list(run.keys())}")
+    """Whether no output has a fault; each fault is logged."""
+    log_lines(START, f"Output Validation | Runners: {list(run.keys())}")
     valid = True
     for name, index, output, array in _all_outputs(run):
-        tell(
+        log_lines(
             START,
             f"{name:35} | Iteration {index} | Validating output: {output} (check_inf={inf}, check_nan={nan})",
             indent=1,
         )
         if _log.isEnabledFor(logging.INFO):
-            tell(logging.INFO, statistics_text(array), indent=2)
+            log_lines(logging.INFO, statistics_text(array), indent=2)
         faults = _faults_of(array, nan, inf)
         for fault in faults:
-            tell(logging.ERROR, fault, indent=2)
-        said = f"FAILED | Errors detected in output: {output}" if faults else f"PASSED | Output: {output} is valid"
-        tell(verdict_level(not faults), said, indent=2)
+            log_lines(logging.ERROR, fault, indent=2)
+        line = f"FAILED | Errors detected in output: {output}" if faults else f"PASSED | Output: {output} is valid"
+        log_lines(verdict_level(not faults), line, indent=2)
         valid = valid and not faults
         if faults and fail_fast:
             break
-    tell(verdict_level(valid), f"{'PASSED' if valid else 'FAILED'} | Output Validation", indent=1)
+    log_lines(verdict_level(valid), f"{'PASSED' if valid else 'FAILED'} | Output Validation", indent=1)
     return valid
-
-
-def _raise_first_fault(run: RunResults, nan: bool, inf: bool) -> RunResults:
-    for name, index, output, array in _all_outputs(run):
-        for fault in _faults_of(array, nan, inf):
-            raise errors.ComparisonError(f"{name}: output {output!r} of iteration {index}: {fault}.")
-    return run

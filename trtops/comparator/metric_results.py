@@ -1,10 +1,8 @@
-"""What a compare function says of one output: its numbers, and the threshold they were held against.
+"""Results of compare functions: the numbers of one output, and the threshold that gives the verdict.
 
-The verdict is never stored where it can be derived: a result is true if its threshold passes its numbers, and can be
-held against another threshold at any time. Names and saved form are Polygraphy's.
-
-Thresholds and results of single metrics (``L2Threshold``, ``L2Result`` and so on) are made at the end of this module, of
-the table in :mod:`trtops.comparator.table`.
+The verdict is derived from the numbers, so a result can be evaluated by another threshold at any time. Names and saved
+form are Polygraphy's. The end of this module makes thresholds and results of single metrics (``L2Threshold``,
+``L2Result`` and so on) from the table in :mod:`trtops.comparator.table`.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ Numbers = Mapping[str, "float | None"]
 
 
 class Threshold:
-    """What numbers of some names are held against."""
+    """Decides whether numbers of some names are good enough."""
 
     METRIC_FIELDS: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def metric_fields(cls) -> list[str]:
-        """The names of the numbers; a threshold fits the results that have these."""
+        """The names of the numbers; a threshold fits results that have them."""
         return list(cls.METRIC_FIELDS)
 
     def passed(self, metric_values: Numbers) -> bool:
@@ -51,7 +49,7 @@ class Threshold:
         raise NotImplementedError
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
-        """One line of words and the verdict; None where one line does not say it."""
+        """One line for the log and the verdict; None if the threshold has no such line."""
         return None
 
 
@@ -87,7 +85,7 @@ class SimpleThreshold(Threshold):
         """Whether the statistic is within either tolerance.
 
         Raises:
-            ComparisonError: If the statistic was not stored, as ``elemwise`` never is by itself.
+            ComparisonError: If the statistic was not stored; ``elemwise`` has none.
         """
         absolute = metric_values.get(f"{self.check_error_stat}_absdiff")
         relative = metric_values.get(f"{self.check_error_stat}_reldiff")
@@ -100,10 +98,9 @@ class SimpleThreshold(Threshold):
 
 
 class MetricThreshold(Threshold):
-    """Limits for numbers of the table of metrics, all of which must hold.
+    """Limits for metrics of the table, all of which must hold: base of ``L2Threshold`` and so on.
 
-    A class for each of the table's comparisons is derived from this one: ``L2Threshold`` and so on. One limit is in the
-    field ``threshold``; several are in fields named as the options of the compare function.
+    A single limit is in the field ``threshold``; several are in fields named like the options of the compare function.
     """
 
     COMPARISON: ClassVar[Comparison]
@@ -113,28 +110,24 @@ class MetricThreshold(Threshold):
         return list(zip(self.COMPARISON.limits.values(), vars(self).values()))
 
     def passed(self, metric_values: Numbers) -> bool:
-        """Whether all limits hold. A number that is not known, or NaN, fails."""
+        """Whether all limits hold. NaN, and a number that is not known, fail."""
         return all(metric.passes(metric_values.get(metric.result_field), limit) for metric, limit in self.limits())
 
     def describe(self, metric_values: Numbers) -> tuple[str, bool] | None:
-        """One line of words and the verdict, if there is one limit and the number is known."""
-        if len(self.COMPARISON.limits) > 1:
-            return None
-        [(metric, limit)] = self.limits()
+        """One line for the log and the verdict, if there is one limit and the number is known."""
+        metric, limit = self.limits()[0]
         value = metric_values.get(metric.result_field)
-        if value is None:
+        if len(self.COMPARISON.limits) > 1 or value is None:
             return None
         passed = self.passed(metric_values)
         relation = "tolerance" if metric.better == "lower" else "min required"
         shown, bound = _distinct_numbers(value, limit)
-        return (
-            f"{metric.title}: {shown}{metric.suffix} ({relation}: {bound}{metric.suffix}) | {'PASSED' if passed else 'FAILED'}",
-            passed,
-        )
+        numbers = f"{shown}{metric.suffix} ({relation}: {bound}{metric.suffix})"
+        return f"{metric.title}: {numbers} | {'PASSED' if passed else 'FAILED'}", passed
 
 
 def _distinct_numbers(value: float, limit: float) -> tuple[str, str]:
-    """Both with five digits, or as many as it takes to see that they differ."""
+    """Both with five digits, or with more if they would look equal otherwise."""
     for digits in range(5, 17):
         shown, bound = f"{value:.{digits}g}", f"{limit:.{digits}g}"
         if shown != bound or value == limit:
@@ -148,8 +141,8 @@ class CompareResult:
 
     Attributes:
         thresholds: The threshold.
-        output0_name: The compared output's name; set by the compare function.
-        output1_name: The name of what it was compared with.
+        output0_name: The output's name; set by the compare function.
+        output1_name: The name of its counterpart.
     """
 
     THRESHOLD: ClassVar[type[Threshold]] = Threshold
@@ -181,15 +174,15 @@ class CompareResult:
         return {name: getattr(self, name) for name in self.metric_fields()}
 
     def set_thresholds(self, thresholds: Threshold) -> None:
-        """Evaluate by another threshold from now on."""
+        """Replace the threshold."""
         self.thresholds = thresholds
 
     def describe(self) -> tuple[str, bool] | None:
-        """One line of words and the verdict; None where one line does not say it."""
+        """One line for the log and the verdict; None if the threshold has no such line."""
         return self._given_threshold().describe(self.metric_values())
 
     def summary(self) -> str:
-        """The numbers and what they were held against, in one line without the verdict."""
+        """The numbers and the threshold in one line, without the verdict."""
         if line := self.describe():
             return line[0].rpartition(" | ")[0]
         numbers = {**self.metric_values(), **vars(self._given_threshold())}
@@ -197,7 +190,7 @@ class CompareResult:
 
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
-        """The result whose numbers are the means of those of several, which must be of this type."""
+        """A result with the means of the numbers of several results of this type."""
         means = {}
         for name in cls.metric_fields():
             known = [v for r in results if (v := getattr(r, name)) is not None]
@@ -218,8 +211,8 @@ class OutputCompareResult(CompareResult):
         median_reldiff: Median relative error.
         quantile_absdiff: Quantile of the absolute error, at the threshold's level.
         quantile_reldiff: Quantile of the relative error.
-        stored: The verdict as a file says it, where it cannot be derived: ``elemwise`` in Polygraphy's files.
-        statistics: All statistics, from which ``elemwise`` can be re-evaluated.
+        stored: The verdict from a file, for ``elemwise`` results of Polygraphy, whose numbers do not give it.
+        statistics: All statistics, which give the verdict for any tolerances.
     """
 
     THRESHOLD = SimpleThreshold
@@ -248,13 +241,10 @@ class OutputCompareResult(CompareResult):
         )
 
     def __bool__(self) -> bool:
-        threshold = self.thresholds
+        threshold = self._given_threshold()
         if not isinstance(threshold, SimpleThreshold) or threshold.check_error_stat != "elemwise":
-            return super().__bool__()
+            return bool(threshold.passed(self.metric_values()))
         if self.statistics is not None:
-            counted = (self.statistics.atol, self.statistics.rtol) == (threshold.atol, threshold.rtol)
-            if counted:
-                return self.statistics.violations == 0
             return not self.statistics.any_violation(threshold.atol, threshold.rtol)
         if self.stored is not None:
             return self.stored
@@ -264,43 +254,40 @@ class OutputCompareResult(CompareResult):
         )
 
     def set_thresholds(self, thresholds: Threshold) -> None:
-        """Evaluate by another threshold from now on; a verdict that a file stored does not hold for it."""
+        """Replace the threshold. A verdict from a file does not apply to the new one."""
         super().set_thresholds(thresholds)
         self.stored = None
         if self.statistics is not None and isinstance(thresholds, SimpleThreshold):
-            recorded = [0.5, *(q.level for q in self.statistics.quantiles)]
-            known = any(math.isclose(level, thresholds.error_quantile, rel_tol=1e-12) for level in recorded)
-            quantile = self.statistics.quantile(thresholds.error_quantile) if known else None
-            self.quantile_absdiff = None if quantile is None else quantile.abs
-            self.quantile_reldiff = None if quantile is None else quantile.rel
+            try:
+                quantile = self.statistics.quantile(thresholds.error_quantile)
+                self.quantile_absdiff, self.quantile_reldiff = quantile.abs, quantile.rel
+            except errors.ComparisonError:  # that level was not recorded
+                self.quantile_absdiff = self.quantile_reldiff = None
 
     def __str__(self) -> str:
         return f"(atol={self.max_absdiff}, rtol={self.max_reldiff})"
 
     def summary(self) -> str:
-        """Both errors with the place of the largest, and the tolerances that one of them has to be within."""
+        """Both errors with the place of the largest one, and the tolerances."""
         limits, found = cast("SimpleThreshold", self._given_threshold()), self.statistics
-        absolute = self._named_errors("absdiff", limits.atol)
-        relative = self._named_errors("reldiff", limits.rtol)
+        stat = limits.check_error_stat
+        names = dict.fromkeys(("max", "mean", *(() if stat == "elemwise" else (stat,))))
+        absolute = [f"{name} {_number_text(getattr(self, f'{name}_absdiff'), limits.atol)}" for name in names]
+        relative = [f"{name} {_number_text(getattr(self, f'{name}_reldiff'), limits.rtol)}" for name in names]
         elements = 0 if found is None else math.prod(found.shape)
-        if found is not None and found.worst_index is not None and elements > 0:  # a file may say anything
+        if found is not None and found.worst_index is not None and elements > 0:  # files can hold any shape
             # The index counts on through the iterations.
             place = np.unravel_index(found.worst_index % elements, found.shape)
             absolute[0] += f" at {tuple(map(int, place))}"
         counted = f"; {found.violations} of {found.elements} exceed both" if found and found.violations else ""
         return (
             f"error: {', '.join(absolute)}; relative: {', '.join(relative)} | "
-            f"allowed {limits.check_error_stat}: atol {limits.atol:g} or rtol {limits.rtol:g}{counted}"
+            f"allowed {stat}: atol {limits.atol:g} or rtol {limits.rtol:g}{counted}"
         )
-
-    def _named_errors(self, kind: str, limit: float) -> list[str]:
-        evaluated = cast("SimpleThreshold", self._given_threshold()).check_error_stat
-        names = dict.fromkeys(("max", "mean", *([] if evaluated == "elemwise" else [evaluated])))
-        return [f"{name} {_number_text(getattr(self, f'{name}_{kind}'), limit)}" for name in names]
 
 
 def _number_text(value: float | None, limit: float | None = None) -> str:
-    """A number with four digits, or as many as it takes to see that it is above a limit."""
+    """A number with four digits, or with more if it exceeds a limit and would look equal to it."""
     if value is None:
         return "unknown"
     text = f"{value:.4g}"
@@ -322,34 +309,33 @@ def _read_known_number(members: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def _register_threshold(kind: type[Any]) -> None:
-    names = [option.name for option in fields(kind)]
-    Encoder.register(kind)(lambda threshold: {name: getattr(threshold, name) for name in names})
-    Decoder.register(kind)(lambda members: kind(*(_read_known_number(members, name) for name in names)))
-
-
-def _register_result(kind: type[Any]) -> None:
-    Encoder.register(kind)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
-    Decoder.register(kind)(
-        lambda members: kind(
-            *(_read_number(members, name) for name in kind.metric_fields()), thresholds=_read_threshold(members, kind)
-        )
-    )
-
-
 def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     threshold = members["thresholds"]
     if not isinstance(threshold, kind.THRESHOLD):
-        raise errors.FormatError(
-            f"the thresholds of a {kind.__name__} are a {type(threshold).__name__}; expected a {kind.THRESHOLD.__name__}"
-        )
+        found, expected = type(threshold).__name__, kind.THRESHOLD.__name__
+        raise errors.FormatError(f"the thresholds of a {kind.__name__} are a {found}; expected a {expected}")
     return cast("Threshold", threshold)
+
+
+def _register(threshold_class: type[Any], result_class: type[Any]) -> None:
+    names = [option.name for option in fields(threshold_class)]
+    Encoder.register(threshold_class)(lambda threshold: {name: getattr(threshold, name) for name in names})
+    Decoder.register(threshold_class)(
+        lambda members: threshold_class(*(_read_known_number(members, name) for name in names))
+    )
+    Encoder.register(result_class)(lambda result: {**result.metric_values(), "thresholds": result.thresholds})
+    Decoder.register(result_class)(
+        lambda members: result_class(
+            *(_read_number(members, name) for name in result_class.metric_fields()),
+            thresholds=_read_threshold(members, result_class),
+        )
+    )
 
 
 def _threshold_class(comparison: Comparison) -> type[MetricThreshold]:
     limits = comparison.limits
     options = ["threshold"] if len(limits) == 1 else list(limits)
-    allowed = " and the ".join(f"{m.extreme} allowed {m.described}" for m in limits.values())
+    allowed = " and the ".join(f"{m.limit_kind} allowed {m.described}" for m in limits.values())
     return make_dataclass(
         comparison.threshold,
         [(option, "float") for option in options],
@@ -369,7 +355,7 @@ def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[Co
     labels = " and ".join(m.described for m in metrics)
     return make_dataclass(
         comparison.result,
-        # Polygraphy saves None for what it could not compute, and computes all that is recorded.
+        # Polygraphy saves None for metrics that it could not compute.
         [(m.result_field, "float") if m.recorded else (m.result_field, "float | None", None) for m in metrics],
         bases=(CompareResult,),
         eq=False,
@@ -380,19 +366,12 @@ def _result_class(comparison: Comparison, threshold: type[Threshold]) -> type[Co
 for _comparison in COMPARISONS:
     _threshold = globals()[_comparison.threshold] = _threshold_class(_comparison)
     _result = globals()[_comparison.result] = _result_class(_comparison, _threshold)
-    _register_threshold(_threshold)
-    _register_result(_result)
+    _register(_threshold, _result)
 
 
 @Encoder.register(SimpleThreshold)
 def _encode_simple(threshold: SimpleThreshold) -> dict[str, Any]:
-    # Polygraphy neither reads nor writes the level.
-    return {
-        "check_error_stat": threshold.check_error_stat,
-        "atol": threshold.atol,
-        "rtol": threshold.rtol,
-        "error_quantile": threshold.error_quantile,
-    }
+    return dict(vars(threshold))  # Polygraphy does not write the level, and ignores it
 
 
 @Decoder.register(SimpleThreshold)
@@ -413,7 +392,7 @@ def _encode_output(result: OutputCompareResult) -> dict[str, Any]:
         **result.metric_values(),
         "thresholds": result.thresholds,
         "passed": bool(result) if elemwise else None,
-        # Not in Polygraphy's files, and ignored there: `elemwise` can be re-evaluated by these.
+        # Polygraphy ignores these; they give the `elemwise` verdict for any tolerances.
         "statistics": None if result.statistics is None else result.statistics.to_dict(),
     }
 

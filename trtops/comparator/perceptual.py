@@ -63,7 +63,7 @@ def _load_model() -> Any:
 
 
 def _as_images(array: Array, scale: float) -> Array | None:
-    """RGB images ``(N, 3, H, W)`` between -1 and 1, from values in ``[0, scale]``; None if the shape is not an image's."""
+    """RGB images ``(N, 3, H, W)`` between -1 and 1, from values in ``[0, scale]``; None for other shapes."""
     images = array[None] if array.ndim == 3 else array
     if images.ndim == 4 and images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)

@@ -1,7 +1,6 @@
-"""Evaluating a whole run against a golden one: statistics per output first, verdicts derived from them, in words.
+"""Compare a whole run with a golden one: statistics for each output first, verdicts derived from them.
 
-Nothing here reads arrays but :func:`compare_outputs`; a report can be re-evaluated under other tolerances for as long
-as it is kept.
+Only :func:`compare_outputs` reads arrays. A stored report can be re-evaluated under other tolerances.
 """
 
 from __future__ import annotations
@@ -14,30 +13,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trtops import errors
 from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, to_numpy
-from trtops.comparator.limits import most
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import OutputStatistics
-from trtops.comparator.table import LIMITED, Metric, with_fields
-from trtops.record import JSONValue, Record
+from trtops.comparator.table import LIMITED, with_fields
+from trtops.record import Record
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
     from trtops.comparator.results import RunResults
 
-_FIRST_LIMITS = {"max_l2", "min_cosine", "min_psnr", "min_snr", "min_top1_agreement"}
-_LATER_LIMITS = {metric.tolerance for metric in LIMITED} - _FIRST_LIMITS | {
-    "atol_of_scale", "class_axis", "clamped_equal"
-}  # fmt: skip
-"""Limits that the first tolerances did not have. Digests of those are in files, and cover the others even if not given."""
-
 Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResults"
-"""What a run left: arrays by name, a sequence of these (one per iteration), or the results of one runner."""
+"""Outputs of a run: arrays by name, a sequence of these (one per iteration), or the results of one runner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_fields({str(metric.tolerance): "As in :class:`Tolerances`." for metric in LIMITED})
 class OutputTolerances(Record):
-    """What differs for one output; None keeps what :class:`Tolerances` says for all.
+    """Tolerances of one output; None keeps the value of :class:`Tolerances`.
 
     Attributes:
         atol: As in :class:`Tolerances`.
@@ -59,36 +51,33 @@ class OutputTolerances(Record):
 @dataclass(frozen=True, kw_only=True)
 @with_fields(
     {
-        str(
-            metric.tolerance
-        ): f"The {metric.extreme} allowed {metric.described}; None does not evaluate it. Outputs other "
-        f"than {metric.applies_to} are not evaluated by it."
-        for metric in LIMITED
+        str(m.tolerance): f"The {m.limit_kind} allowed {m.described}, for {m.applies_to}; None sets no limit."
+        for m in LIMITED
     }
 )
 class Tolerances(Record):
     """When an output counts as good.
 
-    Limits for single numbers are fields that the table of metrics adds (:mod:`trtops.comparator.table`).
+    The table of metrics (:mod:`trtops.comparator.table`) adds fields that limit single metrics.
 
     Attributes:
         atol: Absolute tolerance, in the output's own unit.
         rtol: Relative tolerance, as a fraction of ``|golden|``.
         atol_of_scale: Absolute tolerance as a fraction of the output's scale, which is the largest finite ``|golden|``;
             the larger of this and ``atol`` counts.
-        class_axis: The axis along which classes lie, for what is asked of scores; unless given, the second of images and
-            else the last longer than 1.
-        clamped_equal: Whether values that stand for infinity (beyond -1e9, or the end of FP32) count as equal to what is
-            left of them in 16 bit: the same sign, 3e4 or more.
-        check_error_stat: Which error is held against both: every element's (``elemwise``), or the ``max``, ``mean``,
-            ``median`` or ``quantile`` of all. It is too large if it exceeds ``atol`` and ``rtol`` both.
+        class_axis: The axis of classes, for metrics of scores; by default the second of images and else the last longer
+            than 1.
+        clamped_equal: Whether golden values that stand for infinity (beyond -1e9, or the end of FP32) count as equal to
+            any value of the same sign of 3e4 or more.
+        check_error_stat: Which error is compared with ``atol`` and ``rtol``: every element's (``elemwise``), or the
+            ``max``, ``mean``, ``median`` or ``quantile`` of all. An error is too large if it exceeds both.
         error_quantile: The level, between 0 and 1, for ``quantile``.
         infinities_equal: Whether infinities of equal sign count as equal.
         nans_equal: Whether NaNs at the same place count as equal. NaN anywhere else is always bad.
-        check_dtypes: Whether another dtype than the golden one's is bad. INT32 for INT64 is not: TensorRT before 10 has no
-            INT64, and a value that does not fit shows as an error.
-        allow_extra_outputs: Whether outputs that the golden run does not have are let pass.
-        per_output: What differs for single outputs, by name.
+        check_dtypes: Whether another dtype than the golden one's is bad. INT32 for INT64 is accepted: TensorRT before
+            10 has no INT64, and a value that does not fit shows as an error.
+        allow_extra_outputs: Whether outputs that the golden run does not have are accepted.
+        per_output: Other tolerances for single outputs, by name.
     """
 
     atol: float = 1e-5
@@ -104,25 +93,9 @@ class Tolerances(Record):
     allow_extra_outputs: bool = False
     per_output: Mapping[str, OutputTolerances] = field(default_factory=dict)
 
-    if TYPE_CHECKING:  # type checkers cannot know what the table adds
+    if TYPE_CHECKING:  # the table adds fields that type checkers do not know
 
-        def __init__(
-            self,
-            *,
-            atol: float = ...,
-            rtol: float = ...,
-            atol_of_scale: float | None = ...,
-            class_axis: int | None = ...,
-            clamped_equal: bool | None = ...,
-            check_error_stat: ErrorStat = ...,
-            error_quantile: float = ...,
-            infinities_equal: bool = ...,
-            nans_equal: bool = ...,
-            check_dtypes: bool = ...,
-            allow_extra_outputs: bool = ...,
-            per_output: Mapping[str, OutputTolerances] = ...,
-            **limits: float | None,
-        ) -> None: ...
+        def __init__(self, **options: Any) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -133,12 +106,8 @@ class Tolerances(Record):
         if not 0 <= self.error_quantile <= 1:
             raise errors.ConfigError(f"error_quantile is {self.error_quantile}; it must be between 0 and 1.")
 
-    def deciding(self) -> JSONValue:
-        """All but later limits that are not given, so that digests stay the same when the table of metrics grows."""
-        return _without_later_limits(self.to_dict())
-
     def of(self, output: str) -> Tolerances:
-        """The tolerances that hold for one output, with its own put in."""
+        """The tolerances of one output."""
         own = self.per_output.get(output)
         if own is None:
             return dataclasses.replace(self, per_output={}) if self.per_output else self
@@ -146,21 +115,11 @@ class Tolerances(Record):
         return dataclasses.replace(self, per_output={}, **changes)
 
     def largest_abs(self, stats: OutputStatistics) -> float:
-        """The absolute tolerance for an output, in its own unit.
-
-        Raises:
-            ComparisonError: If it is relative to the output's scale, and that was not recorded.
-        """
-        if not self.atol_of_scale:
-            return self.atol
-        if stats.scale is None:
-            raise errors.ComparisonError(
-                "The tolerance is relative to the output's scale, which this comparison did not record. Compare again."
-            )
-        return max(self.atol, self.atol_of_scale * stats.scale)
+        """The absolute tolerance for an output, in its own unit."""
+        return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))
 
     def levels(self) -> tuple[float, ...]:
-        """The quantile levels that evaluating may need, beside those always recorded."""
+        """The quantile levels to record."""
         own = (o.error_quantile for o in self.per_output.values() if o.error_quantile is not None)
         return tuple(sorted({*metrics.QUANTILES, self.error_quantile, *own}))
 
@@ -183,12 +142,12 @@ class ArrayInfo(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison(Record):
-    """One output, evaluated.
+    """The comparison of one output.
 
     Attributes:
         name: The output.
         verdict: ``good`` or ``bad``.
-        reasons: Why it is bad, in words; empty if it is good.
+        reasons: Why it is bad; empty if it is good.
         statistics: Its errors over all iterations; None if they cannot be computed (see ``reasons``).
         actual: The output under test; None if it is missing.
         golden: The golden output; None if the golden run does not have it.
@@ -204,7 +163,7 @@ class OutputComparison(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonReport(Record):
-    """A run compared with a golden one. True where a truth value is wanted if every output is good.
+    """A run compared with a golden one; true if every output is good.
 
     Attributes:
         verdict: ``bad`` if any output is.
@@ -223,7 +182,7 @@ class ComparisonReport(Record):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is bad, in words, one sentence each, naming the output; empty if it is good."""
+        """Why it is bad, one sentence each, naming the output; empty if it is good."""
         return tuple(
             f"{output.name}: {reason}"
             for output in self.outputs
@@ -245,7 +204,7 @@ class ComparisonReport(Record):
         )
 
     def evaluate(self, tolerances: Tolerances) -> ComparisonReport:
-        """The same numbers under other tolerances; no arrays are needed.
+        """The report under other tolerances, from the recorded statistics.
 
         Raises:
             ComparisonError: If a number is needed that was not recorded: a quantile level, or errors with another
@@ -258,19 +217,15 @@ class ComparisonReport(Record):
 def compare_outputs(
     actual: Outputs, golden: Outputs, tolerances: Tolerances = Tolerances(), *, quantiles: Sequence[float] = ()
 ) -> ComparisonReport:
-    """Compare a run with a golden run of the same model, output by output.
+    """Compare a run with a golden run of the same model, output by output, all iterations together.
 
-    Outputs are matched by name. A missing output, an extra one, another shape or dtype is evaluated as bad, in words, and
-    never raises.
+    Outputs are matched by name. A missing or extra output, another shape or another dtype is bad; none of them raises.
 
     Args:
         actual: The run under test; arrays of any shape and dtype in host memory (or torch tensors).
         golden: The golden run, with as many iterations.
-        tolerances: What to evaluate with.
-        quantiles: Quantile levels to record beside those that are recorded anyway.
-
-    Returns:
-        One entry per output, each over all iterations together.
+        tolerances: When an output counts as good.
+        quantiles: Further quantile levels to record.
 
     Raises:
         IterationMismatchError: If the runs have different numbers of iterations.
@@ -284,9 +239,8 @@ def compare_outputs(
     if not ours:
         raise errors.ComparisonError("Both runs are empty: there is nothing to compare.")
     levels = tuple(sorted({*tolerances.levels(), *quantiles}))
-    names = list(dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration))
     outputs = []
-    for name in names:
+    for name in dict.fromkeys(name for run in (theirs, ours) for iteration in run for name in iteration):
         measured = _measure_output(name, [i.get(name) for i in ours], [i.get(name) for i in theirs], tolerances, levels)
         outputs.append(_evaluate_output(measured, tolerances))
     return ComparisonReport(
@@ -299,7 +253,7 @@ def _overall_verdict(outputs: Iterable[OutputComparison]) -> Verdict:
 
 
 def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
-    """The iterations of whatever :func:`compare_outputs` takes.
+    """The iterations of a value that :func:`compare_outputs` accepts.
 
     Raises:
         ComparisonError: If results hold another number of runners than one.
@@ -310,7 +264,8 @@ def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
         if len(outputs) != 1:
             names = ", ".join(map(repr, outputs.keys())) or "none"
             raise errors.ComparisonError(
-                f"The {which} results must hold one runner, found {len(outputs)}: {names}. Pass one of them: results[name]."
+                f"The {which} results must hold one runner, found {len(outputs)}: {names}. "
+                "Pass one of them: results[name]."
             )
         return list(outputs[0][1])
     if hasattr(outputs, "keys"):
@@ -321,7 +276,7 @@ def iterations_of(outputs: Any, which: str) -> list[Mapping[str, Any]]:
 def _measure_output(
     name: str, ours: Sequence[object], theirs: Sequence[object], tolerances: Tolerances, levels: Sequence[float]
 ) -> OutputComparison:
-    """Everything about one output that needs its arrays; what stands in the way of statistics becomes a reason."""
+    """Everything about one output that needs its arrays. If there can be no statistics, the reason says why."""
     mine, golden, problem = None, None, None
     pairs: list[tuple[Array, Array]] = []
     for index, (a, b) in enumerate(zip(ours, theirs)):
@@ -332,14 +287,19 @@ def _measure_output(
             problem = problem or str(exc)
             continue
         if problem is None and (a is None or b is None or a.shape != b.shape):
-            problem = _mismatch_reason(index, len(ours), a, b)
+            where = "" if len(ours) == 1 else f" in iteration {index}"
+            if b is None:
+                problem = f"extra output{where}: the golden run does not have it"
+            elif a is None:
+                problem = f"missing output{where}: the golden run has it as {_array_info(b)}"
+            else:
+                problem = f"shape is {a.shape}{where}, the golden one {b.shape}"
             mine, golden = _array_info(a) or mine, _array_info(b) or golden
         mine, golden = mine or _array_info(a), golden or _array_info(b)
         if a is not None and b is not None:
             pairs.append((a, b))
-    found = None
+    found, own = None, tolerances.of(name)
     if problem is None:
-        own = tolerances.of(name)
         try:
             found = metrics.statistics_of_iterations(
                 pairs,
@@ -362,46 +322,46 @@ def _array_info(array: Array | None) -> ArrayInfo | None:
     return None if array is None else ArrayInfo(dtype=dtype_name(array), shape=array.shape)
 
 
-def _mismatch_reason(index: int, count: int, a: Array | None, b: Array | None) -> str:
-    where = "" if count == 1 else f" in iteration {index}"
-    if b is None:
-        return f"extra output{where}: the golden run does not have it"
-    if a is None:
-        return f"missing output{where}: the golden run has it as {_array_info(b)}"
-    return f"shape is {a.shape}{where}, the golden one {b.shape}"
-
-
 def _evaluate_output(output: OutputComparison, tolerances: Tolerances) -> OutputComparison:
-    stats = output.statistics
-    if stats is None:
-        forgiven = output.golden is None and tolerances.allow_extra_outputs
-        return dataclasses.replace(output, verdict="good" if forgiven else "bad")
-    reasons = tuple(_output_objections(output, stats, tolerances.of(output.name)))
+    if output.statistics is None:
+        accepted = output.golden is None and tolerances.allow_extra_outputs
+        return dataclasses.replace(output, verdict="good" if accepted else "bad")
+    reasons = tuple(_objections(output.name, output.statistics, tolerances.of(output.name)))
     return dataclasses.replace(output, verdict="bad" if reasons else "good", reasons=reasons)
 
 
-def _output_objections(output: OutputComparison, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
-    _check_treatment(output.name, stats, own)
+def _objections(name: str, stats: OutputStatistics, own: Tolerances) -> Iterable[str]:
+    """Why an output does not meet its tolerances, one sentence each."""
+    _check_treatment(name, stats, own)
     narrowed = (stats.dtype, stats.reference_dtype) == ("int32", "int64")
     if own.check_dtypes and stats.dtype != stats.reference_dtype and not narrowed:
         yield f"dtype is {stats.dtype}, the golden one {stats.reference_dtype}"
-    if stats.nan_count and not (own.nans_equal and not stats.nan_errors):
+    if stats.nan_errors and stats.nan_count:
         yield f"{stats.nan_count} of {stats.elements} elements are NaN (golden: {stats.reference_nan_count})"
     elif stats.nan_errors:
-        yield f"{stats.nan_errors} of {stats.elements} errors are NaN (golden NaNs: {stats.reference_nan_count}, infinities on both sides: see infinities_equal)"
+        yield (
+            f"{stats.nan_errors} of {stats.elements} errors are NaN (golden NaNs: {stats.reference_nan_count}, "
+            "infinities on both sides: see infinities_equal)"
+        )
     if stats.dtype == "str" and stats.max_abs > 0:
         yield f"{round(stats.mean_abs * stats.elements)} of {stats.elements} strings differ"
         return
+    limited = LIMITED
     if own.min_agreement is not None and stats.agreement is not None:
-        # Integers that are all right or wrong are counted where that is asked for: a token has no distance to another.
-        yield from _limit_objections(stats, own, [metric for metric in LIMITED if metric.name == "agreement"])
-        return
-    if objection := _error_objection(stats, own):
+        # Integers may be labels or tokens, which have no distance: only the share of equal ones counts.
+        limited = tuple(metric for metric in LIMITED if metric.name == "agreement")
+    elif objection := _error_objection(stats, own):
         yield objection
-    yield from _limit_objections(stats, own, LIMITED)
+    for metric in limited:
+        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
+        if limit is not None and value is not None and not metric.passes(value, limit):
+            bound = f"{limit:g}{metric.suffix}"
+            rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
+            yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
 
 
 def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> None:
+    """Raise if the errors depend on how infinities, NaNs or clamped values were treated, and the tolerances differ."""
     infinite = stats.inf_count and stats.reference_inf_count and stats.infinities_equal != own.infinities_equal
     nan = stats.nan_count and stats.reference_nan_count and stats.nans_equal != own.nans_equal
     if infinite or nan:
@@ -412,42 +372,23 @@ def _check_treatment(name: str, stats: OutputStatistics, own: Tolerances) -> Non
         )
     if stats.clamped and not own.clamped_equal:
         raise errors.ComparisonError(
-            f"Output {name!r} was compared with clamped_equal, which left out {stats.clamped} of its elements. Compare the "
-            "arrays again."
+            f"Output {name!r} was compared with clamped_equal, which left out {stats.clamped} of its elements. "
+            "Compare the arrays again."
         )
 
 
 def _error_objection(stats: OutputStatistics, own: Tolerances) -> str | None:
     stat, atol = own.check_error_stat, own.largest_abs(stats)
+    if not stats.exceeds(stat, atol, own.rtol, own.error_quantile):
+        return None
     limits = f"atol {atol:g} and rtol {own.rtol:g}"
     if atol > own.atol:
         limits = f"atol {atol:.3g} ({own.atol_of_scale:.3g} of the scale {stats.scale:.3g}) and rtol {own.rtol:.3g}"
     if stat == "elemwise":
         counted = (stats.atol, stats.rtol) == (atol, own.rtol)
-        if not (stats.violations if counted else stats.any_violation(atol, own.rtol)):
-            return None
         how_many = f"{stats.violations} of {stats.elements}" if counted else "some"
-        return f"{how_many} elements exceed {limits}; the largest errors are {stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
-    if stat == "quantile":
-        quantile = stats.quantile(own.error_quantile)
-        absolute, relative, label = quantile.abs, quantile.rel, f"{own.error_quantile:g} quantile of the"
-    else:
-        absolute, relative, label = getattr(stats, f"{stat}_abs"), getattr(stats, f"{stat}_rel"), stat
-    if absolute <= most(atol) or relative <= most(own.rtol):
-        return None
-    return f"{label} error is {absolute:.3g} absolute, {relative:.3g} relative; exceeds {limits}"
-
-
-def _limit_objections(stats: OutputStatistics, own: Tolerances, limited: Iterable[Metric]) -> Iterable[str]:
-    for metric in limited:
-        limit, value = getattr(own, str(metric.tolerance)), getattr(stats, metric.name)
-        if limit is not None and value is not None and not metric.passes(value, limit):
-            bound = f"{limit:g}{metric.suffix}"
-            rule = f"at most {bound} is allowed" if metric.better == "lower" else f"at least {bound} is required"
-            yield f"{metric.label} is {value:.5g}{metric.suffix}, {rule}"
-
-
-def _without_later_limits(value: JSONValue) -> JSONValue:
-    if not isinstance(value, dict):
-        return value
-    return {k: _without_later_limits(v) for k, v in value.items() if v is not None or k not in _LATER_LIMITS}
+        largest = f"{stats.max_abs:.3g} absolute, {stats.max_rel:.3g} relative"
+        return f"{how_many} elements exceed {limits}; the largest errors are {largest}"
+    found = stats.error(stat, own.error_quantile)
+    label = f"{own.error_quantile:g} quantile of the" if stat == "quantile" else stat
+    return f"{label} error is {found.abs:.3g} absolute, {found.rel:.3g} relative; exceeds {limits}"

@@ -1,4 +1,4 @@
-"""Runs runners on inputs: to the end one by one, each in a child process of its own, or all together as a stream."""
+"""Run runners on inputs: one after the other, each in a child process, or all together as a stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import DataLoader, DataLoaderCache, StreamingDataLoader, check_feed, fit_feed
+from trtops.comparator.report_lines import FINISH, START, log_lines
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.streams import IterationWriter, PathLike
-from trtops.comparator.told import FINISH, START, tell
 from trtops.metadata import TensorMetadata
 from trtops.torch_tensors import is_torch
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list[IterationResult]:
     """Activate a runner, run it on all inputs, deactivate it."""
-    tell(START, f"{runner.name:35} | Activating and starting inference")
+    log_lines(START, f"{runner.name:35} | Activating and starting inference")
     with runner:
         cache.set_input_metadata(runner.get_input_metadata())
         count = len(cache)
@@ -40,37 +40,31 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
                 runner.infer(first)
         results = []
         for index in range(count):
-            # The feed was made to fit just now. The arrays are the runner's, which may write to them again.
+            # The arrays belong to the runner, which may overwrite them.
             outputs = runner.infer(cache[index], check_inputs=False)
             kept = outputs if count == 1 else {n: a.clone() if is_torch(a) else np.array(a) for n, a in outputs.items()}
             results.append(IterationResult(kept, runner.last_inference_time(), runner.name))
         if results and _log.isEnabledFor(logging.INFO):
             for title, arrays in (("Inference Input(s)", cache[0]), ("Inference Output(s)", results[0])):
                 shown = TensorMetadata.from_feed_dict(arrays)
-                tell(logging.INFO, f"{runner.name:35}\n---- {title} ----\n{shown}")
+                log_lines(logging.INFO, f"{runner.name:35}\n---- {title} ----\n{shown}")
         mean = sum(result.runtime or 0.0 for result in results) * 1e3 / max(count, 1)
         times = f"Completed {count} iteration(s) in {mean * count:.4g} ms | Average inference time: {mean:.4g} ms."
-        tell(FINISH, f"{runner.name:35} | {times}")
+        log_lines(FINISH, f"{runner.name:35} | {times}")
         return results
 
 
 def run_in_child(
     runner: BaseRunner, cache: DataLoaderCache, warm_up: int, timeout: float | None
 ) -> list[IterationResult]:
-    """Run a runner on all inputs in a fresh process; ``cache`` gets the inputs that it read.
-
-    Args:
-        runner: The runner, inactive; a copy of it runs.
-        cache: The inputs.
-        warm_up: How often to run before timing.
-        timeout: Seconds after which the process is killed; never if None.
+    """Run a runner on all inputs in a new process, and put the inputs that it read into ``cache``.
 
     Raises:
-        WorkerError: If the process crashes, is killed or takes too long.
-        TrtopsError: If the runner raises one, as it is.
+        WorkerError: If the process crashes, is killed or takes more than ``timeout`` seconds.
+        TrtopsError: If the runner raises one.
         ConfigError: If the runner or the inputs cannot be sent to another process.
     """
-    from trtops.worker import Worker  # it imports multiprocessing, which runs in this process do not need
+    from trtops.worker import Worker  # imports multiprocessing
 
     if not isinstance(cache.data_loader, (DataLoader, StreamingDataLoader, Sequence)):
         cache.data_loader = list(cache.data_loader)
@@ -84,22 +78,19 @@ def run_in_child(
 
 
 def _needs_script(*sent: object) -> bool:
-    """Whether something that is sent to a child is of a class that the calling script defines.
-
-    Only then the child has to import the script, and its main part to be guarded.
-    """
+    """Whether the child has to import the calling script, because something sent to it is of a class defined there."""
     from multiprocessing.reduction import ForkingPickler
 
     try:
         return b"__main__" in bytes(ForkingPickler.dumps(sent))
-    except Exception:  # it cannot be sent at all, which is said when it is
+    except Exception:  # sending it fails again, with an error
         return True
 
 
 def _run_here(
     runner: BaseRunner, cache: DataLoaderCache, warm_up: int
 ) -> tuple[list[IterationResult], list[Mapping[str, Any]]]:
-    """What the child does."""
+    """Runs in the child process."""
     try:
         return run_to_end(runner, cache, warm_up), cache.cache
     except errors.TrtopsError:
@@ -114,7 +105,7 @@ def stream(
     warm_up: int,
     places: tuple[PathLike | None, PathLike | None, PathLike | None],
 ) -> Iterator[RunResults]:
-    """Run runners side by side, one iteration at a time; ``places`` are where inputs, outputs and raw inputs are saved."""
+    """Run runners one iteration at a time; ``places`` are where inputs, outputs and raw inputs are saved."""
     writers = Writers(*places, keep_copies=True)
     with contextlib.ExitStack() as stack:
         active = [stack.enter_context(runner) for runner in runners]
@@ -123,27 +114,20 @@ def stream(
             loader.input_metadata = inputs[0]
         try:
             for feed in loader if active else ():
-                run = _run_once(active, inputs, check_feed(feed), warm_up)
+                run, checked = RunResults(), check_feed(feed)
+                for runner, metadata in zip(active, inputs):
+                    fitted = fit_feed(checked, metadata)
+                    for _ in range(warm_up):
+                        runner.infer(fitted, check_inputs=False)
+                    outputs = runner.infer(fitted, check_inputs=False)
+                    run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
                 warm_up = 0
                 writers.append(feed, run)
                 yield run
-        except GeneratorExit:  # left early: what was run is saved
+        except GeneratorExit:  # the caller stopped early: save the results so far
             writers.close()
             raise
     writers.close()
-
-
-def _run_once(
-    runners: Sequence[BaseRunner], inputs: Sequence[TensorMetadata], feed: Mapping[str, Any], warm_up: int
-) -> RunResults:
-    run = RunResults()
-    for runner, metadata in zip(runners, inputs):
-        fitted = fit_feed(feed, metadata)
-        for _ in range(warm_up):
-            runner.infer(fitted, check_inputs=False)
-        outputs = runner.infer(fitted, check_inputs=False)
-        run.append((runner.name, [IterationResult(outputs, runner.last_inference_time(), runner.name)]))
-    return run
 
 
 class Writers:
@@ -168,7 +152,7 @@ class Writers:
         self.count = 0
 
     def append(self, feed: Mapping[str, Any] | None, run: RunResults | None) -> None:
-        """Save one iteration, as far as there is something of it."""
+        """Save one iteration's inputs and results."""
         if self.inputs is not None and feed is not None:
             self.inputs.append(dict(feed))
         if self.outputs is not None and run is not None:
@@ -178,7 +162,7 @@ class Writers:
         self.count += 1
 
     def close(self) -> None:
-        """Write what goes into single files."""
+        """Write the single files."""
         for writer in (self.inputs, self.outputs):
             if writer is not None:
                 writer.close()
@@ -195,7 +179,7 @@ def _save_blobs(directory: Path, feed: Mapping[str, Any]) -> None:
 
 
 def check_distinct(*paths: PathLike | None) -> None:
-    """ConfigError if two of the places to save at are the same."""
+    """Raise ConfigError if two of the places to save at are the same."""
     real = [os.path.realpath(path) for path in paths if path is not None]
     if len(set(real)) < len(real):
         raise errors.ConfigError(

@@ -146,7 +146,7 @@ def _agreement(a: Array, b: Array) -> float:
 
 
 def _top1_agreement(actual: list[Array], golden: list[Array], axis: int) -> float:
-    """The share of rows whose largest element is where the golden one is, or within a twentieth of the row's range of it."""
+    """The share of rows whose largest element is at the golden place, or within a twentieth of the row's range."""
     agreeing = []
     for a, g in zip(actual, golden):
         a, g = (np.moveaxis(x.astype(np.float64), axis, -1).reshape(-1, x.shape[axis]) for x in (a, g))

@@ -1,29 +1,21 @@
-"""The one numerical core of every comparison: all statistics of two outputs, exact, in one streamed pass.
+"""All statistics of two outputs, exact, in one pass: every comparison takes its numbers from here.
 
-Definitions, with ``a`` the output under test and ``b`` the reference, in float64 throughout:
+Definitions, with ``a`` the output under test and ``b`` the reference, in float64:
 
-- absolute error ``d = |a - b|``; of integers exactly, also of 64-bit ones; of booleans ``a xor b``; of strings
-  ``a != b`` as 0 or 1
+- absolute error ``d = |a - b|``; exact for integers, also of 64 bits; for booleans ``a xor b``; for strings ``a != b``
 - relative error ``r = d / |b|``, where a floating-point ``b`` of 0 counts as 2.220446049250313e-16
-- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``, with the last bit of slack
-  that :mod:`trtops.comparator.limits` gives
+- an element *violates* tolerances if ``(d > atol or d is NaN) and (r > rtol or r is NaN)``, with the slack of one
+  rounding that :mod:`trtops.comparator.limits` gives
 - L2 ``sqrt(sum(d²))``; cosine ``a·b / (|a| |b|)``, 1 if both are zero and 0 if one is; PSNR
   ``20 log10(max(a)) - 10 log10(mean(d²))``, with 1 for a maximum that is not positive; SNR
   ``10 log10(mean(a²) / mean(d²))``; both infinite where ``a`` equals ``b``
-- relative error of the whole, ``nrmse``: ``|d| / |b|`` of the norms; not known where ``b`` is 0
-- correlation: Pearson's, 0 where ``a`` alone is constant; not known where ``b`` is
-- agreement of integers, booleans and strings: the share that is equal; where half of ``b`` or more is one value, of that
-  value or of all others, whichever is smaller
-- top-1 agreement: the share of rows, along the axis of classes, whose largest element is at the same place, or where ``b``
-  has one that is within a twentieth of the row's range; rows with NaN do not agree
 - NaN in ``d`` or ``r`` makes every statistic of it NaN
 
-But for the last four these are Polygraphy's definitions (0.53.6), which computes in the arrays' own precision.
+These are Polygraphy's definitions (0.53.6), which computes in the arrays' own precision. Further metrics:
 
-Arrays are read in blocks that stay in the cache. Medians and quantiles come out exact without a copy of the errors: a
-random sample brackets each wanted rank, the pass collects only the elements inside the brackets (about one in a
-hundred), and the one at the wanted rank is selected among these. Where the sample misleads, the rank is found by
-counting bit patterns instead, which sort like the non-negative floats that they stand for.
+- ``nrmse``: ``|d| / |b|`` of the norms; None where ``b`` is 0
+- correlation: Pearson's, 0 where only ``a`` is constant; None where ``b`` is
+- agreement of integers, booleans and strings, and top-1 agreement: see :mod:`trtops.comparator.metrics.rows`
 """
 
 from __future__ import annotations
@@ -38,9 +30,9 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
 from trtops.comparator.limits import most
-from trtops.comparator.metrics.difference import BLOCK, EPSILON, Difference, difference_of
-from trtops.comparator.metrics.one_pass import Stream
-from trtops.comparator.metrics.rows import along_axis, likely_axis
+from trtops.comparator.metrics.difference import BLOCK, EPSILON, difference_of
+from trtops.comparator.metrics.quantiles import measure_in_one_pass
+from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
 from trtops.comparator.table import RECORDED, with_fields
 from trtops.record import Record
@@ -57,11 +49,9 @@ __all__ = [
 ]
 
 QUANTILES = (0.9, 0.99, 0.999)
-"""Quantile levels that are recorded unless others are asked for."""
+"""Quantile levels that are always recorded."""
 
-_COPIED_BYTES = 1 << 24
-
-# Masks are filled with -1e9, -1e10 or the smallest float32; FP16 ends at 65504, and what is added to that rounds away.
+# Masks are filled with -1e9, -1e10 or the smallest float32; FP16 ends at 65504, and adding to that rounds it off.
 _FILLED = 1e9
 _FLOAT32_END = 3e38
 _CLAMPED = 3e4
@@ -89,9 +79,8 @@ class Quantile(Record):
 class OutputStatistics(Record):
     """How far one output is from its reference; enough to evaluate it again under any tolerances.
 
-    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``). This module's text has the
-    definitions. What is declared here is needed by name; further fields are those of the table of metrics
-    (:mod:`trtops.comparator.table`).
+    Errors are in the output's own unit (``*_abs``) or a fraction of the reference (``*_rel``). The module's docstring
+    has the definitions. The table of metrics (:mod:`trtops.comparator.table`) adds further fields.
 
     Attributes:
         shape: The output's shape, in the first iteration.
@@ -114,15 +103,15 @@ class OutputStatistics(Record):
         atol: The absolute tolerance that ``violations`` was counted with.
         rtol: The relative tolerance that ``violations`` was counted with.
         frontier: Pairs of absolute and relative error that no other element exceeds in both, by falling absolute
-            error. Whether any element violates given tolerances can be read from these alone. NaN counts as infinite.
-        frontier_exact: False if the frontier was thinned by joining neighbours; it then never calls an output good
-            that is not, and may call one bad whose errors are within a percent or so of the tolerances.
-        worst_index: Where the largest absolute error is, as an index into the flattened output, counted on through
-            the iterations; None without elements.
+            error. They decide whether any element violates given tolerances. NaN counts as infinite.
+        frontier_exact: False if neighbours in the frontier were joined. A bad output is then still found; a good one
+            within about a percent of the tolerances may be called bad.
+        worst_index: Index of the largest absolute error in the flattened output, counted on through the iterations;
+            None without elements.
         infinities_equal: Whether equal infinities were counted as equal.
         nans_equal: Whether NaNs at the same place were counted as equal.
-        scale: Largest finite magnitude in the reference; None in what was saved before it was recorded.
-        class_axis: The axis along which classes were taken to lie because somebody said so, or the model does.
+        scale: Largest finite magnitude in the reference; None for strings.
+        class_axis: The axis of classes that the tolerances or the model name; None if neither does.
         clamped: Elements that stand for infinity on both sides and were counted as equal.
     """
 
@@ -154,14 +143,33 @@ class OutputStatistics(Record):
     class_axis: int | None = None
     clamped: int = 0
 
-    if TYPE_CHECKING:  # type checkers cannot know what the table adds: a float, or None
+    if TYPE_CHECKING:  # the table adds fields of type `float | None`
 
         def __getattr__(self, name: str) -> Any: ...
 
     def any_violation(self, atol: float, rtol: float) -> bool:
-        """Whether any element violates other tolerances than those that were counted with."""
+        """Whether any element violates tolerances; other ones than those counted with are read from the frontier."""
+        if (atol, rtol) == (self.atol, self.rtol):
+            return self.violations > 0
         most_abs, most_rel = most(atol), most(rtol)
-        return self.nan_errors > 0 or any(a > most_abs and r > most_rel for a, r in self.frontier)
+        return any(a > most_abs and r > most_rel for a, r in self.frontier)
+
+    def error(self, stat: str, level: float) -> Quantile:
+        """Both errors by one statistic: ``max``, ``mean``, ``median`` or ``quantile`` (at ``level``).
+
+        Raises:
+            ComparisonError: If that quantile was not recorded.
+        """
+        if stat == "quantile":
+            return self.quantile(level)
+        return Quantile(level=level, abs=getattr(self, f"{stat}_abs"), rel=getattr(self, f"{stat}_rel"))
+
+    def exceeds(self, stat: str, atol: float, rtol: float, level: float) -> bool:
+        """Whether the error exceeds both tolerances: of any element (``elemwise``), or by another statistic."""
+        if stat == "elemwise":
+            return self.any_violation(atol, rtol)
+        found = self.error(stat, level)
+        return not (found.abs <= most(atol) or found.rel <= most(rtol))
 
     def quantile(self, level: float) -> Quantile:
         """The errors at one level.
@@ -190,23 +198,7 @@ def statistics(
     infinities_equal: bool = False,
     nans_equal: bool = False,
 ) -> OutputStatistics:
-    """All statistics of one output against its reference.
-
-    Args:
-        actual: The output under test: an array of any shape and dtype in host memory (or a torch tensor).
-        reference: What it should be, of the same shape.
-        quantiles: Quantile levels to record beside the median, each between 0 and 1.
-        atol: Absolute tolerance to count violations with, in the output's unit.
-        rtol: Relative tolerance to count violations with, as a fraction of ``|reference|``.
-        infinities_equal: Count infinities of equal sign as equal; otherwise their difference is NaN.
-        nans_equal: Count NaNs at the same place as equal.
-
-    Returns:
-        The statistics. Beside the arrays at most 64 MB of memory is used on the way.
-
-    Raises:
-        ComparisonError: If the shapes differ, or one holds strings and the other does not.
-    """
+    """All statistics of one output against its reference, of the same shape; see :func:`statistics_of_iterations`."""
     return statistics_of_iterations(
         [(actual, reference)],
         quantiles=quantiles,
@@ -229,45 +221,61 @@ def statistics_of_iterations(
     atol_of_scale: float = 0.0,
     class_axis: int | None = None,
 ) -> OutputStatistics:
-    """As :func:`statistics`, for one output over several iterations, as if these were one long array.
+    """All statistics of one output against its reference, over all iterations together.
 
     Args:
-        pairs: Output and reference of each iteration; at least one. Shapes may vary between iterations.
-        quantiles: As in :func:`statistics`.
-        atol: As in :func:`statistics`.
-        rtol: As in :func:`statistics`.
-        infinities_equal: As in :func:`statistics`.
-        nans_equal: As in :func:`statistics`.
-        clamped_equal: Count as equal what stands for infinity on both sides: the reference is beyond -1e9 or at the end of
-            FP32, as masks are filled, and the output is of that sign and as large as FP16 can say it.
-        atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this and
-            ``atol`` counts.
-        class_axis: The axis of classes; unless given, the second of images and else the last longer than 1.
+        pairs: Output and reference of each iteration, at least one: arrays of any dtype in host memory, or torch
+            tensors. Shapes may vary between iterations.
+        quantiles: Quantile levels to record in addition to the median, each between 0 and 1.
+        atol: Absolute tolerance to count violations with, in the output's unit.
+        rtol: Relative tolerance to count violations with, as a fraction of ``|reference|``.
+        infinities_equal: Count infinities of equal sign as equal; otherwise their difference is NaN.
+        nans_equal: Count NaNs at the same place as equal.
+        clamped_equal: Count elements as equal that stand for infinity on both sides: the reference is beyond -1e9 or at
+            the end of FP32, as masks are filled, and the output has its sign and is as large as FP16 can represent.
+        atol_of_scale: Absolute tolerance as a fraction of the reference's largest finite magnitude; the larger of this
+            and ``atol`` counts.
+        class_axis: The axis of classes; by default the second of images and else the last longer than 1.
 
     Raises:
-        ComparisonError: As in :func:`statistics`; or if there is no iteration, or dtypes change between iterations.
+        ComparisonError: If there is no iteration, shapes differ, dtypes change between iterations, or one side holds
+            strings and the other does not.
         ConfigError: If a quantile level is not between 0 and 1.
     """
     for level in quantiles:
         if not 0 <= level <= 1:
             raise errors.ConfigError(f"A quantile level is {level}; it must be between 0 and 1.")
-    arrays, clamped = _checked_pairs(pairs), 0
+    if not pairs:
+        raise errors.ComparisonError("There are no iterations to compare.")
+    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
+    first, first_reference = arrays[0]
+    dtypes = dtype_name(first), dtype_name(first_reference)
+    for a, b in arrays:
+        _require_same_shape(a, b)
+        if (dtype_name(a), dtype_name(b)) != dtypes:
+            raise errors.ComparisonError(
+                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
+            )
+    clamped = 0
     if clamped_equal:
         arrays, clamped = _without_clamped(arrays)
-    first, first_reference = arrays[0]
     differ = difference_of(first, first_reference, infinities_equal, nans_equal)
     if atol_of_scale:
-        atol = max(atol, atol_of_scale * max(_scale_of(b) for _, b in arrays))
+        scales = [largest_finite(b.astype(np.float64)) for _, b in arrays if b.size and not holds_strings(b)]
+        atol = max(atol, atol_of_scale * max(scales, default=0.0))
     total = Totals(atol, rtol, differ.text)
     with np.errstate(all="ignore"):
-        stream = Stream([(_flat_view(a, b), _flat_view(b, a), a.size) for a, b in arrays], differ)
-        (total.median_abs, total.median_rel), *orders = stream.run(total, (0.5, *quantiles))
-        rows = _along_classes(arrays, class_axis)
+        flat = [(a.reshape(-1), b.reshape(-1)) for a, b in arrays]
+        (total.median_abs, total.median_rel), *orders = measure_in_one_pass(flat, differ, total, (0.5, *quantiles))
+        axis = likely_axis(first.shape) if class_axis is None else class_axis
+        rows = arrays
+        if axis is not None and -first.ndim <= axis < first.ndim:
+            rows = [(np.moveaxis(a, axis, -1), np.moveaxis(b, axis, -1)) for a, b in arrays]
         measured: dict[str, Any] = {m.name: m.measure(total, rows if m.by_class else arrays) for m in RECORDED}
     return OutputStatistics(
         shape=first.shape,
-        dtype=dtype_name(first),
-        reference_dtype=dtype_name(first_reference),
+        dtype=dtypes[0],
+        reference_dtype=dtypes[1],
         elements=total.elements,
         quantiles=tuple(Quantile(level=q, abs=d, rel=r) for q, (d, r) in zip(quantiles, orders)),
         reference_nan_count=total.nan_b,
@@ -277,7 +285,7 @@ def statistics_of_iterations(
         rtol=rtol,
         frontier=total.frontier.points(),
         frontier_exact=total.frontier.exact,
-        worst_index=None if total.worst is None else _flat_index(arrays, total.worst),
+        worst_index=total.worst,
         infinities_equal=infinities_equal,
         nans_equal=nans_equal,
         scale=None if differ.text else total.peak_b,
@@ -287,136 +295,56 @@ def statistics_of_iterations(
     )
 
 
-def _along_classes(arrays: list[Pair], class_axis: int | None) -> list[Pair]:
-    """The arrays with their axis of classes last."""
-    axis = likely_axis(arrays[0][0].shape) if class_axis is None else class_axis
-    ndim = arrays[0][0].ndim
-    if axis is None or not -ndim <= axis < ndim or axis % ndim == ndim - 1:
-        return arrays
-    return [(along_axis(a, axis), along_axis(b, axis)) for a, b in arrays]
+def _require_same_shape(a: Array, b: Array) -> None:
+    if a.shape != b.shape:
+        raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
 
 
 def _without_clamped(arrays: list[Pair]) -> tuple[list[Pair], int]:
-    """The arrays with 0 on both sides where both stand for infinity, and how many elements that are."""
+    """The arrays with 0 on both sides where both stand for infinity, and the number of these elements."""
     kept, count = [], 0
     for a, b in arrays:
-        if b.dtype.kind != "f" or a.dtype.kind != "f" or not b.size or not _may_be_filled(b):
-            kept.append((a, b))
-            continue
-        same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
-        count += int(np.count_nonzero(same))
-        zeros = [np.where(same, side.dtype.type(0), side) for side in (a, b)]
-        kept.append((zeros[0], zeros[1]))
+        if b.dtype.kind == a.dtype.kind == "f" and b.size and (b.min() <= -_FILLED or b.max() >= _FLOAT32_END):
+            same = ((b <= -_FILLED) & (a <= -_CLAMPED)) | ((b >= _FLOAT32_END) & (a >= _CLAMPED))
+            count += int(np.count_nonzero(same))
+            a, b = (np.where(same, side.dtype.type(0), side) for side in (a, b))
+        kept.append((a, b))
     return kept, count
 
 
-def _may_be_filled(array: Array) -> bool:
-    return bool(array.min() <= -_FILLED or array.max() >= _FLOAT32_END)
-
-
-def _scale_of(array: Array) -> float:
-    """The largest finite magnitude in an array; 0 for strings."""
-    return largest_finite(array.astype(np.float64)) if array.size and not holds_strings(array) else 0.0
-
-
-def _checked_pairs(pairs: Sequence[tuple[object, object]]) -> list[Pair]:
-    if not pairs:
-        raise errors.ComparisonError("There are no iterations to compare.")
-    arrays = [(to_numpy(a, "The output"), to_numpy(b, "The reference")) for a, b in pairs]
-    dtypes = [dtype_name(array) for array in arrays[0]]
-    for a, b in arrays:
-        if a.shape != b.shape:
-            raise errors.ComparisonError(
-                f"The output has shape {a.shape}, its reference {b.shape}; they must be equal."
-            )
-        if [dtype_name(a), dtype_name(b)] != dtypes:
-            raise errors.ComparisonError(
-                f"The dtypes change between iterations, from {dtypes[0]} and {dtypes[1]} to {a.dtype} and {b.dtype}."
-            )
-    return arrays
-
-
 def within(actual: object, reference: object, *, atol: float = 1e-5, rtol: float = 1e-5) -> bool:
-    """Whether no element violates the tolerances: the verdict alone, at little more than the cost of reading.
-
-    Args:
-        actual: As in :func:`statistics`.
-        reference: As in :func:`statistics`.
-        atol: As in :func:`statistics`.
-        rtol: As in :func:`statistics`.
+    """Whether no element violates the tolerances, at little more than the cost of reading both arrays.
 
     Raises:
-        ComparisonError: As in :func:`statistics`.
+        ComparisonError: If shapes differ, or only one side holds strings.
     """
     a, b = to_numpy(actual, "The output"), to_numpy(reference, "The reference")
-    if a.shape != b.shape:
-        raise errors.ComparisonError(f"The output has shape {a.shape}, its reference {b.shape}; they must be equal.")
+    _require_same_shape(a, b)
     differ = difference_of(a, b, False, False)
     fast = a.dtype == b.dtype == np.float32 and 0 <= atol < math.inf
-    size, flat_a, flat_b = a.size, _flat_view(a, b), _flat_view(b, a)
-    # A float32 difference is off by at most one part in 2^24, so these blocks are within for certain.
+    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    # A float32 difference is off by at most one part in 2^24, so blocks within this bound are within for certain.
     surely = np.float32(atol * (1 - 1e-6))
-    # Three passes over two megabytes that stay in the processor's cache; each call of numpy's costs as much as a thousand
-    # elements, so smaller blocks are slower.
-    step = 16 * BLOCK
-    scratch = np.empty(min(size, step), np.float32)
+    step = 16 * BLOCK  # two megabytes: more calls cost more than the processor's cache saves
+    scratch = np.empty(min(a.size, step), np.float32)
     with np.errstate(all="ignore"):
-        for start in range(0, size, step):
+        for start in range(0, a.size, step):
             x, y = flat_a[start : start + step], flat_b[start : start + step]
             if fast:
                 d = np.subtract(x, y, out=scratch[: x.size])
                 if max(d.max(), -d.min()) <= surely:
                     continue
-            if not _block_within(differ, x, y, atol, rtol):
+            _, reference_block, d = differ(x, y)
+            bad = ~(d <= most(atol))
+            if bad.any() and not (differ.relative(d[bad], reference_block[bad]) <= most(rtol)).all():
                 return False
     return True
 
 
 def elementwise(actual: Array, reference: Array) -> Pair:
-    """Absolute and relative error of every element, as new float64 arrays of the same shape.
-
-    Args:
-        actual: The output under test, numbers in host memory.
-        reference: What it should be, of the same shape.
-    """
+    """Absolute and relative error of every element, as new float64 arrays of the same shape."""
     differ = difference_of(actual, reference, False, False)
     with np.errstate(all="ignore"):
         _, b, d = differ(actual.reshape(-1), reference.reshape(-1))
         r = differ.relative(d, b)
     return d.reshape(actual.shape), r.reshape(actual.shape)
-
-
-def _block_within(differ: Difference, x: Array, y: Array, atol: float, rtol: float) -> bool:
-    _, b, d = differ(x, y)
-    bad = ~(d <= most(atol))
-    if not bad.any():
-        return True
-    d, b = d[bad], b[bad]
-    return bool((differ.relative(d, b) <= most(rtol)).all())
-
-
-def _flat_view(array: Array, other: Array) -> Any:
-    """The array in one dimension; large arrays are not copied, and may come as an iterator that can be sliced and indexed."""
-    if array.flags.c_contiguous:
-        return array.reshape(-1)
-    if is_transposed(array, other):
-        return array.T.reshape(-1)
-    return np.ascontiguousarray(array).reshape(-1) if array.nbytes <= _COPIED_BYTES else array.flat
-
-
-def is_transposed(array: Array, other: Array) -> bool:
-    """Whether both are read with the first axis running fastest, as they lie in memory."""
-    return not array.flags.c_contiguous and array.flags.f_contiguous and other.flags.f_contiguous
-
-
-def _flat_index(arrays: Sequence[Pair], position: int) -> int:
-    """The index, counted with the last axis running fastest, of the element at a position in the order of reading."""
-    before = 0
-    for a, b in arrays:
-        if position < before + a.size and is_transposed(a, b):
-            index = np.unravel_index(position - before, a.shape[::-1])
-            return before + int(np.ravel_multi_index(index[::-1], a.shape))
-        before += a.size
-        if position < before:
-            break
-    return position

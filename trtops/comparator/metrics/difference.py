@@ -8,23 +8,20 @@ from trtops import errors
 from trtops.comparator.arrays import Array, holds_strings
 
 EPSILON = 2.220446049250313e-16
-"""Stands for a floating-point zero in the denominator of a relative error."""
+"""Replaces a floating-point zero in the denominator of a relative error."""
 
-_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}  # of ml_dtypes, whose kind says nothing
+_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}  # dtypes of ml_dtypes do not have the kind "i"
 
 BLOCK = 1 << 15
 """Elements that are read at a time, so that they stay in the cache."""
 
 
 class Difference:
-    """Turns a block of two arrays into float64: ``a``, ``b`` and ``|a - b|``; knows the denominator's rule."""
+    """Converts a block of two arrays to float64, and computes the errors between them."""
 
     def __init__(self, floating: bool, exact: bool, text: bool, infinities_equal: bool, nans_equal: bool) -> None:
-        self.floating = floating
-        self.text = text
-        self.exact = exact
-        self.infinities_equal = infinities_equal
-        self.nans_equal = nans_equal
+        self.floating, self.exact, self.text = floating, exact, text
+        self.infinities_equal, self.nans_equal = infinities_equal, nans_equal
         self.buffers = np.empty((4, 0))
 
     def __call__(self, a: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -43,15 +40,11 @@ class Difference:
         else:
             np.subtract(x, y, out=d)
             np.absolute(d, out=d)
-            if self.infinities_equal or self.nans_equal:
-                self._zero_equal_specials(x, y, d)
+            if self.infinities_equal:
+                d[np.isinf(x) & (x == y)] = 0
+            if self.nans_equal:
+                d[np.isnan(x) & np.isnan(y)] = 0
         return x, y, d
-
-    def _zero_equal_specials(self, x: Array, y: Array, d: Array) -> None:
-        if self.infinities_equal:
-            d[np.isinf(x) & (x == y)] = 0
-        if self.nans_equal:
-            d[np.isnan(x) & np.isnan(y)] = 0
 
     def relative(self, d: Array, b: Array) -> Array:
         """The relative error, in a buffer that the next call overwrites."""
@@ -65,7 +58,7 @@ class Difference:
 
 
 def difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) -> Difference:
-    """The difference that suits the dtypes of two arrays; ComparisonError if one holds strings and the other does not."""
+    """The difference for the dtypes of two arrays; raises ComparisonError if only one of them holds strings."""
     text = holds_strings(a)
     if text != holds_strings(b):
         raise errors.ComparisonError(
@@ -83,7 +76,7 @@ def _holds_bytes(array: Array) -> bool:
 
 
 def _integer_distance(a: Array, b: Array) -> Array:
-    """``|a - b|`` of integers of up to 64 bits, without overflow, as uint64 (float64 if signs and widths conspire)."""
+    """``|a - b|`` of integers of up to 64 bits, as uint64; as float64 for negative and unsigned ones."""
     if a.dtype.kind != b.dtype.kind:
         if ((a if a.dtype.kind == "i" else b) < 0).any():
             # A negative against an unsigned number: at least 1 apart, and float64 keeps that.

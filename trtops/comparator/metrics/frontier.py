@@ -1,7 +1,6 @@
-"""The elements that no other one exceeds in both errors: from these alone, any tolerances can be evaluated.
+"""The elements that no other element exceeds in both errors (the Pareto front): they decide any tolerances.
 
-An element violates tolerances if both errors exceed them; if any element does, so does one of these (the Pareto front of
-both errors).
+If any element exceeds both tolerances, one of these does.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import numpy as np
 
 from trtops.comparator.arrays import Array
 
-_POINTS = 128  # of a stored frontier; two floats each
-_SAMPLE = 256  # elements of a block from which another pivot is chosen
+_POINTS = 128  # stored at most, two floats each
+_SAMPLE = 256  # elements of a block that a new pivot is chosen from
 
 
 class Frontier:
-    """The Pareto front of all errors so far, and a pivot below which elements cannot change it."""
+    """The front of all errors so far, and a pivot: elements below it in both errors cannot change the front."""
 
     def __init__(self) -> None:
         self.d = np.empty(0)
@@ -26,7 +25,7 @@ class Frontier:
         self.exact = True
 
     def aim(self, d: Array, r: Array) -> None:
-        """Choose as pivot the point of a sample's front that most elements lie below, to skip these quickly."""
+        """Choose as pivot the point of a sample's front that most elements lie below, so that they are skipped."""
         steps_d, steps_r = _pareto_front(d, r)
         if self.d.size:
             self._merge(steps_d, steps_r)
@@ -40,7 +39,7 @@ class Frontier:
         self.pivot = float(steps_d[best]), float(steps_r[best])
 
     def add(self, d: Array, r: Array, top_d: float, top_r: float) -> None:
-        """Take in a block; ``top_d`` and ``top_r`` are its largest errors."""
+        """Add a block; ``top_d`` and ``top_r`` are its largest errors. NaN counts as infinite."""
         if not (top_d < math.inf and top_r < math.inf):
             d, r = np.where(np.isnan(d), np.inf, d), np.where(np.isnan(r), np.inf, r)
             top_d, top_r = float(d.max()), float(r.max())
@@ -66,7 +65,7 @@ class Frontier:
             self._thin()
 
     def _thin(self) -> None:
-        """Join neighbours into the corner above them, which may call an output bad that is good, and never the reverse."""
+        """Join neighbours into the corner above them: a bad output stays bad, a good one may become bad."""
         groups = np.array_split(np.arange(self.d.size), _POINTS)
         corners_d = np.array([self.d[g[0]] for g in groups])
         corners_r = np.array([self.r[g[-1]] for g in groups])

@@ -15,34 +15,24 @@ _SMALLEST_HALF = 2.0**-24  # of the positive float16
 
 
 def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
-    """The KL divergence of the output's distributions from the reference's, averaged over rows, in nats.
+    """The KL divergence of the output's distributions from the reference's, averaged over all rows, in nats.
 
-    ``KL(p || q) = sum_i p_i log(p_i / q_i)`` with ``p`` from a row of the reference and ``q`` from that row of the output:
-    what is lost by predicting with ``q`` where ``p`` holds (Kullback and Leibler, "On Information and Sufficiency", Annals
-    of Mathematical Statistics 22, 1951). Every row of every iteration counts the same.
+    ``KL(p || q) = sum_i p_i log(p_i / q_i)`` with ``p`` from a row of the reference and ``q`` from that row of the
+    output (Kullback and Leibler, "On Information and Sufficiency", Annals of Mathematical Statistics 22, 1951).
 
-    What a row stands for is decided by the reference alone, once for all of its rows:
-
-    - if all its rows are probabilities (no value below 0, sums between 0.99 and 1.01), rows of both sides are divided by
-      their sums
-    - otherwise rows are logits, and their distribution is ``softmax(row)``; -inf rules a class out
-
-    The divergence is 0 for equal distributions and never negative. Classes that are impossible in the reference, or whose
-    probability is below the smallest float64, add nothing. Of logits it is infinite if the output rules a class out that
-    is possible in the reference. Of probabilities it would be so for each one that an engine in half precision rounds to
-    0, whatever it was; so where the output is 0 (or below) and the reference ``p > 0``, the output counts as
-    ``min(p, 2**-24)``, the smallest positive float16. NaN in any row, +inf, and a row of logits that are all -inf make the
-    divergence NaN.
-
-    All is computed and added up in float64, from logarithms, so that small probabilities of the output are not lost. The
-    result is exact to about 1e-15 times the largest difference between the logits of a row.
+    If all rows of the reference are probabilities (no value below 0, sums between 0.99 and 1.01), rows of both sides
+    are divided by their sums. Otherwise rows are logits, and their distribution is ``softmax(row)``; -inf rules a class
+    out. A class of probability 0 in the reference adds nothing. Where logits of the output rule out a class that the
+    reference has, the divergence is infinite. Where a probability of the output is 0 and the reference ``p > 0``, it
+    counts as ``min(p, 2**-24)``, the smallest positive float16, since engines in half precision round to 0. NaN in a
+    row, +inf, and logits that are all -inf give NaN. All is computed from logarithms in float64.
 
     Args:
-        pairs: Output and reference of each iteration, of any floating-point dtype.
+        pairs: Output and reference of each iteration.
 
     Returns:
-        The divergence; None if the outputs hold no scores (:func:`~trtops.comparator.metrics.rows.hold_scores`: floating,
-        with an axis longer than 1 behind another one) or have no rows.
+        The divergence, never negative; None if the outputs hold no scores
+        (:func:`~trtops.comparator.metrics.rows.hold_scores`) or have no rows.
     """
     if not hold_scores(pairs):
         return None

@@ -15,14 +15,8 @@ _TIE = 0.05  # of the row's range: what is nearer to the best class than that ma
 def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     """The share of rows, along the last axis longer than 1, whose largest element is at the same place.
 
-    A place where the reference is nearly as large as at its own, within a twentieth of the row's range, agrees too: which of
-    two such classes wins is rounding. Rows with NaN do not agree.
-
-    Args:
-        pairs: Output and reference of each iteration.
-
-    Returns:
-        Between 0 and 1; None if the outputs hold no scores (:func:`hold_scores`) or have no rows.
+    A place where the reference is within a twentieth of the row's range of its largest element agrees too: rounding
+    decides between two such classes. Rows with NaN do not agree. None if the outputs hold no scores or have no rows.
     """
     if not hold_scores(pairs):
         return None
@@ -43,30 +37,18 @@ def top1_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
     return agree / rows if rows else None
 
 
-def along_axis(array: Array, axis: int) -> Array:
-    """The array with an axis of classes put last, and the one that is there before it."""
-    moved: Array = np.moveaxis(array, axis, -1)
-    return moved
-
-
 def likely_axis(shape: Sequence[int]) -> int | None:
-    """The axis along which classes lie where nobody says so: the second of images, else the last longer than 1."""
+    """The axis of classes by the shape alone: the second of images, else the last longer than 1."""
     if len(shape) >= 4 and shape[1] > 1:
         return 1
     return next((axis for axis in range(len(shape) - 1, 0, -1) if shape[axis] > 1), None)
 
 
 def balanced_agreement(pairs: Sequence[tuple[Array, Array]]) -> float | None:
-    """The share of integers, booleans or strings that are equal.
+    """The share of integers, booleans or strings that are equal; None for floating point, and without elements.
 
-    Where one value makes up half of the reference or more, its share and that of all others are taken by themselves, and
-    the smaller counts: a map that is all background does not agree with one that is mostly so.
-
-    Args:
-        pairs: Output and reference of each iteration.
-
-    Returns:
-        Between 0 and 1; None for floating point, and without elements.
+    Where one value makes up half of the reference or more, its share and the share of all other values are computed
+    separately and the smaller counts, so that a map of background alone does not agree with a map of mostly background.
     """
     if any(_is_floating(b) for _, b in pairs) or not sum(b.size for _, b in pairs):
         return None
@@ -87,7 +69,7 @@ def hold_scores(pairs: Sequence[tuple[Array, Array]]) -> bool:
 def row_blocks(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
     """Arrays that hold scores, a few rows at a time: two arrays ``(rows, length)`` of the arrays' own dtypes.
 
-    A block has few enough elements to stay in the cache, or one row. Rows lie along the last axis longer than 1.
+    A block fits into the cache, or is one row. Rows lie along the last axis longer than 1.
     """
     for a, b in pairs:
         length = _row_length(a)

@@ -1,4 +1,4 @@
-"""What one pass over blocks adds up."""
+"""Sums over all elements, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -14,62 +14,35 @@ _CONSTANT = 1e-12  # variance over the squared mean: below, what is left is the 
 
 
 class Totals:
-    """What one pass adds up over blocks, for the metrics that are computed from it.
-
-    Attributes:
-        elements: How many elements there were.
-        max_abs: Largest absolute error.
-        max_rel: Largest relative error.
-        sum_abs: Sum of absolute errors.
-        sum_rel: Sum of relative errors.
-        median_abs: Median absolute error; set after the pass, which finds it among its quantiles.
-        median_rel: Median relative error; set after the pass.
-        peak_b: Largest finite magnitude in the reference.
-        nan_a: NaNs in the output.
-        nan_b: NaNs in the reference.
-        inf_a: Infinities in the output.
-        inf_b: Infinities in the reference.
-        nan_d: Absolute errors that are NaN.
-        violations: Elements that exceed both tolerances.
-        worst: Place of the largest absolute error, in the order of reading; None without elements.
-        frontier: What evaluates any other tolerances.
-    """
-
-    elements: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    sum_abs: float = 0.0
-    sum_rel: float = 0.0
-    median_abs: float = 0.0
-    median_rel: float = 0.0
-    peak_b: float = 0.0
-    nan_a: int = 0
-    nan_b: int = 0
-    inf_a: int = 0
-    inf_b: int = 0
-    nan_d: int = 0
-    violations: int = 0
-    worst: int | None = None
+    """What one pass over blocks adds up. Medians are set afterwards; ``worst`` is the place of the largest error."""
 
     def __init__(self, atol: float, rtol: float, text: bool) -> None:
         self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
+        self.elements = self.violations = 0
+        self.nan_a = self.nan_b = self.inf_a = self.inf_b = self.nan_d = 0
+        self.max_abs = self.max_rel = self.sum_abs = self.sum_rel = self.median_abs = self.median_rel = 0.0
         self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
-        self.sum_a = self.sum_b = 0.0
+        self.sum_a = self.sum_b = self.peak_b = 0.0
         self.peak = -math.inf
+        self.worst: int | None = None
         self.frontier = Frontier()
 
     def add(self, a: Array, b: Array, d: Array, r: Array) -> None:
         """Add a block of both arrays and both errors."""
         aa, bb, dd = _dot_product(a, a), _dot_product(b, b), _dot_product(d, d)
         top_d, top_r = float(d.max()), float(r.max())
-        # Comparisons are negated so that NaN, of which every comparison is false, counts as larger than all.
+        # Comparisons are negated because every comparison with NaN is false, and NaN counts as larger than all.
         if (not (top_d <= self.max_abs) and not math.isnan(self.max_abs)) or self.worst is None:
             self.worst = self.elements + int(d.argmax())
             self.max_abs = top_d
         self.max_rel = _nan_max(self.max_rel, top_r)
         if not (aa < math.inf and bb < math.inf and top_d < math.inf):  # else there is no NaN or infinity to count
-            self._count_nonfinite(a, b, d)
+            self.nan_a += int(np.count_nonzero(np.isnan(a)))
+            self.nan_b += int(np.count_nonzero(np.isnan(b)))
+            self.inf_a += int(np.count_nonzero(np.isinf(a)))
+            self.inf_b += int(np.count_nonzero(np.isinf(b)))
+            self.nan_d += int(np.count_nonzero(np.isnan(d)))
         if not (top_d <= self.atol or top_r <= self.rtol):
             self.violations += int(np.count_nonzero(~(d <= self.atol) & ~(r <= self.rtol)))
         self.elements += d.size
@@ -80,13 +53,6 @@ class Totals:
         self.peak = _nan_max(self.peak, float(a.max()))
         self.peak_b = max(self.peak_b, largest_finite(b))
         self.frontier.add(d, r, top_d, top_r)
-
-    def _count_nonfinite(self, a: Array, b: Array, d: Array) -> None:
-        self.nan_a += int(np.count_nonzero(np.isnan(a)))
-        self.nan_b += int(np.count_nonzero(np.isnan(b)))
-        self.inf_a += int(np.count_nonzero(np.isinf(a)))
-        self.inf_b += int(np.count_nonzero(np.isinf(b)))
-        self.nan_d += int(np.count_nonzero(np.isnan(d)))
 
     def mean(self, total: float) -> float:
         """A sum over the number of elements."""
@@ -100,12 +66,9 @@ class Totals:
         """Cosine similarity; None for strings."""
         if self.text:
             return None
-        if self.aa == 0 and self.bb == 0:
-            return 1.0
         if self.aa == 0 or self.bb == 0:
-            return 0.0
-        value = self.ab / (math.sqrt(self.aa) * math.sqrt(self.bb))
-        return value if math.isnan(value) else max(-1.0, min(1.0, value))
+            return float(self.aa == self.bb)
+        return _at_most_1(self.ab / (math.sqrt(self.aa) * math.sqrt(self.bb)))
 
     def nrmse(self) -> float | None:
         """L2 distance over the reference's norm; None for strings, and for a reference of zeros."""
@@ -124,27 +87,24 @@ class Totals:
             return None
         if spread_a <= _CONSTANT * mean_a * mean_a:
             return 0.0
-        value = (self.ab / self.elements - mean_a * mean_b) / (math.sqrt(spread_a) * math.sqrt(spread_b))
-        return value if math.isnan(value) else max(-1.0, min(1.0, value))
+        covariance = self.ab / self.elements - mean_a * mean_b
+        return _at_most_1(covariance / (math.sqrt(spread_a) * math.sqrt(spread_b)))
 
     def psnr(self) -> float | None:
         """Peak signal-to-noise ratio in dB; None for strings."""
         if self.text:
             return None
         noise = self.mean(self.dd)
-        if noise == 0:
-            return math.inf
         peak = self.peak if not self.peak <= 0 else 1.0
-        return 20 * _extended_log10(peak) - 10 * _extended_log10(noise)
+        return math.inf if noise == 0 else 20 * _extended_log10(peak) - 10 * _extended_log10(noise)
 
     def snr(self) -> float | None:
         """Signal-to-noise ratio in dB; None for strings."""
         if self.text:
             return None
-        noise = self.mean(self.dd)
+        noise, signal = self.mean(self.dd), self.mean(self.aa)
         if noise == 0:
             return math.inf
-        signal = self.mean(self.aa)
         return -math.inf if signal == 0 else 10 * _extended_log10(signal / noise)
 
 
@@ -159,6 +119,10 @@ def largest_finite(array: Array) -> float:
 def _dot_product(a: Array, b: Array) -> float:
     # Not np.dot: BLAS starts threads for arrays of this size, which cost more than they save.
     return float(np.einsum("i,i->", a, b))
+
+
+def _at_most_1(value: float) -> float:
+    return value if math.isnan(value) else max(-1.0, min(1.0, value))
 
 
 def _nan_max(x: float, y: float) -> float:

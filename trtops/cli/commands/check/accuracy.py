@@ -118,9 +118,9 @@ def execute(plan: Plan) -> int:
                 ]
             )
         )
-        from trtops.comparator.comparator import tell_summary  # brings numpy, which help does not need
+        from trtops.comparator.comparator import log_summary  # brings numpy, which help does not need
 
-        tell_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
+        log_summary(results, list(dict.fromkeys(pair for result in results for pair in result)))
         if results:
             tell("PASSED | Accuracy results passed the requested thresholds.", G_LOGGER.FINISH)
         else:

@@ -1,4 +1,4 @@
-"""Lines that people and scripts read, in the words that Polygraphy has for them."""
+"""Log lines about outputs and comparisons, in Polygraphy's words."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 START, FINISH = 22, 28
-"""Levels between INFO and WARNING: :attr:`trtops.logger.Logger.START` and ``FINISH``, without importing that module."""
+"""Levels between INFO and WARNING: the same as in :class:`trtops.logger.Logger`, without importing it."""
 
 _log = logging.getLogger(__name__.rpartition(".")[0])
-_FEW_ELEMENTS = 100  # so many are shown one by one, by Polygraphy's rule
+_FEW_ELEMENTS = 100  # arrays up to this size are shown whole, as Polygraphy does
 
 
-def tell(level: int, text: str, indent: int = 0) -> None:
-    """Log a line that is part of what was asked for: where trtops' log is shown, it goes to standard output.
+def log_lines(level: int, text: str, indent: int = 0) -> None:
+    """Log lines that are part of a command's result: the handler of trtops writes them to standard output.
 
     Args:
-        level: Its severity.
-        text: The line, or several.
-        indent: How many steps of four spaces to put before each.
+        level: The severity.
+        text: One line or several.
+        indent: Number of steps of four spaces to put before each.
     """
     if _log.isEnabledFor(level):
         margin = "    " * indent
@@ -33,51 +33,46 @@ def tell(level: int, text: str, indent: int = 0) -> None:
 
 
 def verdict_level(passed: bool) -> int:
-    """The severity of a line that says how something went."""
+    """The severity of a line with a verdict."""
     return FINISH if passed else logging.ERROR
 
 
-def tell_statistics(label: str, array: Any, *, failed: bool, indent: int, among: Any = None) -> None:
-    """Tell an array's statistics; its histogram, and the elements of a small one, too where something failed or all is told.
+def log_statistics(label: str, array: Any, *, failed: bool, indent: int, among: Any = None) -> None:
+    """Log an array's statistics, and its histogram and a small array's values if something failed or at level DEBUG.
 
     Args:
-        label: What stands before the statistics.
-        array: In host memory; numbers or bool.
-        failed: Whether the rest is told at all levels that show information.
-        indent: How many steps of four spaces to put before each line.
+        label: Text before the statistics.
+        array: Numbers or booleans in host memory.
+        failed: Whether histogram and values are logged at level INFO already.
+        indent: Number of steps of four spaces to put before each line.
         among: Another array whose range the histogram covers as well.
     """
     if not _log.isEnabledFor(logging.INFO):
         return
     array = np.asarray(array)
-    tell(logging.INFO, f"{label} | Stats: {statistics_text(array)}", indent)
+    log_lines(logging.INFO, f"{label} | Stats: {statistics_text(array)}", indent)
     level = logging.INFO if failed else logging.DEBUG
     if not _log.isEnabledFor(level) or not array.size or not _is_numeric(array):
         return
     if array.size <= _FEW_ELEMENTS:
-        tell(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
+        log_lines(level, "---- Values ----\n" + textwrap.indent(str(array), " " * 4), indent + 1)
     if array.dtype.kind != "b":
         both = array if among is None else np.concatenate([array.reshape(-1), np.asarray(among).reshape(-1)])
         if histogram := "\n".join(histogram_lines(array, both)):
-            tell(level, histogram, indent + 1)
+            log_lines(level, histogram, indent + 1)
 
 
 def histogram_lines(array: npt.NDArray[Any], among: npt.NDArray[Any] | None = None) -> Iterator[str]:
-    """A histogram of an array's finite elements in ten lines and a heading; nothing where they lie too close together.
-
-    Args:
-        array: In host memory; numbers.
-        among: Elements whose range the histogram covers; the array's own unless given.
-    """
+    """A histogram of an array's finite elements, over the range of ``among``; nothing if that range is too narrow."""
     numbers, others = (np.asarray(found).astype(np.float64) for found in (array, array if among is None else among))
     finite = others[np.isfinite(others)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    scale = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.25  # numpy takes the distance of the ends
+    scale = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.25  # numpy computes the distance of the ends
     try:
         with np.errstate(all="ignore"):
             held = numbers[np.isfinite(numbers)] * scale
             counts, edges = np.histogram(held, bins=10, range=(ends[0] * scale, ends[1] * scale))
-    except ValueError:  # the numbers differ by their last bits only, and there are not ten bins between them
+    except ValueError:  # there are not ten different numbers between the ends
         return
     most = max(int(counts.max()), 1)
     texts = [f"{edge / scale:.3g}" for edge in edges]
@@ -93,11 +88,7 @@ def _is_numeric(array: npt.NDArray[Any]) -> bool:
 
 
 def statistics_text(array: Any) -> str:
-    """Statistics of an array's elements in a line, NaN and infinities included; quantiles for all but bool.
-
-    Args:
-        array: In host memory. Text has no statistics, which is said.
-    """
+    """Statistics of an array's elements in a line, NaN and infinities included; quantiles for all but booleans."""
     array = np.asarray(array)
     if not _is_numeric(array):
         return "<Error while computing statistics>"
@@ -109,7 +100,7 @@ def statistics_text(array: Any) -> str:
         variance = float(numbers.var())
         median, *percentiles = map(float, np.quantile(numbers, (0.5, 0.9, 0.95, 0.99)))
         places = [tuple(map(int, np.unravel_index(at, array.shape))) for at in (numbers.argmin(), numbers.argmax())]
-        # Of 0 and -0 numpy gives either as the least, as they lie in memory; the sum is 0 for both.
+        # numpy returns 0 or -0 as the minimum, by their order in memory; adding 0 makes both 0.
         text = (
             f"mean={numbers.mean():.5g}, std-dev={variance**0.5:.5g}, var={variance:.5g}, median={median:.5g}, "
             f"min={numbers.min() + 0.0:.5g} at {places[0]}, max={numbers.max():.5g} at {places[1]}, "
