@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from trtops import errors, json
 from trtops.comparator.metric_results import CompareResult
@@ -285,9 +285,10 @@ class AccuracyResults:
         Raises:
             ComparisonError: If a threshold fits no result, or not all of one. Nothing is changed then.
         """
-        single = isinstance(thresholds, Mapping) or not isinstance(thresholds, Sequence)
+        several = isinstance(thresholds, Sequence) and not isinstance(thresholds, Mapping)
+        given = cast("Sequence[Thresholds]", thresholds if several else [thresholds])
         left, chosen = list(self.lst), []
-        for threshold in [thresholds] if single else thresholds:
+        for threshold in given:
             if isinstance(threshold, Mapping) and not threshold:
                 raise errors.ComparisonError("The thresholds by output are empty.")
             fields = (next(iter(threshold.values())) if isinstance(threshold, Mapping) else threshold).metric_fields()

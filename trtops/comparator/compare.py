@@ -242,7 +242,7 @@ def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def _align_shape(array: Array, shape: tuple[int, ...]) -> Array | None:
     """The array with its axes permuted to another shape, or else reshaped; None if the number of elements differs."""
     if sorted(array.shape) == sorted(shape):
-        return array.transpose(permuted_axes(array.shape, shape))
+        array = array.transpose(permuted_axes(array.shape, shape))
     return array.reshape(shape) if array.size == math.prod(shape) else None
 
 

@@ -16,12 +16,21 @@ _CONSTANT = 1e-12  # variance over the squared mean: below, what is left is the 
 class Totals:
     """What one pass over blocks adds up. Medians are set afterwards; ``worst`` is the place of the largest error."""
 
+    elements: int = 0
+    violations: int = 0
+    nan_a: int = 0
+    inf_a: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    sum_abs: float = 0.0
+    sum_rel: float = 0.0
+    median_abs: float = 0.0
+    median_rel: float = 0.0
+
     def __init__(self, atol: float, rtol: float, text: bool) -> None:
         self.atol, self.rtol = most(atol), most(rtol)
         self.text = text
-        self.elements = self.violations = 0
-        self.nan_a = self.nan_b = self.inf_a = self.inf_b = self.nan_d = 0
-        self.max_abs = self.max_rel = self.sum_abs = self.sum_rel = self.median_abs = self.median_rel = 0.0
+        self.nan_d = self.nan_b = self.inf_b = 0
         self.dd = self.aa = self.bb = self.ab = 0.0  # dot products of the error, the output and the reference
         self.sum_a = self.sum_b = self.peak_b = 0.0
         self.peak = -math.inf

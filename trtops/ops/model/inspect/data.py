@@ -15,8 +15,8 @@ from trtops import errors
 from trtops.comparator.accuracy import AccuracyResults
 from trtops.comparator.arrays import to_numpy
 from trtops.comparator.data_loader import StreamingDataLoader
-from trtops.comparator.results import RunResults
 from trtops.comparator.report_lines import histogram_lines, statistics_text
+from trtops.comparator.results import RunResults
 from trtops.json import load_json
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.model.inspect.inspection import Inspection
