@@ -52,7 +52,7 @@ def test_what_fits_no_input_is_warned_of(caplog):
     loader = loader_for(input_metadata=TensorMetadata().add("idss", None, (4,)), val_range={"y": (0, 1)})
     with caplog.at_level(logging.WARNING):
         _ = loader[0]
-    assert "'idss', which is no input of the model. Did you mean 'ids'" in caplog.text
+    assert "'idss', which is not an input of the model. Did you mean 'ids'" in caplog.text
     assert "val_range names 'y'" in caplog.text
 
 

@@ -1,8 +1,9 @@
-"""Arrays as the comparator takes them: whatever holds numbers becomes a numpy array in host memory, or is refused."""
+"""Conversion of values to numpy arrays in host memory."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ def to_numpy(value: object, name: str = "value") -> Array:
         try:
             array = np.asarray(value)
         except ValueError as exc:  # sequences of different lengths
-            raise errors.ComparisonError(f"{name} is no array: {exc}") from None
+            raise errors.ComparisonError(f"{name} is not an array: {exc}") from None
     if array.dtype.kind in "cMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
         raise errors.ComparisonError(
             f"{name} has dtype {array.dtype}; only numbers, booleans and strings can be compared."
@@ -68,3 +69,12 @@ def dtype_name(array: Array) -> str:
 @functools.lru_cache(maxsize=256)
 def _name_of(dtype: np.dtype[Any]) -> str:
     return "str" if dtype.kind in "USaOT" else dtype.name
+
+
+def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """The axes whose order turns one shape into another, which must have the same dimensions in another order."""
+    left, axes = list(range(len(shape))), list[int]()
+    for dim in wanted:
+        axes.append(next(axis for axis in left if shape[axis] == dim))
+        left.remove(axes[-1])
+    return axes

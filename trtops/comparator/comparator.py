@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -33,35 +33,6 @@ _log = logging.getLogger(__name__)
 class Comparator:
     """Runs, compares and checks; a namespace of functions."""
 
-    @overload
-    @staticmethod
-    def run(
-        runners: Sequence[BaseRunner],
-        data_loader: Feeds | None = ...,
-        warm_up: int | None = ...,
-        use_subprocess: bool | None = ...,
-        subprocess_timeout: float | None = ...,
-        subprocess_polling_interval: float | None = ...,
-        save_inputs_path: PathLike | None = ...,
-        save_outputs_path: PathLike | None = ...,
-        save_input_blob_path: PathLike | None = ...,
-        streaming: Literal[False] | None = ...,
-    ) -> RunResults: ...
-    @overload
-    @staticmethod
-    def run(
-        runners: Sequence[BaseRunner],
-        data_loader: Feeds | None = ...,
-        warm_up: int | None = ...,
-        use_subprocess: bool | None = ...,
-        subprocess_timeout: float | None = ...,
-        subprocess_polling_interval: float | None = ...,
-        save_inputs_path: PathLike | None = ...,
-        save_outputs_path: PathLike | None = ...,
-        save_input_blob_path: PathLike | None = ...,
-        *,
-        streaming: Literal[True],
-    ) -> Iterator[RunResults]: ...
     @staticmethod
     def run(
         runners: Sequence[BaseRunner],
@@ -74,7 +45,7 @@ class Comparator:
         save_outputs_path: PathLike | None = None,
         save_input_blob_path: PathLike | None = None,
         streaming: bool | None = False,
-    ) -> RunResults | Iterator[RunResults]:
+    ) -> Any:
         """Run runners on the same inputs.
 
         Each runner is activated, run through all iterations and deactivated before the next. With ``streaming`` all are
@@ -131,16 +102,8 @@ class Comparator:
         writers.close()
         return results
 
-    @overload
     @staticmethod
-    def postprocess(run_results: RunResults, postprocess_func: PostprocessFunction) -> RunResults: ...
-    @overload
-    @staticmethod
-    def postprocess(
-        run_results: Iterable[RunResults], postprocess_func: PostprocessFunction
-    ) -> Iterable[RunResults]: ...
-    @staticmethod
-    def postprocess(run_results: Runs, postprocess_func: PostprocessFunction) -> Runs:
+    def postprocess(run_results: Runs, postprocess_func: PostprocessFunction) -> Any:
         """Apply a function to every iteration's outputs.
 
         Args:
@@ -225,29 +188,13 @@ class Comparator:
         log_summary(accuracy, pairs)
         return accuracy
 
-    @overload
-    @staticmethod
-    def validate(
-        run_results: RunResults,
-        check_inf: bool | None = ...,
-        check_nan: bool | None = ...,
-        fail_fast: bool | None = ...,
-    ) -> bool: ...
-    @overload
-    @staticmethod
-    def validate(
-        run_results: Iterable[RunResults],
-        check_inf: bool | None = ...,
-        check_nan: bool | None = ...,
-        fail_fast: bool | None = ...,
-    ) -> Iterator[RunResults]: ...
     @staticmethod
     def validate(
         run_results: Runs | Sequence[Runs],
         check_inf: bool | None = False,
         check_nan: bool | None = True,
         fail_fast: bool | None = False,
-    ) -> bool | Iterator[RunResults] | list[Any]:
+    ) -> Any:
         """Whether outputs are free of NaN, and of infinities.
 
         Args:

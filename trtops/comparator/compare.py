@@ -19,7 +19,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator import metric_results, metrics
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, to_numpy
+from trtops.comparator.arrays import Array, dtype_name, holds_strings, permuted_axes, to_numpy
 from trtops.comparator.metric_results import (
     CompareResult,
     MetricThreshold,
@@ -228,15 +228,6 @@ def _guess_counterpart(name: str, index: int, where: IterationResult, base: Iter
         return []
     _log.warning("Output %r is taken to correspond to %r of %s", name, found, where.runner_name)
     return [found]
-
-
-def permuted_axes(shape: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The axes whose order turns one shape into another, which must have the same dimensions in another order."""
-    left, axes = list(range(len(shape))), list[int]()
-    for dim in wanted:
-        axes.append(next(axis for axis in left if shape[axis] == dim))
-        left.remove(axes[-1])
-    return axes
 
 
 def _align_shape(array: Array, shape: tuple[int, ...]) -> Array | None:

@@ -1,4 +1,4 @@
-"""Inputs: synthetic ones that are the same every time and everywhere, and saved ones."""
+"""Inputs of models: random ones that are the same every time and everywhere, and saved ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, to_numpy
+from trtops.comparator.arrays import Array, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_list
 from trtops.limits import check_memory
 from trtops.metadata import (
@@ -32,23 +32,21 @@ Range: TypeAlias = "tuple[float | None, float | None]"
 _log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1
-"""Seed of synthetic inputs, as Polygraphy has it."""
+"""Seed of random inputs, the same as Polygraphy's."""
 
 
 class DataLoader:
-    """Makes random inputs for a model.
+    """Makes random inputs for a model: a sequence of feeds.
 
-    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy: iteration *i*
-    draws from ``numpy.random.RandomState(seed + i)``, input by input in the model's order. It is a sequence: indexing
-    it twice gives the same arrays twice.
+    For the same seed, shapes, dtypes and ranges the arrays are bit for bit those of Polygraphy: iteration *i* draws
+    from ``numpy.random.RandomState(seed + i)``, input by input in the model's order.
 
     Attributes:
-        input_metadata: The inputs to make; set by whoever runs a model, from its runner.
-        user_input_metadata: What was asked for: shapes and dtypes to use instead, by name, in which ``*`` stands for
-            any text.
+        input_metadata: The inputs to make; set from the runner before a model is run.
+        user_input_metadata: Shapes and dtypes to use instead, by name; ``*`` in a name stands for any text.
         val_range: The range of values, or ranges by input.
         seed: The first iteration's seed.
-        iterations: How many iterations there are.
+        iterations: The number of iterations.
     """
 
     def __init__(
@@ -66,17 +64,17 @@ class DataLoader:
 
         Args:
             seed: The first iteration's seed; each next one counts up.
-            iterations: How many iterations to make.
-            input_metadata: Shapes and dtypes to use, by input; a dynamic shape is taken at its smallest, or with 1.
-                For an input that is itself a shape, its "shape" is taken for its value.
+            iterations: The number of iterations.
+            input_metadata: Shapes and dtypes to use, by input. For an input whose value is a shape, the "shape" is its
+                value.
             val_range: Smallest and largest value, both included; or these by input, with ``""`` for the others.
             data_loader_backend_module: What arrays to make: ``numpy`` or ``torch``.
-            int_range: As ``val_range``, for integers and booleans only; older scripts pass it.
-            float_range: As ``val_range``, for floating-point inputs only; older scripts pass it.
-            words: What to draw from for inputs of strings, by name; others of these must be supplied.
+            int_range: Like ``val_range``, for integers and booleans only.
+            float_range: Like ``val_range``, for floating-point inputs only.
+            words: Values to draw for inputs of strings, by name.
 
         Raises:
-            ConfigError: If the module is neither of the two, or a range is empty.
+            ConfigError: If the module is neither of the two.
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
@@ -106,14 +104,14 @@ class DataLoader:
         """The inputs of one iteration, by name: new arrays in host memory.
 
         Raises:
-            IndexError: If there are not so many iterations.
-            ConfigError: If nothing is known of the model's inputs, or a range or dtype does not do.
+            IndexError: If there are fewer iterations.
+            ConfigError: If the shape of an input is not known, or a range or dtype is invalid.
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
         wanted = self.user_input_metadata if self.input_metadata is None else self.input_metadata
         if not wanted:
-            _log.warning("The data loader knows of no inputs, and makes none")
+            _log.warning("The data loader has no input metadata, and makes no inputs")
         draw = _Torch(self.seed + index) if self.module == "torch" else _Numpy(self.seed + index)
         self._warn_of_unused(wanted)
         return {name: self._make_input(name, spec, draw) for name, spec in wanted.items()}
@@ -130,26 +128,23 @@ class DataLoader:
                     return draw.constant(user.shape, dtype)
                 shape = _shape_to_make(name, shape, user.shape)
         fixed = _static_shape(name, shape)
-        # Numbers are drawn in double precision, whatever they become; what is computed from them takes as much again.
-        check_memory(f"Made-up data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
+        # Numbers are drawn in double precision, and scaling them takes as much memory again.
+        check_memory(f"Random data for input {name!r} of shape {fixed}", 16 * math.prod(fixed))
         if dtype is not None and (dtype.is_integral or dtype is DataType.BOOL):
             low, high = self._value_range(name, self.int_range)
             cast = int if dtype.is_integral else bool
             return draw.integers(fixed, dtype, int(cast(low)), int(cast(high)))
         if dtype is DataType.STRING:
             if name not in self.words:
-                raise errors.ConfigError("Random strings are not made. Supply string inputs yourself.")
+                raise errors.ConfigError("Random strings cannot be made. Supply string inputs.")
             return draw.words(fixed, self.words[name])
         low, high = self._value_range(name, self.float_range)
         return draw.floats(fixed, dtype or DataType.FLOAT64, float(low), float(high))
 
     def _user_spec(self, name: str) -> TensorSpec | None:
-        """What was asked for an input; of several patterns that fit, the last."""
-        found = None
-        for pattern, spec in self.user_input_metadata.items():
-            if pattern == name or fnmatchcase(name, pattern):
-                found = spec
-        return found
+        """What the user gave for an input; the last of several patterns that match."""
+        matching = [s for p, s in self.user_input_metadata.items() if p == name or fnmatchcase(name, p)]
+        return matching[-1] if matching else None
 
     def _value_range(self, name: str, special: tuple[float, float] | None) -> tuple[float, float]:
         chosen: Any = special if special is not None else self.val_range
@@ -166,13 +161,12 @@ class DataLoader:
         for what, names in [("input_metadata", self.user_input_metadata), ("val_range", ranges)]:
             for name in names:
                 if name and name not in wanted and not any(fnmatchcase(known, name) for known in wanted):
-                    _log.warning(
-                        "%s names %r, which is no input of the model. %s", what, name, errors.near(name, wanted)
-                    )
+                    hint = errors.near(name, wanted)
+                    _log.warning("%s names %r, which is not an input of the model. %s", what, name, hint)
 
 
 class _Numpy:
-    """Draws numpy arrays from the generator that Polygraphy uses."""
+    """Draws numpy arrays from the same generator as Polygraphy."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.RandomState(seed)
@@ -187,7 +181,7 @@ class _Numpy:
             raise errors.ConfigError(f"The range ({low}, {high}) does not fit {dtype.value}: {exc}.") from None
 
     def floats(self, shape: tuple[int, ...], dtype: DataType, low: float, high: float) -> Array:
-        # Polygraphy's rules, so that the arrays are the same: an infinite bound stands for the scale.
+        # Polygraphy's rule: an infinite bound becomes the scale.
         scale, shift = high - low, low
         if math.isinf(low):
             scale, shift = low, 0.0
@@ -227,7 +221,6 @@ class _Torch:
         return (drawn if (low, high) == (0.0, 1.0) else drawn * (high - low) + low).to(wanted)
 
     def words(self, shape: tuple[int, ...], words: Sequence[str]) -> Array:
-        """Torch has no strings: they are numpy arrays."""
         return _Numpy(self.seed).words(shape, words)
 
     def constant(self, value: Shape, dtype: DataType | None) -> Any:
@@ -235,7 +228,7 @@ class _Torch:
 
 
 def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None) -> bool:
-    """Whether an input's value is a shape: a vector of integers as long as the shape that was asked for."""
+    """Whether an input's value is a shape: a vector of integers with as many elements as the user's shape."""
     if dtype is not None and not dtype.is_integral:
         return False
     shape = spec.shape or ()
@@ -244,18 +237,18 @@ def _is_shape_tensor(spec: TensorSpec, user_shape: Shape, dtype: DataType | None
 
 def _shape_to_make(name: str, shape: Shape, user_shape: Shape) -> Shape:
     if any(map(is_dynamic, user_shape)):
-        _log.warning("Input %r: the shape asked for, %s, is dynamic; it is not used", name, tuple(user_shape))
+        _log.warning("Input %r: the requested shape %s is dynamic; it is not used", name, tuple(user_shape))
         return shape
     if not shape_accepts(shape, [int(d) for d in user_shape if isinstance(d, int)]):
         _log.warning(
-            "Input %r: the shape asked for, %s, does not fit the model's %s", name, tuple(user_shape), tuple(shape)
+            "Input %r: the requested shape %s does not fit the model's %s", name, tuple(user_shape), tuple(shape)
         )
         return shape
     return user_shape
 
 
 def _static_shape(name: str, shape: Shape) -> tuple[int, ...]:
-    """A shape without dynamic dimensions: the smallest, else the largest, else with 1 in their places."""
+    """A shape without dynamic dimensions: the smallest, or else the largest, or else with 1 for each."""
     if not any(map(is_dynamic, shape)):
         return tuple(int(d) for d in shape if isinstance(d, int))
     bounds = (shape.min or shape.max) if isinstance(shape, BoundedShape) else None
@@ -270,13 +263,13 @@ class StreamingDataLoader:
     """Reads saved inputs one iteration at a time, as a data loader.
 
     Attributes:
-        paths: A file, a directory of files with one iteration each, or several of these, one after the other. A file
-            holds one iteration, or a list of them, which is loaded whole.
-        allow_dirs: Whether directories are taken.
+        paths: A file with one iteration or a list of them, a directory of files with one iteration each, or several of
+            these.
+        allow_dirs: Whether directories are accepted.
     """
 
     def __init__(self, paths: PathLike | Sequence[PathLike], allow_dirs: bool = True) -> None:
-        """Remember what to read; nothing is read before iteration."""
+        """Store the paths; files are read during iteration."""
         self.paths = paths
         self.allow_dirs = allow_dirs
 
@@ -288,24 +281,24 @@ class StreamingDataLoader:
 
 
 class DataLoaderCache:
-    """Gives several runners the same inputs, which are read from their data loader once.
+    """Gives several runners the same inputs, read once from a data loader.
 
     Attributes:
-        cache: The inputs of all iterations, once a runner's inputs were named.
+        cache: The inputs of all iterations; empty before :meth:`set_input_metadata`.
     """
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]]) -> None:
-        """Cache any iterable of inputs by name."""
+        """Wrap any iterable of inputs by name."""
         self.data_loader = data_loader
         self.cache: list[Mapping[str, Any]] = []
         self.input_metadata: TensorMetadata | None = None
         self._loaded = False
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
-        """Say what the next runner's inputs are; the first time, the inputs are read.
+        """Set the next runner's inputs; the first call reads the data loader.
 
         Raises:
-            InputError: If the data loader gives something else than arrays by name.
+            InputError: If an item of the data loader is not arrays by name.
         """
         self.input_metadata = input_metadata
         if hasattr(self.data_loader, "input_metadata"):
@@ -320,25 +313,21 @@ class DataLoaderCache:
         return len(self.cache)
 
     def __getitem__(self, iteration: int) -> dict[str, Any]:
-        """One iteration's inputs, fit for the runner whose inputs were named last.
+        """One iteration's inputs, adapted to the runner that :meth:`set_input_metadata` was called for last.
 
         Raises:
-            IndexError: If there are not so many iterations.
-            InputError: If an input is missing, or cannot be made to fit, and the data loader cannot make one that does.
+            IndexError: If there are fewer iterations.
+            InputError: If an input is missing, or does not fit and the data loader cannot make one that does.
         """
         feed = self.cache[iteration]
         if self.input_metadata is None:
             return dict(feed)
-        return fit_feed(feed, self.input_metadata, lambda name: self._make_input_again(iteration, name))
-
-    def _make_input_again(self, iteration: int, name: str) -> Any:
-        if not isinstance(self.data_loader, DataLoader):
-            return None
-        return self.data_loader[iteration].get(name)
+        made = self.data_loader[iteration].get if isinstance(self.data_loader, DataLoader) else None
+        return fit_feed(feed, self.input_metadata, made)
 
 
 def check_feed(feed: object) -> Mapping[str, Any]:
-    """An iteration's inputs, if that is what they are.
+    """Return an iteration's inputs.
 
     Raises:
         InputError: If they are not arrays by name.
@@ -352,39 +341,32 @@ def check_feed(feed: object) -> Mapping[str, Any]:
 
 
 def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
-    """Inputs with the numbers cast that are of another type than the model's input, which is told.
-
-    Args:
-        feed: Arrays by name.
-        inputs: The model's inputs; what is none of them stays as it is.
+    """Inputs with numbers cast to the types of the model's inputs, with a warning; other names stay unchanged.
 
     Raises:
         InputDtypeError: If an array has values that the input's type does not hold.
     """
     cast = {}
     for name, array in feed.items():
-        spec, dtype = inputs.get(name), getattr(array, "dtype", None)
-        if spec is not None and spec.dtype is not None and getattr(dtype, "kind", "") in ("f", "i", "u", "b"):
-            if not isinstance(array, np.ndarray) or dtype == spec.dtype.numpy() or spec.dtype is DataType.STRING:
-                continue
-            cast[name] = _cast_array(array, name, spec.dtype)
+        dtype = None if name not in inputs else inputs[name].dtype
+        if dtype is None or dtype is DataType.STRING or not isinstance(array, np.ndarray):
+            continue
+        if array.dtype.kind in "fiub" and array.dtype != dtype.numpy():
+            cast[name] = _cast_array(array, name, dtype)
     return {**feed, **cast} if cast else feed
 
 
 def fit_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec], make: Any = None) -> dict[str, Any]:
-    """Inputs that fit a runner: those it has, cast and reshaped where that is needed and can be done.
+    """Inputs that fit a runner: its inputs, cast and reshaped where that is needed and possible.
 
     Args:
         feed: Arrays by name.
         inputs: The runner's inputs.
-        make: Called with an input's name when there is nothing that fits; returns an array, or None.
-
-    Returns:
-        Arrays by name; those that fit are the given ones.
+        make: Called with the name of an input for which nothing fits; returns an array, or None.
 
     Raises:
         MissingInputError: If an input is missing.
-        InputShapeError: If an array has another shape, and as a shape other elements.
+        InputShapeError: If an array does not fit the shape and cannot be reshaped.
     """
     fitted = {}
     for index, (name, spec) in enumerate(inputs.items()):
@@ -405,10 +387,11 @@ def _fits_spec(array: Any, spec: TensorSpec) -> bool:
     dtype = getattr(array, "dtype", None)
     if dtype is None:
         return False
-    same = (
-        spec.dtype is None or str(dtype).removeprefix("torch.") == spec.dtype.value or DataType.of(dtype) is spec.dtype
+    # The name is compared first because it is fast, and this runs for each input of each inference.
+    same = spec.dtype is None or str(dtype).removeprefix("torch.") == spec.dtype.value
+    return (same or DataType.of(dtype) is spec.dtype) and (
+        spec.shape is None or shape_accepts(spec.shape, tuple(array.shape))
     )
-    return same and (spec.shape is None or shape_accepts(spec.shape, tuple(array.shape)))
 
 
 def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
@@ -447,22 +430,12 @@ def _cast_array(array: Array, name: str, dtype: DataType) -> Array:
 
 def _reshape_array(array: Array, name: str, shape: Shape) -> Array:
     known = [d for d in shape if isinstance(d, int) and d >= 0]
-    if len(shape) == array.ndim and sorted(known) == sorted(array.shape):
-        left = list(range(array.ndim))
-        axes = []
-        for dim in known:
-            axes.append(next(axis for axis in left if array.shape[axis] == dim))
-            left.remove(axes[-1])
-        moved = np.ascontiguousarray(array.transpose(axes))
+    missing, rest = len(shape) - len(known), math.prod(known)
+    if not missing and sorted(known) == sorted(array.shape):
+        moved = np.ascontiguousarray(array.transpose(permuted_axes(array.shape, known)))
+    elif missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):
+        raise errors.InputShapeError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
     else:
-        moved = _reshape_in_order(array, name, shape, known)
+        moved = array.reshape([d if isinstance(d, int) and d >= 0 else array.size // rest for d in shape])
     _log.warning("Input %r is reshaped from %s to %s", name, array.shape, moved.shape)
     return moved
-
-
-def _reshape_in_order(array: Array, name: str, shape: Shape, known: Sequence[int]) -> Array:
-    rest = math.prod(known)
-    missing = len(shape) - len(known)
-    if missing > 1 or (missing == 1 and (not rest or array.size % rest)) or (not missing and rest != array.size):
-        raise errors.InputShapeError(f"Input {name!r} has shape {array.shape}; expected {tuple(shape)}.")
-    return array.reshape([d if isinstance(d, int) and d >= 0 else array.size // rest for d in shape])

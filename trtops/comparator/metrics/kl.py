@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from trtops.comparator.arrays import Array
-from trtops.comparator.metrics.difference import BLOCK
 from trtops.comparator.metrics.rows import hold_scores, row_blocks
 
 _SUM_TOLERANCE = 0.01  # of probabilities: bfloat16 rounds each by up to 0.4 %, in either direction
@@ -48,53 +47,30 @@ def kl_divergence(pairs: Sequence[tuple[Array, Array]]) -> float | None:
 
 
 def _are_probabilities(rows: Array) -> bool:
-    sums = sum(part.sum(axis=1) for (part,) in _column_blocks(rows))
-    return bool((rows >= 0).all() and (np.abs(sums - 1) <= _SUM_TOLERANCE).all())
+    return bool((rows >= 0).all() and (np.abs(rows.sum(axis=1, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all())
 
 
 def _of_probabilities(output: Array, reference: Array) -> Array:
     """The divergence of each row of probabilities, ``(rows,)``."""
-    sum_p = sum_q = weighted = np.zeros(len(output))
-    for q, p in _column_blocks(output, reference):
-        np.copyto(q, np.minimum(p, _SMALLEST_HALF), where=q <= 0)
-        sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + q.sum(axis=1)
-        weighted = weighted + _weighted_sum(p, np.log(p) - np.log(q))
-    return _divergence_of_sums(weighted, sum_p, sum_q)
+    q, p = output.astype(np.float64), reference.astype(np.float64)
+    np.copyto(q, np.minimum(p, _SMALLEST_HALF), where=q <= 0)
+    return _divergences(p, np.log(p) - np.log(q), q.sum(axis=1))
 
 
 def _of_logits(output: Array, reference: Array) -> Array:
     """The divergence of each row of logits, ``(rows,)``."""
-    top_q, top_p = (side.max(axis=1, keepdims=True).astype(np.float64) for side in (output, reference))
-    sum_p = sum_q = weighted = np.zeros(len(output))
-    for q, p in _column_blocks(output, reference):
-        # With 0 for the largest logit, exp() cannot overflow, nor lose every term of a row.
-        q -= top_q
-        p -= top_p
-        log_ratio = p - q
-        np.exp(p, out=p)
-        sum_p, sum_q = sum_p + p.sum(axis=1), sum_q + np.exp(q, out=q).sum(axis=1)
-        weighted = weighted + _weighted_sum(p, log_ratio)
-    return _divergence_of_sums(weighted, sum_p, sum_q)
+    # With 0 for the largest logit, exp() cannot overflow, nor lose every term of a row.
+    q, p = (side.astype(np.float64) for side in (output, reference))
+    q -= q.max(axis=1, keepdims=True)
+    p -= p.max(axis=1, keepdims=True)
+    return _divergences(np.exp(p), p - q, np.exp(q).sum(axis=1))
 
 
-def _weighted_sum(p: Array, log_ratio: Array) -> Array:
-    """``sum(p * log_ratio)`` of each row, without what is impossible in the reference, whose ratio may be infinite."""
+def _divergences(p: Array, log_ratio: Array, sum_q: Array) -> Array:
+    """The divergences of rows divided by their sums, from ``log(p / q)`` of the rows as they are."""
     terms = p * log_ratio
-    sums: Array = terms.sum(axis=1)
-    if not np.isfinite(sums).all():
-        terms[p == 0] = 0
-        sums = terms.sum(axis=1)
-    return sums
-
-
-def _divergence_of_sums(weighted: Array, sum_p: Array, sum_q: Array) -> Array:
-    """The divergences of rows divided by their sums, from ``sum(p * log(p / q))`` of the rows as they are."""
-    divergences: Array = np.maximum(weighted / sum_p + np.log(sum_q / sum_p), 0)  # rounding leaves some just below 0
+    if not np.isfinite(terms).all():
+        terms[p == 0] = 0  # classes that are impossible in the reference, whose ratio may be infinite
+    sum_p = p.sum(axis=1)
+    divergences: Array = np.maximum(terms.sum(axis=1) / sum_p + np.log(sum_q / sum_p), 0)  # rounding may give -1e-17
     return divergences
-
-
-def _column_blocks(*rows: Array) -> Iterator[list[Array]]:
-    """Rows as new float64 arrays, as many columns at a time as stay in the cache: one block, but for long rows."""
-    width = max(1, BLOCK // max(1, len(rows[0])))
-    for start in range(0, rows[0].shape[1], width):
-        yield [side[:, start : start + width].astype(np.float64) for side in rows]
