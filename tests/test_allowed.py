@@ -43,7 +43,7 @@ def setting(scripts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("setting")
-def test_scripts_outside_of_the_folders_are_not_run_and_the_message_names_these(scripts) -> None:
+def test_script_outside_allowed_folders_is_refused(scripts) -> None:
     inside, outside = scripts
 
     assert len(list(open_feeds(str(inside), INPUTS))) == 1
@@ -55,13 +55,13 @@ def test_scripts_outside_of_the_folders_are_not_run_and_the_message_names_these(
         lambda: open_feeds(str(inside.parent / ".." / "elsewhere" / "bad.py"), INPUTS),
     ):
         with pytest.raises(
-            errors.ConfigError, match=r"TRTOPS_ALLOWED_SCRIPTS allows only what is in /nowhere, .*allowed"
+            errors.ConfigError, match=r"TRTOPS_ALLOWED_SCRIPTS only allows files in /nowhere, .*allowed"
         ):
             refused()
 
 
 @pytest.mark.usefixtures("setting")
-def test_a_link_counts_as_what_it_leads_to(scripts) -> None:
+def test_links_are_resolved(scripts) -> None:
     inside, outside = scripts
     (inside.parent / "link.py").symlink_to(outside)
 
@@ -70,7 +70,7 @@ def test_a_link_counts_as_what_it_leads_to(scripts) -> None:
 
 
 @pytest.mark.usefixtures("setting")
-def test_commands_outside_of_the_folders_are_not_run(scripts, tmp_path: Path) -> None:
+def test_command_outside_allowed_folders_is_refused(scripts, tmp_path: Path) -> None:
     inside, outside = scripts
     program = inside.parent / "check"
     program.write_text("#!/bin/sh\nexit 3\n")
@@ -93,7 +93,7 @@ def test_commands_outside_of_the_folders_are_not_run(scripts, tmp_path: Path) ->
 
 @pytest.mark.parametrize("what", ["data", "calibration_data", "command"])
 @pytest.mark.usefixtures("setting")
-def test_a_campaign_says_so_before_it_builds(scripts, what: str, tmp_path: Path) -> None:
+def test_campaign_refuses_scripts_before_it_builds(scripts, what: str, tmp_path: Path) -> None:
     outside = str(scripts[1])
     config = {
         "data": DebugBuildConfig(check=CheckConfig(data=outside)),
@@ -108,7 +108,7 @@ def test_a_campaign_says_so_before_it_builds(scripts, what: str, tmp_path: Path)
     assert len(memory.find()) == 1
 
 
-def test_where_nothing_is_said_everything_runs_and_where_nothing_is_allowed_nothing(scripts, monkeypatch) -> None:
+def test_unset_allows_all_and_empty_allows_nothing(scripts, monkeypatch) -> None:
     inside, _ = scripts
     monkeypatch.delenv(allowed.VARIABLE, raising=False)
     assert import_from_script(inside, "load_data")()
@@ -127,9 +127,7 @@ def test_where_nothing_is_said_everything_runs_and_where_nothing_is_allowed_noth
     ],
     ids=["a person's", "a deployment's", "a deployment's with folders"],
 )
-def test_a_run_that_a_worker_started_allows_no_folder_unless_the_worker_does(
-    variables: dict[str, str], expected: str, tmp_path: Path
-) -> None:
+def test_worker_allows_no_folder_by_default(variables: dict[str, str], expected: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRTOPS_"))}
     code = "import os, flows; print(repr(os.environ.get('TRTOPS_ALLOWED_SCRIPTS')))"
     done = subprocess.run(

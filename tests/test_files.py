@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from trtops.files import locked, open_atomically, replaced_together
+from trtops.files import open_atomically, replaced_together
 from trtops.json import save_json
+from trtops.locks import locked
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -28,7 +29,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_writer_leaves_nothing(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with open_atomically(tmp_path / "file") as file:
@@ -41,7 +42,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("lacking", ["nothing", "files without names", "links to them"])
-def test_what_was_written_is_there_whatever_the_file_system_can_do(tmp_path: Path, monkeypatch, lacking) -> None:
+def test_write_works_without_unnamed_files_and_links(tmp_path: Path, monkeypatch, lacking) -> None:
     if lacking == "files without names":
         monkeypatch.delattr(os, "O_TMPFILE")
     if lacking == "links to them":
@@ -66,7 +67,7 @@ def refuse(*args: object, **options: object) -> None:
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
-def test_behind_a_link_the_file_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+def test_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "store" / "file")
@@ -78,7 +79,7 @@ def test_behind_a_link_the_file_is_replaced_and_the_link_stays(tmp_path: Path) -
     assert (tmp_path / "store" / "file").read_bytes() == b"new"
 
 
-def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_pipe_is_written_directly(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -91,14 +92,14 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_device_is_not_replaced() -> None:
+def test_device_is_not_replaced() -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"), open_atomically("/dev/full") as file:
         file.write(b"x")
 
     assert Path("/dev/full").is_char_device()
 
 
-def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+def test_error_names_the_target(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match=r"folder'$") as caught, open_atomically(tmp_path / "folder") as file:
         file.write(b"x")
@@ -107,12 +108,12 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_an_error_of_a_folder_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
+def test_folder_error_names_the_target(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No such file or directory: '/proc/none'$"), open_atomically("/proc/none"):
         pass
 
 
-def test_a_lock_is_waited_for_and_its_folder_is_made(tmp_path: Path) -> None:
+def test_lock_waits_and_creates_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.lock"
     order = []
 
@@ -130,7 +131,7 @@ def test_a_lock_is_waited_for_and_its_folder_is_made(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_files_that_belong_together_are_never_seen_mixed_whenever_the_process_is_killed(tmp_path: Path) -> None:
+def test_killed_writer_never_mixes_files(tmp_path: Path) -> None:
     """Killed at every call of the system that changes a name: all old, no main file, or all new."""
     names = ("model", "model.data", "more.data")
     seen = set()
@@ -164,7 +165,7 @@ def _replace_until_killed(folder: Path, names: tuple[str, ...], killed_at: int) 
     os._exit(0)
 
 
-def test_files_that_belong_together_stay_as_they_were_if_one_cannot_be_written(tmp_path: Path) -> None:
+def test_failed_write_keeps_all_files(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("old")
     (tmp_path / "data").write_text("old")
     with pytest.raises(KeyboardInterrupt), replaced_together(tmp_path / "model") as files:
@@ -175,7 +176,7 @@ def test_files_that_belong_together_stay_as_they_were_if_one_cannot_be_written(t
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"model": "old", "data": "old"}
 
 
-def test_a_lock_is_not_taken_behind_a_link_and_truncates_nothing(tmp_path: Path) -> None:
+def test_lock_rejects_links_and_truncates_nothing(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "lock")
 

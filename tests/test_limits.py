@@ -41,7 +41,7 @@ def takes_little():
 
 @pytest.mark.usefixtures("little")
 @pytest.mark.parametrize("constant", [False, True])
-def test_nodes_that_double_what_they_read_are_no_more_than_findings(tmp_path: Path, constant: bool, caplog) -> None:
+def test_doubling_nodes_are_reported(tmp_path: Path, constant: bool, caplog) -> None:
     path = tmp_path / "bomb.onnx"
     onnx.save(bombs.doubling(constant=constant), path)
     assert path.stat().st_size < 4096
@@ -58,7 +58,7 @@ def test_nodes_that_double_what_they_read_are_no_more_than_findings(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("little")
-def test_an_engine_of_a_bomb_is_not_built(tmp_path: Path, caplog) -> None:
+def test_engine_of_bomb_is_refused(tmp_path: Path, caplog) -> None:
     path = tmp_path / "bomb.onnx"
     onnx.save(bombs.doubling(constant=True), path)
 
@@ -66,7 +66,7 @@ def test_an_engine_of_a_bomb_is_not_built(tmp_path: Path, caplog) -> None:
     assert "TRTOPS_MEMORY_LIMIT" in caplog.text
 
 
-def test_functions_are_counted_before_anything_expands_them(tmp_path: Path, caplog) -> None:
+def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) -> None:
     path = tmp_path / "bomb.onnx"
     onnx.save(bombs.doubling_functions(), path)
 
@@ -79,7 +79,7 @@ def test_functions_are_counted_before_anything_expands_them(tmp_path: Path, capl
         assert main([*command[:2], str(path), *command[2:]]) in (1, 3)
 
 
-def test_functions_that_call_themselves_or_nest_without_end_are_refused(monkeypatch) -> None:
+def test_recursive_functions_are_refused(monkeypatch) -> None:
     with pytest.raises(errors.InvalidModelError, match="calls itself"):
         check_expansion(bombs.doubling_functions(3, circle=True))
     monkeypatch.setenv(limits.NODES, "9" * 15)
@@ -88,7 +88,7 @@ def test_functions_that_call_themselves_or_nest_without_end_are_refused(monkeypa
     check_expansion(bombs.doubling_functions(30))
 
 
-def test_made_up_data_is_evaluated_by_its_shape(tmp_path: Path, caplog) -> None:
+def test_random_data_size_is_checked_first(tmp_path: Path, caplog) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(bombs.large_input(), path)
 
@@ -102,7 +102,7 @@ def test_made_up_data_is_evaluated_by_its_shape(tmp_path: Path, caplog) -> None:
     main(["check", "lint", str(path)])
 
 
-def test_archives_are_evaluated_by_what_they_unpack_to(tmp_path: Path, caplog, monkeypatch) -> None:
+def test_archive_size_is_checked_before_unpacking(tmp_path: Path, caplog, monkeypatch) -> None:
     small = bombs.write_zeros(tmp_path / "zeros.npz", 1 << 27)  # 512 MiB in half a megabyte
     model = models.conv_net().write(tmp_path)
 
@@ -119,7 +119,7 @@ def test_archives_are_evaluated_by_what_they_unpack_to(tmp_path: Path, caplog, m
         load_numpy(bombs.write_header(tmp_path / "lie.npy"))
 
 
-def test_what_numpy_saves_is_read_as_it_was(tmp_path: Path) -> None:
+def test_numpy_files_round_trip(tmp_path: Path) -> None:
     arrays = {"a/b": np.arange(6).reshape(2, 3), "c": np.array(True), "d": np.array(["x", "yz"]), "e": np.zeros((0, 3))}
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "x.npz", **arrays)
@@ -135,7 +135,7 @@ def test_what_numpy_saves_is_read_as_it_was(tmp_path: Path) -> None:
         load_numpy(tmp_path / "o.npy")
 
 
-def test_the_limit_holds_for_blocks_in_blocks_and_threads_and_no_longer(monkeypatch) -> None:
+def test_limit_covers_nested_blocks_and_threads(monkeypatch) -> None:
     monkeypatch.setenv(limits.MEMORY, "64M")
     with limits.limited_memory():
         with limits.limited_memory(1 << 40), pytest.raises(MemoryError):
@@ -151,10 +151,20 @@ def test_the_limit_holds_for_blocks_in_blocks_and_threads_and_no_longer(monkeypa
         bytearray(1 << 29)
 
 
+def test_allocation_up_to_the_limit_is_allowed(monkeypatch) -> None:
+    monkeypatch.setenv(limits.MEMORY, "1M")
+    limits.check_memory("x", 1 << 20)
+    limits.check_memory("x", (1 << 20) + 10, own=10)
+    for size, own in (((1 << 20) + 1, 0), ((1 << 20) + 11, 10)):
+        with pytest.raises(errors.InputError, match="the limit is"):
+            limits.check_memory("x", size, own)
+
+
 @pytest.mark.parametrize("text", ["", "4G", "512M", "100", "2 GiB", "10k"])
-def test_limits_are_read_in_any_unit(monkeypatch, text: str) -> None:
+def test_limits_accept_units(monkeypatch, text: str) -> None:
     monkeypatch.setenv(limits.MEMORY, text)
-    assert limits.memory_limit() >= 100
+    expected = {"": 1792 << 20, "4G": 4 << 30, "512M": 512 << 20, "100": 100, "2 GiB": 2 << 30, "10k": 10 << 10}
+    assert limits.memory_limit() == expected[text]
     for wrong in ("x", "-1", "0", "4GG", "1.5G"):
         monkeypatch.setenv(limits.MEMORY, wrong)
         with pytest.raises(errors.ConfigError, match="expected bytes"):
@@ -162,7 +172,7 @@ def test_limits_are_read_in_any_unit(monkeypatch, text: str) -> None:
 
 
 @pytest.mark.usefixtures("little")
-def test_other_threads_have_memory_while_a_bomb_goes_off(tmp_path: Path) -> None:
+def test_other_threads_keep_their_memory(tmp_path: Path) -> None:
     path, over, failed = tmp_path / "bomb.onnx", threading.Event(), []
     onnx.save(bombs.doubling(), path)
 

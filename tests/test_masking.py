@@ -33,7 +33,7 @@ TOKENS = {
 
 
 @pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS.keys())
-def test_tokens_of_well_known_services_are_masked_and_what_is_around_them_stays(token: str) -> None:
+def test_service_tokens_are_masked(token: str) -> None:
     assert masked(f'{{"before": 1, "t": "{token}", "after": 2}}') == '{"before": 1, "t": "***", "after": 2}'
 
 
@@ -54,7 +54,7 @@ def test_tokens_of_well_known_services_are_masked_and_what_is_around_them_stays(
         ("DefaultEndpointsProtocol=https;AccountKey=abc+/=;x", "DefaultEndpointsProtocol=https;AccountKey=***;x"),
     ],
 )
-def test_addresses_headers_and_signatures_are_masked(text: str, expected: str) -> None:
+def test_urls_headers_and_signatures_are_masked(text: str, expected: str) -> None:
     assert masked(text) == expected
 
 
@@ -72,7 +72,7 @@ def test_addresses_headers_and_signatures_are_masked(text: str, expected: str) -
         "",
     ],
 )
-def test_what_is_no_secret_stays(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_text_is_unchanged(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_TOKENS", "100000")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "models")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", __file__)
@@ -80,7 +80,7 @@ def test_what_is_no_secret_stays(text: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert masked(text) == text
 
 
-def test_values_of_variables_whose_names_say_what_they_hold_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_secret_variables_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter22")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "trtops:open sesame")
@@ -93,7 +93,7 @@ def test_values_of_variables_whose_names_say_what_they_hold_are_masked(monkeypat
     assert masked("hunter22") == "hunter22"
 
 
-def test_whatever_is_logged_as_text_goes_through_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracked_text_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "correct horse battery"
     monkeypatch.setenv("TEAM_PASSWORD", secret)
     told = f"postgres://me:{'x' * 9}@db says {secret} and {TOKENS['AWS']}"
@@ -118,7 +118,7 @@ def test_whatever_is_logged_as_text_goes_through_the_mask(tmp_path: Path, monkey
     assert info.tags[Tag.ERROR] == "ConfigError: postgres://db says *** and ***"
 
 
-def test_log_lines_go_through_the_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_log_lines_are_masked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     G_LOGGER.log_file = tmp_path / "log.txt"
     try:
         logging.getLogger("trtops.backend").warning("fetching %s", "https://me:secret@host/x")

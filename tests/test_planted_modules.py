@@ -38,7 +38,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=600)
 
 
-def test_a_planted_module_is_imported_where_nobody_takes_care(tmp_path: Path, monkeypatch) -> None:
+def test_planted_module_works_without_protection(tmp_path: Path, monkeypatch) -> None:
     plant_modules(tmp_path, tmp_path / "imported")
     monkeypatch.chdir(tmp_path)
 
@@ -54,21 +54,19 @@ def test_a_planted_module_is_imported_where_nobody_takes_care(tmp_path: Path, mo
         ("-m", "trtops.tracking.store", "--help"),
     ],
 )
-def test_our_modules_are_run_with_what_is_installed(place: Path, words: tuple[str, ...]) -> None:
+def test_commands_ignore_planted_modules(place: Path, words: tuple[str, ...]) -> None:
     done = python(*words)
     assert done.returncode in (0, 1), done.stderr
 
 
-def test_a_flow_its_server_and_its_children_are_run_with_what_is_installed(
-    place: Path, tmp_path: Path, prefect_database: Path
-) -> None:
+def test_flow_and_server_ignore_planted_modules(place: Path, tmp_path: Path, prefect_database: Path) -> None:
     home = shutil.copytree(prefect_database, tmp_path / "prefect")
     quick = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "900", "PREFECT_HOME": str(home)}
     done = python("-m", "trtops.flows.convert", "conv_net.onnx", "--precision", "fp16", **quick)
     assert done.returncode == 0 and "# convert conv_net.onnx: good" in done.stdout, done.stderr
 
 
-def test_a_worker_looks_only_where_its_parent_does(place: Path, monkeypatch) -> None:
+def test_worker_uses_search_path_of_parent(place: Path, monkeypatch) -> None:
     with Worker() as worker:
         assert worker.run(os.getcwd) == str(place)
         assert "" not in worker.run(_search_path) and str(place) not in worker.run(_search_path)
@@ -97,7 +95,7 @@ def test_tensorflow_is_the_installed_one(place: Path, tmp_path: Path, monkeypatc
         OnnxFromTensorFlow("model", kind)()
 
 
-def test_tensorflow_models_are_code_and_run_only_where_scripts_may(place: Path, tmp_path: Path, monkeypatch) -> None:
+def test_tensorflow_models_need_script_permission(place: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", "")
     (place / "model.h5").write_bytes(b"")

@@ -40,7 +40,7 @@ def run_with_dying(folder: Path, dying: set[int], flow: int) -> str:
     return subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=300, cwd=folder).stdout
 
 
-def test_the_run_ends_and_every_other_test_is_run(tmp_path: Path) -> None:
+def test_crash_costs_only_its_test(tmp_path: Path) -> None:
     out = run_with_dying(tmp_path, dying={0, 11}, flow=1)
 
     assert "3 failed, 13 passed" in out, out

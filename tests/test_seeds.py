@@ -31,7 +31,7 @@ def run(script: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_script_that_reads_saved_inputs_and_results_prints_them(tmp_path: Path) -> None:
+def test_seed_script_prints_saved_results(tmp_path: Path) -> None:
     model = models.identity().write(tmp_path)
     results = Comparator.run(
         [
@@ -57,7 +57,7 @@ def test_the_script_that_reads_saved_inputs_and_results_prints_them(tmp_path: Pa
         ("004", "# dynamic_shape_loader.py", None, 4),
     ],
 )
-def test_data_loader_scripts_are_data_sources(
+def test_seed_loader_scripts_are_data_sources(
     tmp_path: Path, document: str, phrase: str, shape: tuple[int, ...] | None, count: int
 ) -> None:
     script = tmp_path / "data_loader.py"
@@ -73,7 +73,7 @@ def test_data_loader_scripts_are_data_sources(
     ("phrase", "library"),
     [("# real_data_loader.py", "cv2"), ("# calibration_data.py", "cv2"), ("# multi_input_loader.py", "torch")],
 )
-def test_loader_scripts_that_need_another_library_say_which(tmp_path: Path, phrase: str, library: str) -> None:
+def test_missing_library_of_script_is_named(tmp_path: Path, phrase: str, library: str) -> None:
     script = tmp_path / "loader.py"
     script.write_text(seeds.script_with("004", phrase), encoding="utf-8")
     try:

@@ -23,7 +23,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_statement_comes_back_from_its_envelope_with_the_key_that_signed_it(keys: Path) -> None:
+def test_signed_statement_round_trip(keys: Path) -> None:
     envelope = signing.sign(signing.statement(SUBJECTS, {"x": 1}))
 
     found = signing.verify(envelope, [keys / "key.pub"])
@@ -33,7 +33,7 @@ def test_a_statement_comes_back_from_its_envelope_with_the_key_that_signed_it(ke
     assert (keys / "key.pem").stat().st_mode & 0o077 == 0
 
 
-def test_the_envelope_is_dsse_over_an_in_toto_statement(keys: Path) -> None:
+def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:
     """Checked by openssl, which knows nothing of this library."""
     envelope = json.loads(signing.sign(signing.statement(SUBJECTS, {})))
     payload = base64.b64decode(envelope["payload"])
@@ -49,51 +49,49 @@ def test_the_envelope_is_dsse_over_an_in_toto_statement(keys: Path) -> None:
     assert json.loads(payload)["_type"] == "https://in-toto.io/Statement/v1"
 
 
-def test_another_key_or_another_payload_does_not_fit(keys: Path) -> None:
+def test_wrong_key_or_payload_is_rejected(keys: Path) -> None:
     signing.new_key(keys / "other.pem", keys / "other.pub")
     envelope = json.loads(signing.sign(signing.statement(SUBJECTS, {"x": 1})))
 
-    with pytest.raises(errors.SignatureError, match="fits none of the keys given"):
+    with pytest.raises(errors.SignatureError, match="is not one of the given keys"):
         signing.verify(json.dumps(envelope).encode(), [keys / "other.pub"])
     payload = base64.b64decode(envelope["payload"]).replace(b'"x":1', b'"x":2')
     envelope["payload"] = base64.b64encode(payload).decode()
-    with pytest.raises(errors.SignatureError, match="fits none of the keys given"):
+    with pytest.raises(errors.SignatureError, match="is not one of the given keys"):
         signing.verify(json.dumps(envelope).encode(), [keys / "key.pub"])
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"payload": 5}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}']
 )
-def test_what_is_no_envelope_is_said_to_be_none(data: bytes, keys: Path) -> None:
+def test_malformed_envelope_is_rejected(data: bytes, keys: Path) -> None:
     with pytest.raises(errors.SignatureError):
         signing.verify(data, [keys / "key.pub"])
 
 
-def test_a_key_may_be_in_the_variable_itself_and_be_encrypted(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_from_variable_may_be_encrypted(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, (keys / "key.pem").read_text())
     assert signing.verify(signing.sign(signing.statement(SUBJECTS, {})), [keys / "key.pub"])
 
     locked = ["openssl", "pkey", "-in", str(keys / "key.pem"), "-aes256", "-passout", "pass:once upon", "-out"]
     subprocess.run([*locked, str(keys / "locked.pem")], check=True, capture_output=True)
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "locked.pem"))
-    with pytest.raises(errors.ConfigError, match="does not open it"):
+    with pytest.raises(errors.ConfigError, match="does not decrypt it"):
         signing.sign(signing.statement(SUBJECTS, {}))
     monkeypatch.setenv(signing.PASSWORD_VARIABLE, "once upon")
     assert signing.verify(signing.sign(signing.statement(SUBJECTS, {})), [keys / "key.pub"])
 
 
-def test_a_key_that_cannot_be_read_is_told_before_a_run_begins_and_never_quoted(
-    keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_key_fails_early_without_quoting_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, "-----BEGIN PRIVATE KEY-----\nsecretsecret\n-----END PRIVATE KEY-----")
-    with pytest.raises(errors.ConfigError, match="holds no private key") as raised:
+    with pytest.raises(errors.ConfigError, match="is not a private key") as raised:
         MemoryTracker().start("e", "r", kind="build")
     assert "secretsecret" not in str(raised.value)
 
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "none.pem"))
     with pytest.raises(errors.ConfigError, match="cannot be read"):
         MemoryTracker().start("e", "r", kind="build")
-    with pytest.raises(errors.ConfigError, match="no public key"):
+    with pytest.raises(errors.ConfigError, match="is not a public key"):
         signing.key_id(keys / "key.pem")
     with pytest.raises(errors.ConfigError, match="File exists"):
         signing.new_key(keys / "key.pem", keys / "key.pub")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "trtops" / "code_from_data.md").read_text()
 
 
-def test_every_way_in_has_a_test() -> None:
+def test_every_documented_input_has_a_test() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("|") and "---" not in line and "| way in" not in line]
     assert len(rows) > 20
     for row in rows:
@@ -30,7 +30,7 @@ def test_every_way_in_has_a_test() -> None:
         assert (ROOT / "trtops" / linked).exists(), linked
 
 
-def test_yaml_makes_no_objects(tmp_path: Path) -> None:
+def test_yaml_creates_no_objects(tmp_path: Path) -> None:
     note = tmp_path / "ran"
     path = tmp_path / "evil.yaml"
     for text in (f"!!python/object/apply:os.mknod ['{note}']", f"models: !!python/object/apply:os.mknod ['{note}']"):
@@ -41,7 +41,7 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
     assert not note.exists()
 
 
-def test_patterns_of_plugins_are_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_patterns_need_script_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plugins" / "evil").mkdir(parents=True)
     (tmp_path / "plugins" / "evil" / "pattern.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setenv("TRTOPS_ALLOWED_SCRIPTS", str(tmp_path / "elsewhere"))
@@ -51,7 +51,7 @@ def test_patterns_of_plugins_are_scripts(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_library_of_operators_is_loaded_for_a_model(tmp_path: Path) -> None:
+def test_model_loads_no_operator_library(tmp_path: Path) -> None:
     proto = models.model("(float[4] x) => (float[4] y) { y = Relu(x) }")
     proto.graph.node[0].domain = "custom"
     proto.opset_import.add(domain="custom", version=1)

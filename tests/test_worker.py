@@ -37,7 +37,7 @@ def test_functions_run_in_one_warm_child(worker):
     assert worker.run(dict, a=1) == {"a": 1}
 
 
-def test_what_lies_in_the_working_folder_is_not_imported_by_a_child(tmp_path, monkeypatch):
+def test_child_ignores_modules_in_the_working_folder(tmp_path, monkeypatch):
     note = tmp_path / "ran"
     for module in ("trtops", "select", "colorsys"):
         (tmp_path / f"{module}.py").write_text(f"open({str(note)!r}, 'w')\n")
@@ -58,7 +58,7 @@ def repr_of_module(name):
 repr_of_module.__module__ = "tests.test_worker"
 
 
-def test_what_a_function_raises_is_raised_here_and_the_child_lives_on(worker):
+def test_exception_is_raised_and_child_survives(worker):
     pid = worker.run(os.getpid)
 
     with pytest.raises(ZeroDivisionError):
@@ -66,7 +66,7 @@ def test_what_a_function_raises_is_raised_here_and_the_child_lives_on(worker):
     assert worker.run(os.getpid) == pid
 
 
-def test_errors_with_attributes_keep_them(worker):
+def test_error_attributes_are_kept(worker):
     with pytest.raises(errors.TacticMismatchError) as caught:
         worker.run(raise_mismatch)
 
@@ -81,7 +81,7 @@ raise_mismatch.__module__ = "tests.test_worker"
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
-def test_a_crash_names_the_signal_and_the_next_call_gets_a_new_child(worker, number):
+def test_crash_names_signal_and_restarts_child(worker, number):
     worker.run(os.getpid)
     starts = worker.starts
 
@@ -93,14 +93,14 @@ def test_a_crash_names_the_signal_and_the_next_call_gets_a_new_child(worker, num
     assert worker.starts == starts + 1
 
 
-def test_the_childs_last_words_are_in_the_error(worker):
+def test_error_quotes_last_output(worker):
     worker.run(print, "the last line of a log", flush=True)
 
     with pytest.raises(errors.WorkerError, match="the last line of a log"):
         worker.run(os._exit, 7)
 
 
-def test_a_hang_is_killed_after_the_time_given(worker):
+def test_hang_is_killed_after_timeout(worker):
     worker.run(os.getpid)
 
     with pytest.raises(errors.WorkerError, match=r"did not finish within 0\.3 s"):
@@ -109,21 +109,21 @@ def test_a_hang_is_killed_after_the_time_given(worker):
     assert worker.run(operator.add, 1, 1) == 2
 
 
-def test_a_killed_child_was_perhaps_short_of_memory(worker):
+def test_sigkill_suggests_memory_shortage(worker):
     pid = worker.run(os.getpid)
 
     with pytest.raises(errors.WorkerError, match="memory"):
         worker.run(os.kill, pid, signal.SIGKILL)
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_and_not_the_end(worker):
+def test_unpicklable_result_is_an_error(worker):
     with pytest.raises(errors.WorkerError, match="cannot be sent back"):
         worker.run(sys._getframe)
 
     assert worker.run(operator.add, 1, 1) == 2
 
 
-def test_closing_ends_the_child():
+def test_close_ends_the_child():
     worker = Worker()
     pid = worker.run(os.getpid)
 
@@ -136,14 +136,14 @@ def test_closing_ends_the_child():
     worker.close()
 
 
-def test_what_cannot_be_sent_is_told_and_starts_no_child():
+def test_unpicklable_call_starts_no_child():
     with Worker(name="my runner") as worker:
         with pytest.raises(errors.ConfigError, match="my runner cannot be sent to a child process"):
             worker.run(lambda: None)
         assert worker.starts == 0
 
 
-def test_a_deadline_holds_while_work_is_sent_to_a_child_that_does_not_listen(worker):
+def test_timeout_covers_sending_the_call(worker):
     pid = worker.run(os.getpid)
     os.kill(pid, signal.SIGSTOP)
 
@@ -151,7 +151,7 @@ def test_a_deadline_holds_while_work_is_sent_to_a_child_that_does_not_listen(wor
         worker.run(len, bytes(32 << 20), timeout=0.3)
 
 
-def test_a_child_of_the_child_that_outlives_it_does_not_hide_its_death(worker, tmp_path):
+def test_grandchild_does_not_hide_a_crash(worker, tmp_path):
     with pytest.raises(errors.WorkerError, match="exit code 3"):
         worker.run(leave_a_child_behind, tmp_path / "pid")
 
@@ -178,7 +178,7 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_call_does_not_answer_the_next_one(worker):
+def test_interrupted_call_is_not_answered_later(worker):
     worker.run(os.getpid)
 
     with pytest.raises(KeyboardInterrupt):
@@ -195,7 +195,7 @@ def interrupt_and_hang(pid):
 interrupt_and_hang.__module__ = "tests.test_worker"
 
 
-def test_ctrl_c_is_the_parents_and_a_child_that_is_idle_stays_warm(worker):
+def test_idle_child_ignores_ctrl_c(worker):
     pid = worker.run(os.getpid)
 
     os.kill(pid, signal.SIGINT)
@@ -222,7 +222,7 @@ def script(path: Path, main: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def test_a_script_s_own_functions_run_in_a_child_that_imports_it(tmp_path):
+def test_child_imports_the_calling_script(tmp_path):
     command = script(
         tmp_path / "mine.py",
         """
@@ -237,7 +237,7 @@ def test_a_script_s_own_functions_run_in_a_child_that_imports_it(tmp_path):
     assert (done.stdout, done.returncode) == ("from the child\n__mp_main__ 2\n", 0), done.stderr
 
 
-def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+def test_script_without_guard_is_an_error(tmp_path):
     command = script(tmp_path / "unguarded.py", "Worker(script=True).run(whoami)")
 
     done = subprocess.run(command, capture_output=True, text=True)
@@ -246,7 +246,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     assert "ConfigError: A child process that imports this script" in done.stderr
 
 
-def test_a_child_that_hangs_ends_when_its_parent_is_killed(tmp_path):
+def test_hanging_child_ends_with_its_parent(tmp_path):
     main = """
         if __name__ == "__main__":
             Worker(script=True).run(hang)
@@ -258,7 +258,7 @@ def test_a_child_that_hangs_ends_when_its_parent_is_killed(tmp_path):
     until(lambda: is_gone(child))
 
 
-def test_the_interpreter_of_another_environment_has_this_package_and_none_of_these_packages(tmp_path: Path):
+def test_other_interpreter_gets_only_this_package(tmp_path: Path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
 
     with Worker(python=str(tmp_path / "bare" / "bin" / "python")) as worker:

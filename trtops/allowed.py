@@ -1,8 +1,8 @@
-"""Which code of other people may be run: scripts, check commands and plugin libraries.
+"""Decide which scripts, check commands and plugin libraries may run.
 
-On a person's own command line whatever they name is run. Where ``TRTOPS_ALLOWED_SCRIPTS`` is set, to folders with ``:``
-between them, only what lies in these is; nothing at all where it is empty, as it is in runs of a deployment whose worker does
-not say otherwise: their parameters come from whoever reaches the server.
+On the command line, anything that the user names may run. If ``TRTOPS_ALLOWED_SCRIPTS`` is set to a list of folders
+separated by ``:``, only files in these folders may run, and none if it is empty. Workers set it to empty by default for
+deployments, because the parameters of a deployment come from anyone who can reach the server.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node"
 
 
 def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
-    """Refuse a file with code in it that is not in an allowed folder; links count as what they lead to.
+    """Raise if a file with code is not in an allowed folder; links are resolved.
 
     Args:
         path: The file.
-        what: What it is, for the message.
+        what: The kind of file, for the message.
 
     Raises:
-        ConfigError: If it may not be run.
+        ConfigError: If it may not run.
     """
     folders = _allowed_folders()
     if folders is not None and not _is_in(Path(path), folders):
@@ -36,19 +36,19 @@ def check_file(path: str | os.PathLike[str], what: str = "script") -> None:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse a command whose program, or the script that its interpreter is given first, is not in an allowed folder.
+    """Raise if neither the program of a command nor the script for its interpreter is in an allowed folder.
 
     Raises:
-        ConfigError: If it may not be run.
+        ConfigError: If it may not run.
     """
     folders = _allowed_folders()
     if folders is None:
         return
-    import shutil  # with all that packs archives, which nothing else here needs: every command starts with this module
+    import shutil  # slow to import, and every command imports this module
 
     program = shutil.which(command[0])
     if program is None or _is_in(Path(program), folders):
-        return  # one that does not exist cannot be run; whoever tries will say so
+        return  # the caller reports a program that does not exist
     if len(command) > 1 and _INTERPRETER.fullmatch(Path(program).name) and Path(command[1]).is_file():
         if _is_in(Path(command[1]), folders):
             return
@@ -57,18 +57,18 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str]], *, allowed: bool) -> None:
-    """Refuse to run what nobody named here but a run of the memory, unless it was asked for or lies in an allowed folder.
+    """Raise before running scripts or commands that come from a stored run, unless the caller allowed them.
 
-    Whoever may write to a store can put any script or command into a run.
+    Anyone who can write to a store can put any script or command into a run.
 
     Args:
         run_id: The run.
         scripts: Paths of scripts in it.
         commands: Commands in it.
-        allowed: Whether the caller has said that they may be run.
+        allowed: Whether the caller allowed them explicitly.
 
     Raises:
-        ConfigError: If there are any, and they were not asked for; the message shows them.
+        ConfigError: If there are any, they were not allowed, and they are not in an allowed folder; the message lists them.
     """
     found = [f"the script {script}" for script in scripts] + [
         f"the command {shlex.join(command)}" for command in commands
@@ -82,8 +82,9 @@ def ask_for(run_id: str, scripts: Sequence[str], commands: Sequence[Sequence[str
             check_command(command)
         return
     raise errors.ConfigError(
-        f"Run {run_id} would have {' and '.join(found)} run on this machine. Nothing was run: whoever may write to the store can "
-        "put that there. Look at it, and if it may be run, say so: --allow-scripts (in Python and flows: allow_scripts=True)."
+        f"Run {run_id} would run {' and '.join(found)} on this machine. Nothing was run, because anyone with write access to "
+        "the store can put such code there. Inspect it, then allow it: --allow-scripts (in Python and flows: "
+        "allow_scripts=True)."
     )
 
 
@@ -100,9 +101,9 @@ def _is_in(path: Path, folders: list[Path]) -> bool:
 def _refusal_text(what: str, folders: list[Path]) -> str:
     if folders:
         places = ", ".join(map(str, folders))
-        return f"The {what} may not be run: {VARIABLE} allows only what is in {places}. Put it there."
+        return f"The {what} may not be run: {VARIABLE} only allows files in {places}. Move it there."
     return (
-        f"The {what} may not be run: no folder for scripts is allowed here. A run of a deployment takes its parameters from "
-        f"whoever reaches the server, so it runs only what lies in folders that its worker names: start the worker with "
-        f"{VARIABLE}=<folder>:<folder>, or put that into the deployment's job_variables.env."
+        f"The {what} may not be run: no folder is allowed here. The parameters of a deployment come from anyone who can reach "
+        f"the server, so a run only executes files in folders that its worker allows: start the worker with "
+        f"{VARIABLE}=<folder>:<folder>, or set the variable in the deployment's job_variables.env."
     )

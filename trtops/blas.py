@@ -1,8 +1,8 @@
-"""How threads of numpy's linear algebra wait, in the processes that are ours."""
+"""Settings for the linear algebra library of numpy."""
 
 BRIEF_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "16"}
-"""Environment variables with which a thread of OpenBLAS spins for 2**16 cycles, 20 microseconds, before it sleeps.
+"""Environment variables that make idle OpenBLAS threads spin for 2**16 cycles (20 microseconds) before they sleep.
 
-Unless told, it spins for a tenth of a second, on every core, while numpy is being imported; and most commands multiply nothing.
-Products of matrices, small and large, take as long as before. The variable is of OpenBLAS' "Runtime variables".
+By default they spin for 0.1 s on every core while numpy is imported, although most commands multiply no matrices. The speed
+of matrix products does not change. See "Runtime variables" in the documentation of OpenBLAS.
 """

@@ -1,10 +1,10 @@
-"""How much may be taken to look at what others made: memory for arrays and graphs, and nodes that a graph comes to.
+"""Limits on memory and graph size for files from untrusted sources.
 
-A file of two kilobytes can ask for any number of bytes: by a declared shape, by nodes that double what they read, by an
-archive that is mostly zeros. What can be told beforehand is evaluated before it is allocated. Native code runs with a limit on
-the memory of this process, so that it fails as if there were no more, and the machine goes on.
+A file of two kilobytes can request any amount of memory: by a declared shape, by nodes that double their input, by an
+archive of zeros. Sizes that are known in advance are checked before allocation. Native code runs with a limit on the memory
+of this process, so that an allocation fails instead of exhausting the machine.
 
-``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` set other limits.
+``TRTOPS_MEMORY_LIMIT`` and ``TRTOPS_NODE_LIMIT`` override the defaults.
 """
 
 from __future__ import annotations
@@ -20,72 +20,76 @@ from trtops import errors
 MEMORY = "TRTOPS_MEMORY_LIMIT"
 NODES = "TRTOPS_NODE_LIMIT"
 
-_MEMORY_BYTES = 7 << 28  # with what a process has itself, it stays below 2 GiB
-_NODES = 200_000
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _lock = threading.Lock()
 _users = 0
-_before = (0, 0)
+_before = (-1, -1)
 
 
 def memory_limit() -> int:
-    """Bytes that looking at a file of others may take beyond the file's own: ``TRTOPS_MEMORY_LIMIT``, or 1.75 GiB.
+    """Bytes that reading a file may take beyond the file's own size: ``TRTOPS_MEMORY_LIMIT``, by default 1.75 GiB.
 
     Raises:
-        ConfigError: If the variable is no number of bytes.
+        ConfigError: If the variable is not a number of bytes.
     """
-    text = os.environ.get(MEMORY) or str(_MEMORY_BYTES)
+    text = os.environ.get(MEMORY) or "1792M"  # with the process' own memory, this stays below 2 GiB
     found = re.fullmatch(r"(\d{1,15})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not int(found[1]):
-        raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, as in 4G or 512M.")
+        raise errors.ConfigError(f"{MEMORY} is {text!r}; expected bytes, such as 4G or 512M.")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def node_limit() -> int:
-    """Nodes that a model may come to once its functions are expanded: ``TRTOPS_NODE_LIMIT``, or two hundred thousand.
+    """Maximum number of nodes after function inlining: ``TRTOPS_NODE_LIMIT``, by default 200,000.
 
     Raises:
-        ConfigError: If the variable is no number.
+        ConfigError: If the variable is not a whole number.
     """
-    text = os.environ.get(NODES) or str(_NODES)
+    text = os.environ.get(NODES) or "200000"
     if not text.isdecimal() or len(text) > 15:
         raise errors.ConfigError(f"{NODES} is {text!r}; expected a whole number.")
     return int(text)
 
 
 def check_memory(what: str, size: int, own: int = 0) -> None:
-    """Refuse to allocate more than the limit.
+    """Raise if an allocation would exceed the limit.
 
     Args:
-        what: What would take it, for the message.
-        size: Its bytes.
-        own: Bytes that it is allowed beyond the limit: of a file that has them itself.
+        what: What needs the memory, for the message.
+        size: Bytes.
+        own: Bytes permitted beyond the limit, such as the size of the file itself.
 
     Raises:
-        InputError: If it would be too much.
+        InputError: If ``size`` exceeds the limit.
     """
     limit = memory_limit()
     if size > limit + own:
         raise errors.InputError(
-            f"{what} would take {in_gib(size)} of memory; at most {in_gib(limit + own)} is taken here. If that is meant, set "
-            f"{MEMORY} to more."
+            f"{what} would take {in_gib(size)} of memory; the limit is {in_gib(limit + own)}. If this is intended, set "
+            f"{MEMORY} to a higher value."
         )
 
 
 def in_gib(size: int) -> str:
-    """Bytes for people."""
+    """Format bytes as GiB."""
     return f"{size / (1 << 30):.3g} GiB"
+
+
+def too_much(what: str) -> str:
+    """The message after native code ran out of memory under :func:`limited_memory`."""
+    limit = in_gib(memory_limit())
+    return f"{what} takes more than {limit} of memory. If this is intended, set {MEMORY} to a higher value."
 
 
 @contextlib.contextmanager
 def limited_memory(own: int = 0) -> Iterator[None]:
-    """Let this process have no more memory than the limit beyond what it has now, for the time of a block.
+    """Limit the memory that this process may add during a block.
 
-    Beyond it native code fails with ``bad_alloc``, and Python with ``MemoryError``. Blocks may be nested and run in several
-    threads; the outermost sets the limit. Does nothing where the system has no such limit.
+    Beyond the limit, native code fails with ``bad_alloc`` and Python with ``MemoryError``. Blocks may be nested and may run
+    in several threads; the outermost one sets the limit. No effect where the system has no such limit.
 
     Args:
-        own: Bytes beyond the limit: of weights that have to be loaded anyway.
+        own: Bytes permitted beyond the limit, such as weights that must be loaded.
     """
     global _users
     with _lock:
@@ -102,30 +106,26 @@ def limited_memory(own: int = 0) -> Iterator[None]:
 
 
 def bytes_of_files(path: str | os.PathLike[str]) -> int:
-    """Bytes of a file and of those beside it, among which a model's external data is."""
+    """Total size of a file and its siblings, which include a model's external data."""
     with contextlib.suppress(OSError), os.scandir(os.path.dirname(os.path.abspath(path))) as files:
         return sum(file.stat().st_size for file in files if file.is_file())
     return 0
-
-
-def too_much(what: str) -> str:
-    """What is said when the limit was hit."""
-    return f"{what} takes more than {in_gib(memory_limit())} of memory. If that is meant, set {MEMORY} to more."
 
 
 def _set_limit(more: int) -> None:
     global _before
     try:
         import resource
-    except ImportError:  # Windows
+
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+    except (ImportError, OSError):  # not Linux
         return
     _before = resource.getrlimit(resource.RLIMIT_DATA)
-    hard = _before[1]
-    # Memory that is reserved and never used, as CUDA and thread stacks have it, does not count as data.
-    wanted = _data_bytes() + more
-    if _before[0] == resource.RLIM_INFINITY or wanted < _before[0]:
+    # RLIMIT_DATA does not count reserved but unused memory, such as that of CUDA and thread stacks.
+    if _before[0] == resource.RLIM_INFINITY or used + more < _before[0]:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, (used + more, _before[1]))
 
 
 def _unset_limit() -> None:
@@ -133,12 +133,3 @@ def _unset_limit() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, _before)
-
-
-def _data_bytes() -> int:
-    """What counts as data now (proc_pid_status(5))."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        for line in status:
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) << 10
-    return 1 << 40

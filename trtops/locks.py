@@ -1,7 +1,8 @@
-"""Locks between processes. The system releases a lock when its holder ends, however it ends.
+"""Locks between processes. The kernel releases a lock when its holder ends, however it ends.
 
-A lock file lies next to the thing that it protects: in the store of a campaign, or, for the devices of this machine, in one
-folder per user whose place does not depend on ``TMPDIR``.
+A lock file lies next to what it guards: in the store of a campaign or, for devices of the machine, in a folder of this
+user that is the same for all processes regardless of ``TMPDIR``. Lock files stay where they are: removing one would let
+two processes hold the same lock.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from trtops import errors
 
 _PLACE = Path("/tmp")
 
 
 def machine_folder() -> Path:
-    """The folder of this user's locks on the devices of this machine; made if missing.
+    """The folder of this user's locks on devices; created if missing.
 
     Raises:
-        ConfigError: If another user owns it or can write to it, and could replace lock files.
+        ConfigError: If another user owns it or can write to it, and could therefore redirect locks.
     """
     folder = _PLACE / f"trtops-locks-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise errors.ConfigError(f"{folder} must be a folder that only this user can write to. Remove it.")
+        raise errors.ConfigError(
+            f"{folder} must be a folder that only this user can write to, since locks are kept there. Remove it."
+        )
     return folder
 
 
@@ -40,18 +41,19 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
 
     Args:
         name: Name of the lock; any text.
-        folder: Folder of the lock file, made if missing; :func:`machine_folder` unless given.
+        folder: Folder of the lock file, created if missing; :func:`machine_folder` by default.
 
     Yields:
-        True if the lock was acquired; False if this or another process holds it.
+        True if the lock is held; False if another thread or process holds it.
 
     Raises:
-        ConfigError: If the lock file cannot be made, or is a link.
+        ConfigError: If the lock file cannot be created, or is a link.
     """
+    import filelock  # 30 ms, which most commands do not need
+
     folder = machine_folder() if folder is None else folder
     path = folder / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
-    # A moment of patience: the previous holder may be removing the file right now, and filelock then tries again.
-    lock = filelock.FileLock(path, timeout=0.05, poll_interval=0.01, thread_local=False)
+    lock = filelock.FileLock(path, mode=0o664, blocking=False, thread_local=False)  # a store may belong to a group
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -63,5 +65,21 @@ def held(name: str, folder: Path | None = None) -> Iterator[bool]:
     try:
         yield True
     finally:
-        path.unlink(missing_ok=True)
         lock.release()
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a lock for the duration of a block; waits until it is free.
+
+    Args:
+        path: The lock file; created with its folder if missing, never truncated.
+
+    Raises:
+        OSError: If the file cannot be created, or is a link.
+    """
+    import filelock
+
+    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path, thread_local=False):
+        yield

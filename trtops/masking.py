@@ -1,8 +1,8 @@
-"""Secrets taken out of texts: the one place through which everything goes that is logged, stored as text, or raised.
+"""Remove secrets from text. Everything that is logged, stored as text or raised passes through here.
 
-Three kinds are known: users and passwords in addresses (``scheme://user:password@host``), values of environment variables
-whose names say what they hold (``AWS_SECRET_ACCESS_KEY``), and tokens that begin as those of well-known services do. What a
-text cannot be told to be, such as a password in a file of the user's own, passes.
+Three kinds are recognized: users and passwords in URLs (``scheme://user:password@host``), values of environment variables
+with names such as ``AWS_SECRET_ACCESS_KEY``, and tokens with the prefixes of well-known services. Other secrets, such as a
+password in a file of the user, are not recognized.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Any
 
 MASK = "***"
 
-_SECRET_NAME = r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING|ENCRYPTION_KEY"
+_SECRET_NAME = (
+    r"(?i)SECRET|TOKEN(?!S|IZ)|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIAL|AUTH_STRING"
+    r"|ENCRYPTION_KEY"
+)
 _PUBLIC_NAME = r"(?i)_(FILE|PATH|DIR|URL|URI|ID|USERNAME|USER|COUNT|LIMIT|PARALLELISM)$"
 _SHORTEST = 6
 _LONG = 16
 
-# Patterns are compiled when they are first needed: most texts need none, and every process imports this.
-# The second form is a password with a slash in it, which should have been encoded; what follows a port is a path.
+# Patterns are compiled on first use: most texts need none, and every process imports this module.
+# The second alternative is a password with a slash, which should have been encoded; text after a port is a path.
 _USERINFO = r"(?<=://)(?:[^/\s\"'<>\\`]+@|[^/@:\s\"'<>\\`]+:(?!\d+/)[^\s\"'<>\\`]+@)"
 _TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", MASK),
@@ -54,22 +57,22 @@ _TOKENS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         rf"\1{MASK}",
     ),
 )
-"""What a text has in it if it may have a token, the token's form, and what takes its place."""
+"""Substrings that a token contains (a fast test), the pattern of the token, and its replacement."""
 
 
 def masked(text: str) -> str:
-    """A text without the secrets that can be told: tokens and values become ``***``, users of addresses vanish."""
+    """Text without recognized secrets: tokens and values become ``***``; users and passwords in URLs are removed."""
     return _without_secrets(text, _secret_values())
 
 
 def masked_values(texts: Mapping[str, str]) -> dict[str, str]:
-    """The same for the values of a mapping."""
+    """Apply :func:`masked` to the values of a mapping."""
     secrets = _secret_values()
     return {name: _without_secrets(text, secrets) for name, text in texts.items()}
 
 
 def masked_json(value: Any) -> Any:
-    """The same for every text in a value of lists and dicts."""
+    """Apply :func:`masked` to every string in nested lists and dicts."""
     if isinstance(value, dict):
         return {name: masked_json(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -78,14 +81,16 @@ def masked_json(value: Any) -> Any:
 
 
 def mask_log_records() -> None:
-    """Mask the message and the traceback of every log record of this process, whoever's handlers it goes to."""
+    """Mask the message and the traceback of every log record of this process, for all handlers."""
     make = logging.getLogRecordFactory()
     if getattr(make, "masks", False):
         return
 
     def masking(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        with contextlib.suppress(TypeError, ValueError, KeyError):  # a message that does not fit its arguments stays
+        with contextlib.suppress(
+            TypeError, ValueError, KeyError
+        ):  # a message that does not match its arguments is kept
             record.msg, record.args = masked(record.getMessage()), ()
         if record.exc_info:
             record.exc_text = masked(logging.Formatter().formatException(record.exc_info))
@@ -103,12 +108,14 @@ def _without_secrets(text: str, secrets: tuple[str, ...]) -> str:
             text = re.sub(form, instead, text)
     for value in secrets:
         if value in text:
-            text = re.sub(_form_of(value), MASK, text)
+            whole = re.escape(value)
+            # A short value may occur in a longer word by chance.
+            text = re.sub(whole if len(value) >= _LONG else rf"(?<!\w){whole}(?!\w)", MASK, text)
     return text
 
 
 def _secret_values() -> tuple[str, ...]:
-    """Values of this process' environment that are nobody's business, long ones first."""
+    """Secret values in the environment of this process, long ones first."""
     return _secrets_in(tuple(os.environ.items()))
 
 
@@ -122,9 +129,3 @@ def _secrets_in(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
             found.add(user[0][:-1].partition(":")[2])
     secret = (value for value in found if len(value) >= _SHORTEST and not value.isdecimal())
     return tuple(sorted(secret, key=len, reverse=True))
-
-
-def _form_of(value: str) -> str:
-    """Where a value counts as the secret: anywhere if it is long, else as a word of its own, which it may also be by chance."""
-    whole = re.escape(value)
-    return whole if len(value) >= _LONG else rf"(?<!\w){whole}(?!\w)"

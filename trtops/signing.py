@@ -1,8 +1,7 @@
-"""Signatures over what a run holds: an in-toto statement in a DSSE envelope, made and checked with the team's own keys.
+"""Sign runs and verify signatures: in-toto statements in DSSE envelopes, with the team's own keys.
 
-The cryptography is securesystemslib's; nothing here asks a service. A private key is named by ``TRTOPS_SIGNING_KEY``: the
-path of a PEM file, or the PEM itself, with ``TRTOPS_SIGNING_PASSWORD`` where it is encrypted. It is read when something is
-signed and kept nowhere.
+securesystemslib does the cryptography; no service is contacted. ``TRTOPS_SIGNING_KEY`` is the path of a PEM file with the
+private key, or the PEM text; ``TRTOPS_SIGNING_PASSWORD`` decrypts it. The key is read for each signature and not cached.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 
 @dataclass(frozen=True)
 class Verified:
-    """A statement whose signature fits one of the keys that it was checked with.
+    """A statement with a valid signature.
 
     Attributes:
-        key_id: That key.
+        key_id: The key that signed it.
         statement: The in-toto statement.
     """
 
@@ -43,26 +42,26 @@ class Verified:
 
     @property
     def subjects(self) -> dict[str, str]:
-        """What was signed: names to SHA-256."""
+        """The signed files: name to SHA-256."""
         return {each["name"]: each["digest"]["sha256"] for each in self.statement["subject"]}
 
     @property
     def predicate(self) -> Mapping[str, Any]:
-        """What is said of the subjects."""
+        """The content of the statement."""
         found: Mapping[str, Any] = self.statement["predicate"]
         return found
 
 
 def signs_here() -> bool:
-    """Whether this process is to sign the runs that it finishes."""
+    """True if this process signs the runs that it finishes."""
     return bool(os.environ.get(KEY_VARIABLE))
 
 
 def check_key() -> None:
-    """Make sure, before there is anything to sign, that what this process signs with can be read; nothing if it signs nothing.
+    """Check early that the signing key can be read, if one is set.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If it cannot be read.
     """
     if signs_here():
         _private_key()
@@ -72,8 +71,8 @@ def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict
     """An in-toto statement.
 
     Args:
-        subjects: What it is about: names to SHA-256.
-        predicate: What it says of them, in the form of SLSA provenance.
+        subjects: The signed files: name to SHA-256.
+        predicate: Content in the form of SLSA provenance.
     """
     return {
         "_type": STATEMENT_TYPE,
@@ -83,8 +82,8 @@ def statement(subjects: Mapping[str, str], predicate: Mapping[str, Any]) -> dict
     }
 
 
-def sign(said: Mapping[str, Any]) -> bytes:
-    """A statement in a DSSE envelope, signed with the key that the environment names; JSON.
+def sign(content: Mapping[str, Any]) -> bytes:
+    """A statement in a DSSE envelope, signed with the key from the environment; JSON.
 
     Raises:
         ConfigError: If there is no such key, or it cannot be read.
@@ -93,21 +92,21 @@ def sign(said: Mapping[str, Any]) -> bytes:
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
 
     signer = CryptoSigner(_private_key())
-    payload = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    payload = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8")
     envelope = Envelope(payload, PAYLOAD_TYPE, {})
     envelope.sign(signer)
     return json.dumps(envelope.to_dict(), indent=1).encode("ascii")
 
 
 def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
-    """The statement in an envelope, if one of the keys signed it.
+    """Verify an envelope and return its statement.
 
     Args:
-        envelope: What :func:`sign` made.
-        keys: Public keys, as PEM files.
+        envelope: The result of :func:`sign`.
+        keys: PEM files of public keys, one of which must have signed it.
 
     Raises:
-        SignatureError: If none of them did, or this is no envelope of a statement.
+        SignatureError: If no key matches, or this is not an envelope of a statement.
         ConfigError: If a key cannot be read.
     """
     from securesystemslib.dsse import Envelope
@@ -116,27 +115,27 @@ def verify(envelope: bytes, keys: Iterable[str | Path]) -> Verified:
     known = [_public_key(key) for key in keys]
     try:
         found = Envelope.from_dict(json.loads(envelope))
-        said = json.loads(found.payload)
-        verified = Verified("", said)
-        if found.payload_type != PAYLOAD_TYPE or said["_type"] != STATEMENT_TYPE:
+        content = json.loads(found.payload)
+        verified = Verified("", content)
+        if found.payload_type != PAYLOAD_TYPE or content["_type"] != STATEMENT_TYPE:
             raise errors.SignatureError(f"The envelope holds {found.payload_type!r}; expected {PAYLOAD_TYPE!r}.")
         _ = verified.subjects, verified.predicate
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise errors.SignatureError(f"This is no signed statement ({type(exc).__name__}: {exc}).") from None
+        raise errors.SignatureError(f"This is not a signed statement ({type(exc).__name__}: {exc}).") from None
     try:
         accepted = found.verify(known, threshold=1)
     except (VerificationError, ValueError):
-        signers = ", ".join(key[:12] for key in found.signatures) or "nobody"
+        signers = ", ".join(key[:12] for key in found.signatures) or "no key"
         wanted = ", ".join(key.keyid[:12] for key in known) or "none"
         raise errors.SignatureError(
-            f"The signature is by {signers} and fits none of the keys given ({wanted}). Sign it with one of them, or give "
-            "its signer's public key."
+            f"The signature is by {signers}, which is not one of the given keys ({wanted}). Sign it with one of them, or "
+            "pass the public key of its signer."
         ) from None
-    return Verified(next(iter(accepted)), said)
+    return Verified(next(iter(accepted)), content)
 
 
 def peek(envelope: bytes) -> Mapping[str, Any] | None:
-    """The statement in an envelope whose signature is not checked; None if there is none."""
+    """The statement in an envelope, without checking the signature; None if there is none."""
     try:
         found = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
     except (ValueError, KeyError, TypeError):
@@ -145,13 +144,13 @@ def peek(envelope: bytes) -> Mapping[str, Any] | None:
 
 
 def new_key(private: str | Path, public: str | Path) -> str:
-    """Make a pair of Ed25519 keys, as PEM files; the private one readable by its owner alone.
+    """Create a pair of Ed25519 keys as PEM files; only the owner can read the private one.
 
     Returns:
-        The key's id.
+        The id of the key.
 
     Raises:
-        ConfigError: If one of the files is there already, or cannot be written.
+        ConfigError: If one of the files exists, or cannot be written.
     """
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
@@ -170,7 +169,7 @@ def new_key(private: str | Path, public: str | Path) -> str:
 
 
 def key_id(public: str | Path) -> str:
-    """The id of a public key, as signatures name it.
+    """The id of a public key, as it appears in signatures.
 
     Raises:
         ConfigError: If it cannot be read.
@@ -181,11 +180,11 @@ def key_id(public: str | Path) -> str:
 def _private_key() -> PrivateKeyTypes:
     named = os.environ.get(KEY_VARIABLE, "")
     if not named:
-        raise errors.ConfigError(f"There is no key to sign with: set {KEY_VARIABLE} to a PEM file.")
+        raise errors.ConfigError(f"There is no signing key: set {KEY_VARIABLE} to a PEM file.")
     try:
         text = named.encode() if named.startswith("-----BEGIN") else Path(named).read_bytes()
     except OSError as exc:
-        raise errors.ConfigError(f"{KEY_VARIABLE} names a file that cannot be read: {exc.strerror}.") from None
+        raise errors.ConfigError(f"The file in {KEY_VARIABLE} cannot be read: {exc.strerror}.") from None
     password = os.environ.get(PASSWORD_VARIABLE)
     return _loaded_private(text, password.encode() if password else None)
 
@@ -198,7 +197,7 @@ def _loaded_private(text: bytes, password: bytes | None) -> PrivateKeyTypes:
         return load_pem_private_key(text, password)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # the message could quote the key
         raise errors.ConfigError(
-            f"{KEY_VARIABLE} holds no private key in PEM form, or {PASSWORD_VARIABLE} does not open it."
+            f"{KEY_VARIABLE} is not a private key in PEM form, or {PASSWORD_VARIABLE} does not decrypt it."
         ) from None
 
 
@@ -213,4 +212,4 @@ def _public_key(path: str | Path) -> Key:
     except OSError as exc:
         raise errors.ConfigError(f"Public key {path} cannot be read: {exc.strerror}.") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
-        raise errors.ConfigError(f"{path} holds no public key in PEM form ({type(exc).__name__}).") from None
+        raise errors.ConfigError(f"{path} is not a public key in PEM form ({type(exc).__name__}).") from None

@@ -1,13 +1,13 @@
-"""A child process for work that may take the process down: builds, the first inference with an engine, foreign runners.
+"""Run work that may crash the process in a child process: builds, the first inference with an engine, foreign runners.
 
-A :class:`Worker` starts its child on first use and keeps it. When the child crashes, hangs or is killed, the call that it
-was working on fails with a :class:`~trtops.errors.WorkerError` that says how it ended and has its last lines of output;
-the next call gets a new child. No child outlives its parent: it ends when nobody holds the other end of its pipe, however
-the parent went. Ctrl-C is the parent's: it ends the child whose answer was waited for, and a child ignores its own.
+A :class:`Worker` starts its child on first use and keeps it. If the child crashes, hangs or is killed, the current call
+raises :class:`~trtops.errors.WorkerError` with the reason and the child's last lines of output; the next call starts a new
+child. A child ends with its parent, because its pipe is closed then. On Ctrl-C the parent ends a child that is working; an
+idle child ignores the signal.
 
-The child runs this interpreter with this process' module search path, or another environment's interpreter, which is
-given this package alone. What crosses the pipe is pickled, as ``multiprocessing`` does it, and only these two processes
-hold its ends; no pickle is ever read from a file.
+The child runs this interpreter with the same module search path, or the interpreter of another environment, which gets
+only this package. Calls and results are pickled over a pipe that only these two processes hold; no pickle is read from a
+file.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Python puts the working folder first where it looks for modules, which is for the parent to say: there may be an
-# `onnxruntime.py` beside a model that came from elsewhere. (Its option -P is not known to 3.10.)
+# Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
+# child uses the parent's search path only. (Option -P does not exist in Python 3.10.)
 _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from trtops.worker import serve; serve({fd})"
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
 _POLL_SECONDS = 1.0
 _PARTING_SECONDS = 5.0
-_DYING_SECONDS = 60.0  # for a child that has hung up: one that dumps its core on a busy machine takes its time
+_EXIT_SECONDS = 60.0  # after a crash, the kernel may spend a long time writing a core dump
 _ORPHAN_SECONDS = 1.0
 
-# Set in a child while it imports the calling script, which must not start a child of the same kind then.
+# True in a child while it imports the calling script, which must not start another child.
 _importing_script = False
 
 
 class Worker:
     """Runs functions in a child process, one at a time.
 
-    Functions, arguments and results must be importable by name: methods of frozen dataclasses and functions of modules
-    are, lambdas are not.
+    Functions, arguments and results must be picklable: module functions and methods of frozen dataclasses are, lambdas are
+    not.
 
     Attributes:
-        starts: Children started so far.
+        starts: Number of children started.
     """
 
     def __init__(
@@ -70,15 +70,14 @@ class Worker:
         name: str | None = None,
         python: str | None = None,
     ) -> None:
-        """Nothing is started before the first call.
+        """Create the worker; the child starts with the first call.
 
         Args:
-            environment: Environment variables that the child has otherwise than this process.
-            script: Whether the child knows what the calling script defines. It imports the script once more, whose main
-                part must be guarded by ``if __name__ == "__main__":``, and prints where this process prints.
-            name: Whose work it is, for errors.
-            python: The interpreter of another environment, which has the packages that the child is to use. Of this
-                process' module search path it is given this package alone.
+            environment: Environment variables to change in the child.
+            script: Whether the child imports the calling script, whose main part must be guarded by
+                ``if __name__ == "__main__":``. Its output goes to the parent's output.
+            name: Owner of the work, for error messages.
+            python: Interpreter of another environment. It gets this package, but not the rest of the module search path.
         """
         self.starts = 0
         self._python = python
@@ -101,7 +100,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None if there is no living child."""
+        """Process id of the child; None if none is running."""
         return self._child.process.pid if self._child is not None and self._child.alive else None
 
     def run(self, function: Callable[..., T], *args: Any, timeout: float | None = None, **kwargs: Any) -> T:
@@ -110,21 +109,21 @@ class Worker:
         Args:
             function: Importable by name.
             args: Its arguments.
-            timeout: Seconds after which the child is killed, counted from now; None waits without limit.
+            timeout: Seconds until the child is killed; None waits without limit.
             kwargs: Its keyword arguments.
 
         Returns:
-            What it returned.
+            The result of the function.
 
         Raises:
             WorkerError: If the child crashed, was killed, or did not finish in time.
-            ConfigError: If the call cannot be sent to a child, or the calling script's main part is not guarded.
-            Exception: Whatever the function raised.
+            ConfigError: If the call cannot be pickled, or the main part of the calling script is not guarded.
+            Exception: Any exception of the function.
         """
         with self._packed_call(function, args, kwargs) as call, self._lock:
             try:
                 answer = self._answer_to(call, timeout)
-            except BaseException:  # the child is gone; or, after Ctrl-C, would answer to the wrong call
+            except BaseException:  # after Ctrl-C, the child would answer the next call with this result
                 self.kill()
                 raise
         if isinstance(answer, _Raised):
@@ -133,11 +132,11 @@ class Worker:
         return result
 
     def close(self) -> None:
-        """End the child, if there is one, and give it a moment to clean up."""
+        """End the child and give it five seconds to clean up."""
         self._end_child(_PARTING_SECONDS)
 
     def kill(self) -> None:
-        """End the child, if there is one, at once."""
+        """Kill the child."""
         self._end_child(0)
 
     def _end_child(self, seconds: float) -> None:
@@ -148,12 +147,12 @@ class Worker:
     def _packed_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> memoryview:
-        """A call as bytes. To be released: of those that an error's traceback holds, Python 3.12 frees the ground first."""
+        """A pickled call. Release it: a traceback that holds the view makes Python 3.12 free the buffer too early."""
         try:
             return ForkingPickler.dumps((function, args, kwargs))
         except errors.TrtopsError:
             raise
-        except Exception as exc:  # a class may refuse with anything
+        except Exception as exc:  # `__reduce__` may raise anything
             raise errors.ConfigError(
                 f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
                 "importable by name, and runners made from loaders rather than from loaded objects."
@@ -171,7 +170,7 @@ class Worker:
                     f"did not finish within {timeout:g} s and was killed" if expired.is_set() else child.how_it_ended()
                 )
         who = f"{self._name}'s child process" if self._name else "The child process"
-        error = errors.WorkerError(f"{who} {how}. Its last words:{child.last_words()}")
+        error = errors.WorkerError(f"{who} {how}. Its last output:{child.last_output()}")
         error.timed_out = expired.is_set()
         raise error
 
@@ -200,12 +199,12 @@ class Worker:
 
 
 class _Child:
-    """One process, the pipe to it, and the file that takes down what it says."""
+    """A child process, the pipe to it and the file with its output."""
 
     def __init__(self, environment: Mapping[str, str], own_output: bool, python: str | None = None) -> None:
         self.pipe, theirs = Pipe()
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        shared_secret()  # which the child is to know
+        shared_secret()  # sets the variable that the child inherits
         path = os.pathsep.join(place or os.getcwd() for place in sys.path) if python is None else _own_code().name
         try:
             self.process = subprocess.Popen(
@@ -228,20 +227,20 @@ class _Child:
         return self.process.poll() is None
 
     def ask(self, call: memoryview) -> Any:
-        """Send a call, wait for its answer; EOFError or ConnectionError if the child died."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; the answer will not come
+        """Send a call and wait for the result; EOFError or ConnectionError if the child died."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child died; poll() notices below
             self.pipe.send_bytes(call)
         while not self.pipe.poll(_POLL_SECONDS):
-            if not self.alive and not self.pipe.poll():  # though a child of its own holds the pipe
+            if not self.alive and not self.pipe.poll():  # a grandchild may still hold the pipe open
                 raise EOFError
         return self.pipe.recv()
 
     def how_it_ended(self) -> str:
-        """Of a child that hung up."""
+        """Describe the exit of a child that closed its pipe."""
         try:
-            code = self.process.wait(_DYING_SECONDS)
+            code = self.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return "hung up without an answer"
+            return "closed its pipe without a result"
         if code >= 0:
             return f"ended with exit code {code}"
         try:
@@ -252,14 +251,14 @@ class _Child:
             return f"was killed by {name}, as the kernel does when memory runs out"
         return f"died of {name}"
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         size = os.fstat(self.output.fileno()).st_size
         said = os.pread(self.output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
         lines = said.decode(errors="replace").splitlines()[-_LAST_LINES:]
         return "".join(f"\n  {line}" for line in lines) or " nothing"
 
     def close(self, seconds: float) -> None:
-        """Hang up, upon which the child ends by itself; kill it if that takes longer than so many seconds."""
+        """Close the pipe, which ends the child; kill it if it has not ended after ``seconds``."""
         self.pipe.close()
         try:
             self.process.wait(seconds)
@@ -271,7 +270,7 @@ class _Child:
 
 @functools.cache
 def _own_code() -> tempfile.TemporaryDirectory[str]:
-    """A folder with nothing but this package: beside an installed one lie the packages of this environment."""
+    """A folder that contains only this package, without the other packages of this environment."""
     folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("code"))
     Path(folder.name, "trtops").symlink_to(Path(__file__).resolve().parent, target_is_directory=True)
     return folder
@@ -279,7 +278,7 @@ def _own_code() -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def _killed_after(process: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
-    """Kill a process if the block lasts longer than some seconds; the event says whether it came to that."""
+    """Kill a process if the block takes longer than ``seconds``; sets the event in that case."""
     expired = threading.Event()
     if seconds is None:
         yield expired
@@ -307,15 +306,15 @@ class _Raised:
 
 
 def _script_preparation() -> dict[str, Any]:
-    """What a child needs to import the calling script as ``multiprocessing`` would."""
+    """The data with which a child imports the calling script, as ``multiprocessing`` does."""
     from multiprocessing import spawn
 
     about = spawn.get_preparation_data("trtops")
-    return {**about, "authkey": bytes(about["authkey"])}  # which itself refuses to be sent
+    return {**about, "authkey": bytes(about["authkey"])}  # an AuthenticationString refuses to be pickled
 
 
 def _prepare_child(script: Mapping[str, Any] | None) -> None:
-    """A child's first call."""
+    """First call in a child: set up logging, or import the calling script."""
     if script is None:
         import logging
 
@@ -332,7 +331,7 @@ def _prepare_child(script: Mapping[str, Any] | None) -> None:
 
 
 def serve(fd: int) -> None:
-    """What the child does: answer calls until the parent hangs up."""
+    """Main loop of the child: answer calls until the parent closes the pipe."""
     os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, lambda *_: None)
     threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
@@ -344,29 +343,25 @@ def serve(fd: int) -> None:
             return
         try:
             answer: Any = function(*args, **kwargs)
-        except Exception as exc:  # to be raised in the parent
+        except Exception as exc:  # raised again in the parent
             answer = _Raised(exc)
-        _flush_output()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         try:
             pipe.send(answer)
         except ConnectionError:
             return
-        except Exception as exc:  # a result that cannot be sent
+        except Exception as exc:  # the result cannot be pickled
             pipe.send(_Raised(errors.WorkerError(f"The child's result cannot be sent back: {exc!r} ({answer!r:.200})")))
 
 
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-
-
 def _end_with_parent(fd: int) -> None:
-    """End this process when its parent is gone, whatever it is doing."""
+    """End this process when its parent is gone, even during a call."""
     import select
 
     poller = select.poll()
-    poller.register(fd, 0)  # a hang-up is reported unasked
+    poller.register(fd, 0)  # POLLHUP is always reported
     poller.poll()
-    time.sleep(_ORPHAN_SECONDS)  # in which an idle child ends in order
+    time.sleep(_ORPHAN_SECONDS)  # an idle child exits normally within this time
     os._exit(1)

@@ -43,8 +43,8 @@ def own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(locks, "_PLACE", folder)
     all_left = processes.left_processes
 
-    def own_left(mark: str | None = None) -> list[processes.LeftProcess]:
-        return [each for each in all_left(mark) if processes._environment_of(each.pid).get("TMPDIR") == str(folder)]
+    def own_left() -> list[Any]:
+        return [each for each in all_left() if each.environ().get("TMPDIR") == str(folder)]
 
     monkeypatch.setattr(processes, "left_processes", own_left)
     yield folder
@@ -201,19 +201,19 @@ def test_a_mark_of_another_container_or_of_nobody_is_not_evaluated() -> None:
     pid, started, namespace = processes.mark().split("-")
 
     assert not processes.is_gone(processes.mark())
-    assert processes.is_gone(f"{pid}-{int(started) - 1}-{namespace}") and processes.is_gone(f"4194305-1-{namespace}")
+    assert processes.is_gone(f"{pid}-{int(started) - 100}-{namespace}") and processes.is_gone(f"4194305-1-{namespace}")
     assert not processes.is_gone("4194305-1-1") and not processes.is_gone("what") and not processes.is_gone("")
 
 
 def test_an_orphaned_prefect_server_is_ended_and_other_children_of_a_flow_are_not(tracker: KeepingTracker) -> None:
     pid, started, namespace = processes.mark().split("-")
-    environment = {**os.environ, processes.SERVED_BY: f"{pid}-{int(started) - 1}-{namespace}"}
+    environment = {**os.environ, processes.SERVED_BY: f"{pid}-{int(started) - 100}-{namespace}"}
     hang = [sys.executable, "-c", "import time; time.sleep(3600)"]
     with (
         ended_at_last([*hang, "prefect.server.api.server:create_app"], env=environment) as server,
         ended_at_last([*hang, "something else"], env=environment) as other,
     ):
-        until(lambda: all("sleep" in processes._command_line(p.pid) or is_gone(p.pid) for p in (server, other)))
+        until(lambda: all("sleep" in command_of(p.pid) or is_gone(p.pid) for p in (server, other)))
 
         # Nothing, if somebody else on this machine reaped it meanwhile.
         assert found(tracker, mend=True).keys() <= {f"process {server.pid}"}
@@ -321,11 +321,15 @@ def test_the_command_says_what_is_left_by_its_exit_code(tracker: KeepingTracker,
     assert store.main(["check", "--root", root, "--mend"]) == 1
 
 
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
 SERVING = """
 import os, subprocess, sys, time
 from trtops import processes
 os.environ[processes.SERVED_BY] = processes.mark()
-watch = processes.start_watch()
+watch = processes.start_server_watch()
 hang = [sys.executable, "-c", {server!r}]
 server = subprocess.Popen([*hang, "prefect.server.api.server:create_app"])
 other = subprocess.Popen([*hang, "something else"])
@@ -348,8 +352,7 @@ def test_the_prefect_server_of_a_killed_process_ends_with_it(how: signal.Signals
         os.kill(other, signal.SIGKILL)
 
 
-def test_a_prefect_server_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_PARTING_SECONDS", 0.1)
+def test_a_prefect_server_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     gone = dead_mark()
     deaf = DEAF.format(file=str(tmp_path / "deaf"))
     with ended_at_last(
@@ -358,11 +361,11 @@ def test_a_prefect_server_that_does_not_listen_is_killed(tmp_path: Path, monkeyp
     ) as server:
         until((tmp_path / "deaf").exists)
 
-        processes._end_server_after(gone)
+        processes.end_server_after(gone, patience=0.1)
 
         assert server.wait() == -signal.SIGKILL
 
 
 def dead_mark() -> str:
     pid, started, namespace = processes.mark().split("-")
-    return f"{pid}-{int(started) - 1}-{namespace}"
+    return f"{pid}-{int(started) - 100}-{namespace}"

@@ -94,9 +94,9 @@ def _run_words(words: list[str], *, alone: bool) -> int:
     if ("-h" in rest or "--help" in rest) and not _after_check(rest):
         parser.print_help()
         return 0
-    from trtops.ending import ended_by_signals  # with all that starts processes, which help does without
+    from trtops.signals import interrupted_by_signals
 
-    with ended_by_signals(alone=alone):
+    with interrupted_by_signals():
         return _run_command(path, module, parser, rest, words)
 
 

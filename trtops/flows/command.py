@@ -10,7 +10,6 @@ import inspect
 import logging
 import re
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +18,10 @@ from typing import Any, get_args
 
 import cyclopts
 
-from trtops.ending import ended_by_signals
 from trtops.errors import AuditError, BuildListError, ConfigError, TrtopsError
 from trtops.ops.result import OpResult
 from trtops.record import Record
+from trtops.signals import interrupted_by_signals
 from trtops.terminal import print_page
 
 ALSO: Mapping[str, tuple[str, ...]] = {
@@ -77,7 +76,7 @@ def run(flow: Callable[..., OpResult], name: str) -> int:
     )
     app.default(flow)
     try:
-        with ended_by_signals(alone=threading.active_count() == 1), _no_tracebacks():
+        with interrupted_by_signals(), _no_tracebacks():
             result: Any = app(_in_our_words(sys.argv[1:], words))
     except (AuditError, BuildListError) as exc:
         result = exc.result  # its flow fails, so that its state says so; here it is a result like others

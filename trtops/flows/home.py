@@ -13,8 +13,8 @@ import sys
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from trtops import errors
-from trtops.files import locked
-from trtops.processes import SERVED_BY, mark, start_watch
+from trtops.locks import locked
+from trtops.processes import SERVED_BY, mark, start_server_watch
 
 _READY = ".trtops-ready"
 
@@ -60,4 +60,4 @@ def ensure_prefect_home() -> None:
 @functools.cache
 def _watch_of(pid: int) -> subprocess.Popen[bytes]:
     """What ends this process' Prefect server after it; Prefect does so only where the process ends in order."""
-    return start_watch()
+    return start_server_watch()

@@ -148,11 +148,11 @@ Found = Iterator[tuple[Finding, "Callable[[], object] | None"]]
 
 
 def leftovers() -> Found:
-    """What processes that are gone left on this machine: processes that they started, and temporary folders."""
+    """Child processes and temporary folders that dead processes left on this machine."""
     for process in processes.left_processes():
-        says = f"it was started by a process that is gone ({process.command})"
+        says = f"it was started by a process that is gone ({processes.command_line(process)[:200]})"
         finding = Finding(what=f"process {process.pid}", says=says, mend="it is ended")
-        yield finding, lambda process=process: processes.end(process)  # type: ignore[misc]
+        yield finding, lambda process=process: processes.kill_left_process(process)  # type: ignore[misc]
     for path in processes.left_folders():
         finding = Finding(what=str(path), says="its process is gone", mend="it is removed")
         yield finding, lambda path=path: processes.remove_folder(path)  # type: ignore[misc]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.processes import is_alive, pid_namespace, start_ticks
+from trtops.processes import is_alive, pid_namespace, started_at
 from trtops.record import Record
 from trtops.tracking.base import RunInfo
 from trtops.tracking.heartbeat import SILENT_SECONDS
@@ -32,7 +32,7 @@ class Owner(Record):
         boot: Id of the machine's present boot; empty where there is none.
         namespace: The namespace that ``pid`` counts in; empty where there is none.
         pid: Process id.
-        started: When the process started, in clock ticks after the boot; None where that is not known.
+        started: When the process started, in seconds since the epoch; None where that is not known.
     """
 
     host: str
@@ -56,7 +56,7 @@ def of(pid: int) -> Owner:
         boot=_read_text("/proc/sys/kernel/random/boot_id"),
         namespace=pid_namespace(),
         pid=pid,
-        started=start_ticks(pid),
+        started=started_at(pid),
     )
 
 
@@ -69,7 +69,7 @@ def is_gone(owner: Owner) -> bool:
         return True
     if owner.namespace != here.namespace:
         return False
-    return not is_alive(owner.pid) or start_ticks(owner.pid) != owner.started
+    return not is_alive(owner.pid, owner.started)
 
 
 def tags_of_owner() -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtops import errors
-from trtops.files import locked
+from trtops.locks import locked
 from trtops.record import Record, digest
 from trtops.spec import BackendName
 from trtops.tracking.location import default_root

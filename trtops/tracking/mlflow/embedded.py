@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from trtops import errors
-from trtops.files import locked
+from trtops.locks import locked
 from trtops.processes import temporary_prefix
 from trtops.tracking.location import Store, resolve
 from trtops.tracking.mlflow.installed import create_database, known_revisions, release, server_command, upgrade_database

@@ -19,7 +19,8 @@ from trtops import errors
 from trtops.backend.base import TimingCacheUse
 from trtops.backend.trt import library
 from trtops.backend.trt.choices import autotuning
-from trtops.files import locked, open_atomically
+from trtops.files import open_atomically
+from trtops.locks import locked
 from trtops.spec import Environment
 
 SUFFIX = ".timing.cache"
