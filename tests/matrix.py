@@ -31,7 +31,7 @@ OLDEST = {
     "3.14": ("2.3", "1.20"),
 }
 RELEASES = {
-    "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.20.*", "ml_dtypes<0.6"),
+    "oldest": ("numpy~={numpy}.0", "onnx=={onnx}.*", "onnxruntime==1.21.*", "ml_dtypes<0.6"),
     "newest": ("numpy", "onnx", "onnxruntime", "ml_dtypes"),
     "torch": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "torch", "torchvision", "lpips"),
     "tensorflow": ("numpy", "onnx", "onnxruntime", "ml_dtypes", "tensorflow", "tf2onnx"),

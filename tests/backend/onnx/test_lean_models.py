@@ -46,16 +46,6 @@ def test_lean_model_equals_its_source(large_models: None, tmp_path: Path) -> Non
     assert same(reference_outputs(lean, [case.feed])[0], reference_outputs(case.proto, [case.feed])[0])
 
 
-def test_old_onnx_runtime_loads_lean_models(
-    large_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trtops.backend.onnxrt.session.READS_LEAN", False)
-    case = models.transformer()
-    lean = Model.load(written(case, tmp_path / "model")).proto(lean=True)
-
-    assert same(reference_outputs(lean, [case.feed])[0], reference_outputs(case.proto, [case.feed])[0])
-
-
 def test_missing_weight_file_is_reported(large_models: None, tmp_path: Path) -> None:
     path = written(models.transformer(), tmp_path / "model")
     lean = Model.load(path).proto(lean=True)

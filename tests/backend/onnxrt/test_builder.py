@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -78,7 +76,7 @@ class TestOnnxRuntimeBackend(EngineBackendContract):
         return config(timing_iterations=2)
 
 
-def test_gelu_approximation_costs_a_thousandfold_of_the_exact_choices_error(backend, model, error):
+def test_gelu_approximation_is_fast_and_inexact(backend, model, error):
     approximate = config(allow_approximation=True)
 
     exact = backend.build(model, approximate, caches=Caches(replay=pinned(backend, GeluApproximation="off")))
@@ -91,26 +89,24 @@ def test_gelu_approximation_costs_a_thousandfold_of_the_exact_choices_error(back
     assert {c.layer: c.tactic for c in fast.tactics.choices}["e4"] == FAST_GELU
 
 
-def test_approximations_are_never_chosen_unless_allowed(backend, model, error):
-    builds = [backend.build(model, config(timing_iterations=1)) for _ in range(3)]
+def test_approximations_need_permission(backend, model, error):
+    build = backend.build(model, config(timing_iterations=1))
 
-    for build in builds:
-        assert FAST_GELU not in {choice.tactic for choice in build.tactics.choices}
-        assert "GeluApproximation" not in dict(build.tactics.settings)
-        assert error(build) < 1e-5
+    assert FAST_GELU not in {choice.tactic for choice in build.tactics.choices}
+    assert "GeluApproximation" not in dict(build.tactics.settings)
+    assert error(build) < 1e-5
 
 
-def test_a_build_picks_the_candidate_that_its_timing_cache_calls_fastest(backend, model, error):
+def test_fastest_candidate_of_timing_cache_is_built(backend, model, error):
     allowed = config(tactics=("GeluApproximation",), allow_approximation=True)
     timed = backend.build(model, allowed)
-    text = timed.timing_cache.decode()
 
     chosen = {}
     for favourite in ("default", "+GeluApproximation"):
-        cache = TimingCache.from_bytes(text.encode())
-        for key, entry in cache._timings.items():
-            seconds = 1e-6 if entry.key.candidate == favourite else 1e-3
-            cache._timings[key] = replace(entry, timing=replace(entry.timing, median_seconds=seconds))
+        cache = TimingCache.from_bytes(timed.timing_cache)
+        for key, timing in cache.timings.items():
+            seconds = 1e-6 if key.split(" | ")[1] == favourite else 1e-3
+            cache.timings[key] = replace(timing, median_seconds=seconds)
         chosen[favourite] = backend.build(model, allowed, caches=Caches(timing=cache.to_bytes()))
 
     assert dict(chosen["default"].tactics.settings) == {"GeluApproximation": "off"}
@@ -118,7 +114,7 @@ def test_a_build_picks_the_candidate_that_its_timing_cache_calls_fastest(backend
     assert error(chosen["default"]) < 1e-4 < error(chosen["+GeluApproximation"])
 
 
-def test_a_full_timing_cache_makes_a_build_time_nothing_and_remember_the_same(backend, model):
+def test_full_timing_cache_replaces_timing(backend, model):
     first = backend.build(model, config())
     again = backend.build(model, config(), caches=Caches(timing=first.timing_cache))
 
@@ -129,29 +125,7 @@ def test_a_full_timing_cache_makes_a_build_time_nothing_and_remember_the_same(ba
     assert again.tactics == first.tactics
 
 
-def as_if_disturbed(timing_cache: bytes, keep: int | None = None) -> bytes:
-    """A cache as releases wrote it whose timings disturbed one another, or only its first few timings."""
-    content = json.loads(timing_cache)
-    content["timings"] = content["timings"][:keep]
-    for entry in content["timings"]:
-        del entry["timing"]["undisturbed"]
-    return json.dumps(content).encode()
-
-
-def test_disturbed_timings_are_compared_with_one_another_alone(backend, model):
-    first = backend.build(model, config())
-    timed = first.timing_cache_use.misses
-
-    old = backend.build(model, config(), caches=Caches(timing=as_if_disturbed(first.timing_cache)))
-    mixed = backend.build(model, config(), caches=Caches(timing=as_if_disturbed(first.timing_cache, timed - 1)))
-
-    assert (old.timing_cache_use.misses, old.timing_cache_use.hits) == (0, timed)
-    assert mixed.timing_cache_use.misses == timed
-    cache = TimingCache.from_bytes(mixed.timing_cache)
-    assert all(entry.timing.undisturbed for entry in cache._timings.values())
-
-
-def test_engines_that_take_turns_leave_the_processor_to_one_another(backend):
+def test_interleaved_sessions_do_not_spin(backend):
     weights = {"w": np.ones((512, 512), np.float32)}
     proto = models.model("(float[256,512] x) => (float[256,512] y) { y = MatMul(x, w) }", weights)
     feed = {"x": np.ones((256, 512), np.float32)}
@@ -159,41 +133,34 @@ def test_engines_that_take_turns_leave_the_processor_to_one_another(backend):
     build = backend.build(model, config(intra_op_threads=2, timing_iterations=1))
 
     def spent_when_idle(runner) -> float:
-        """CPU seconds of the tenth of a second after an inference, half of which a thread would spin; the least of some."""
+        """The smallest CPU time during the tenth of a second after an inference, half of which a thread would spin."""
+        spent = []
         with runner:
-            return min(_spent_after(lambda: runner.infer(feed)) for _ in range(5))
+            for _ in range(5):
+                runner.infer(feed)
+                before = time.process_time()
+                time.sleep(0.1)
+                spent.append(time.process_time() - before)
+        return min(spent)
 
     assert spent_when_idle(backend.runner(build.engine, interleaved=True)) < 0.01
     assert spent_when_idle(reference_runner(model)) < 0.01
 
 
-def _spent_after(call: Callable[[], object]) -> float:
-    call()
-    before = time.process_time()
-    time.sleep(0.1)
-    return time.process_time() - before
-
-
-def test_a_timing_cache_of_other_shapes_helps_with_none_of_the_timings(backend, model):
+def test_timings_depend_on_shapes(backend, model):
     first = backend.build(model, config())
     profile = OptimizationProfile.fixed(x=(2, 5, 16))
 
     other = backend.build(model, config(profiles=(profile,)), caches=Caches(timing=first.timing_cache))
 
+    both = backend.build(model, config(profiles=(profile, OptimizationProfile.fixed(x=(3, 5, 16)))))
+
     assert other.timing_cache_use.hits == 0
     assert len(TimingCache.from_bytes(other.timing_cache)) == 2 * len(TimingCache.from_bytes(first.timing_cache))
+    assert both.timing_cache_use.misses == 2 * other.timing_cache_use.misses
 
 
-def test_each_profile_is_timed(backend, model):
-    profiles = tuple(OptimizationProfile.fixed(x=(batch, 5, 16)) for batch in (1, 2))
-
-    one = backend.build(model, config(profiles=profiles[:1]))
-    both = backend.build(model, config(profiles=profiles))
-
-    assert both.timing_cache_use.misses == 2 * one.timing_cache_use.misses
-
-
-def test_without_tactics_nothing_is_timed_and_onnx_runtimes_defaults_are_built(backend, model):
+def test_without_tactics_the_default_is_built(backend, model):
     build = backend.build(model, config(tactics=()))
 
     assert build.timing_cache_use.misses == 0
@@ -201,7 +168,7 @@ def test_without_tactics_nothing_is_timed_and_onnx_runtimes_defaults_are_built(b
     assert build.engine.options["built_with"]["disabled_optimizers"] == []
 
 
-def test_a_model_whose_random_inputs_do_not_run_is_built_with_the_defaults_and_the_log_says_why(backend):
+def test_model_that_refuses_random_inputs_is_built(backend):
     proto = models.model(
         "(float[2,6] x, int64[2] shape) => (float[a,b] y) { m = MatMul(x, w)\n n = Add(m, c)\n y = Reshape(n, shape) }",
         {"w": models.random(6, 6), "c": models.random(6)},
@@ -216,7 +183,7 @@ def test_a_model_whose_random_inputs_do_not_run_is_built_with_the_defaults_and_t
     assert build.engine.options["built_with"]["disabled_optimizers"] == []
 
 
-def test_a_replay_of_settings_alone_pins_them_without_timing(backend, model):
+def test_replay_of_settings_pins_them(backend, model):
     build = backend.build(model, config(), caches=Caches(replay=pinned(backend, MatMulScaleFusion="off")))
 
     assert dict(build.tactics.settings) == {"MatMulScaleFusion": "off"}
@@ -224,26 +191,20 @@ def test_a_replay_of_settings_alone_pins_them_without_timing(backend, model):
     assert "s1" in {choice.layer for choice in build.tactics.choices}
 
 
-def test_a_replay_whose_layers_come_out_otherwise_names_them(backend, model):
+def test_replay_with_other_layers_names_them(backend, model):
     record = backend.build(model, config(tactics=())).tactics
     first, *rest = record.choices
     forged = replace(record, choices=(replace(first, tactic="com.example.Other@CPUExecutionProvider"), *rest))
+    foreign = backend.build(Model.from_proto(models.conv_net().proto), config(tactics=())).tactics
 
     with pytest.raises(errors.TacticMismatchError, match=r"com\.example\.Other") as caught:
         backend.build(model, config(), caches=Caches(replay=forged))
-
     assert caught.value.layers == (first.layer,)
-
-
-def test_a_replay_of_another_model_is_not_followed(backend, model):
-    other = models.conv_net()
-    record = backend.build(Model.from_proto(other.proto), config(tactics=())).tactics
-
     with pytest.raises(errors.TacticMismatchError):
-        backend.build(model, config(), caches=Caches(replay=record))
+        backend.build(model, config(), caches=Caches(replay=foreign))
 
 
-def test_a_replay_from_another_release_mechanism_or_with_unknown_settings_is_refused(backend, model):
+def test_unsuitable_replays_are_refused(backend, model):
     record = pinned(backend)
     for forged in (
         replace(record, backend_version="0.0.1"),
@@ -252,14 +213,11 @@ def test_a_replay_from_another_release_mechanism_or_with_unknown_settings_is_ref
     ):
         with pytest.raises(errors.TacticMismatchError):
             backend.build(model, config(), caches=Caches(replay=forged))
-
-
-def test_a_replay_that_approximates_although_that_is_not_allowed_is_a_contradiction(backend, model):
     with pytest.raises(errors.ConfigError, match="allow_approximation"):
         backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluApproximation="on")))
 
 
-def test_builds_of_one_candidate_agree_in_layers_though_onnx_runtime_orders_them_at_random(backend):
+def test_layers_do_not_depend_on_node_order(backend):
     case = models.conv_net()
     model = Model.from_proto(case.proto)
 
@@ -269,7 +227,7 @@ def test_builds_of_one_candidate_agree_in_layers_though_onnx_runtime_orders_them
     assert len({tuple(layer.name for layer in build.layers) for build in builds}) == 1
 
 
-def test_layers_are_named_after_the_models_tensors_and_know_the_nodes_they_were_made_from(backend):
+def test_layers_are_named_after_tensors(backend):
     model = Model.from_proto(models.conv_net().proto)
 
     plain = backend.build(model, config(), caches=Caches(replay=pinned(backend, NchwcTransformer="off")))
@@ -282,14 +240,14 @@ def test_layers_are_named_after_the_models_tensors_and_know_the_nodes_they_were_
     assert layers["scores"].precision == "float"
 
 
-def test_bodies_of_control_flow_are_layers_too(backend):
+def test_control_flow_bodies_are_layers(backend):
     build = backend.build(Model.from_proto(models.branch().proto), config(tactics=()))
 
     assert {"b", "b/then_branch/p", "b/else_branch/q"} <= {layer.name for layer in build.layers}
 
 
 @pytest.mark.parametrize("make", [models.transformer, models.conv_net])
-def test_fp16_keeps_inputs_and_outputs_and_stays_near_the_reference(backend, make):
+def test_fp16_keeps_inputs_and_outputs(backend, make):
     case = make()
     model = Model.from_proto(case.proto)
     with reference_runner(model) as runner:
@@ -314,7 +272,7 @@ def conv_model():
     return Model.from_proto(models.conv_net().proto)
 
 
-def test_int8_runs_integer_kernels_near_the_reference_and_repeats_from_its_calibration_cache(backend, conv_model):
+def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
     case = models.conv_net()
     build = backend.build(conv_model, config("int8"), calibration_data=feeds(8))
     again = backend.build(
@@ -333,7 +291,7 @@ def test_int8_runs_integer_kernels_near_the_reference_and_repeats_from_its_calib
     assert build.spec.calibration_sha256 and again.spec.calibration_sha256 != build.spec.calibration_sha256
 
 
-def test_calibration_takes_no_more_feeds_than_it_was_told_to(backend, conv_model):
+def test_calibration_samples_limits_the_feeds(backend, conv_model):
     taken = []
 
     def counting():
@@ -346,108 +304,80 @@ def test_calibration_takes_no_more_feeds_than_it_was_told_to(backend, conv_model
     assert len(taken) == 3
 
 
-def test_calibration_data_that_does_not_fit_is_refused_with_the_feeds_number(backend, conv_model):
-    good = next(feeds(1))
-    spoilt = good["image"].copy()
-    spoilt[0, 0, 0, 0] = np.nan
-    for bad, reason in (
-        ([], "at least one feed"),
-        ([good, {"picture": good["image"]}], "feed 2: .*'picture'"),
-        ([good, good, {"image": spoilt}], "feed 3: .*NaN"),
-        ([{"image": good["image"].astype(np.float64)}], "feed 1: .*float64"),
-    ):
-        with pytest.raises(errors.CalibrationError, match=reason):
-            backend.build(conv_model, config("int8"), calibration_data=iter(bad))
-
-
-def test_calibration_that_overflows_names_the_tensor(backend):
-    proto = models.model(
-        "(float[4,4] x) => (float[4,4] y) { a = Mul(x, x)\n y = MatMul(a, w) }", {"w": models.random(4, 4)}
-    )
-
-    with pytest.raises(errors.CalibrationError, match=r"NaN or infinity occurred in 'a'"):
-        backend.build(
-            Model.from_proto(proto), config("int8"), calibration_data=[{"x": np.full((4, 4), 1e30, np.float32)}]
-        )
-
-
-@pytest.mark.parametrize("cache", [b"", b"{}", b'{"format": "trtops onnxruntime calibration cache", "version": 99}'])
-def test_a_calibration_cache_that_is_none_is_refused(backend, conv_model, cache):
-    with pytest.raises(errors.CalibrationError):
-        backend.build(conv_model, config("int8"), caches=Caches(calibration=cache))
-
-
-def test_a_calibration_cache_of_another_model_is_refused_with_the_tensors_it_lacks(backend, model, conv_model):
-    cache = backend.build(conv_model, config("int8"), calibration_data=feeds(1)).calibration_cache
-
+def test_unusable_calibration_caches_are_refused(backend, model, conv_model):
+    for cache in (b"", b"{}", b'{"version": 99, "ranges": []}'):
+        with pytest.raises(errors.CalibrationError):
+            backend.build(conv_model, config("int8"), caches=Caches(calibration=cache))
+    foreign = backend.build(conv_model, config("int8"), calibration_data=feeds(1)).calibration_cache
     with pytest.raises(errors.CalibrationError, match="another model") as caught:
-        backend.build(model, config("int8"), caches=Caches(calibration=cache))
+        backend.build(model, config("int8"), caches=Caches(calibration=foreign))
     assert caught.value.missing
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_precisions_without_kernels_are_refused_with_what_to_take_instead(backend, model, precision):
-    with pytest.raises(errors.UnsupportedFeatureError, match=rf"{precision}.*fp16.*TensorRT"):
-        backend.build(model, config(precision))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_impossible_options_are_refused(backend, model, monkeypatch):
+    for options in (
         {"timing_iterations": 0},
+        {"timing_seconds": -1.0},
         {"intra_op_threads": -1},
         {"intra_op_threads": 1 << 40},
         {"tactics": ("Nchwc",)},
         {"tactics": ("GeluApproximation",)},
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(backend, model, options):
-    with pytest.raises(errors.ConfigError):
-        backend.build(model, config(**options))
-
-
-@pytest.mark.parametrize("threads", [-1, 1 << 20, 1 << 40, "2"])
-def test_an_engine_whose_options_ask_for_impossible_threads_does_not_load(backend, model, threads):
-    engine = backend.build(model, config(tactics=())).engine
-    damaged = replace(engine, options={**engine.options, "intra_op_threads": threads})
-    with pytest.raises(errors.EngineLoadError, match="intra_op_threads"), backend.runner(damaged):
-        pass
-
-
-def test_an_execution_provider_that_is_not_there_is_refused(backend, model):
+    ):
+        with pytest.raises(errors.ConfigError):
+            backend.build(model, config(**options))
+    for precision in ("bf16", "fp8"):
+        with pytest.raises(errors.UnsupportedFeatureError, match=rf"{precision}.*fp16.*TensorRT"):
+            backend.build(model, config(precision))
     with pytest.raises(errors.BackendUnavailableError, match="CUDAExecutionProvider"):
         backend.build(model, config(providers=("CUDAExecutionProvider",)))
+    monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
+    with pytest.raises(errors.EngineBuildError, match=r"2 GiB.*TensorRT"):
+        backend.build(model, config())
 
 
-def test_a_kernel_that_does_not_exist_is_named_by_op_and_output_where_the_node_has_no_name(backend):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({"intra_op_threads": threads}, "intra_op_threads") for threads in (-1, 1 << 20, 1 << 40, "2")),
+        ({"version": 99}, "version 99"),
+    ],
+)
+def test_engines_with_invalid_options_do_not_load(backend, model, change, message):
+    engine = backend.build(model, config(tactics=())).engine
+
+    with pytest.raises(errors.EngineLoadError, match=message):
+        backend.runner(replace(engine, options={**engine.options, **change})).activate()
+
+
+def test_missing_kernel_is_named(backend):
     proto = models.model('(uint16[4] x) => (uint16[4] y) { y = BitShift<direction = "LEFT">(x, x) }')
 
     with pytest.raises(errors.EngineBuildError, match=r"Op 'BitShift' of node 'y' has no kernel"):
         backend.build(Model.from_proto(proto), config())
 
 
-def test_onnx_runtimes_warnings_are_in_the_build_log_and_not_on_standard_error(backend, model, capfd):
+def test_warnings_go_to_the_build_log(backend, model, capfd):
     build = backend.build(model, config())
 
     assert "[W] Serializing optimized model" in build.log
     assert "onnxruntime" not in capfd.readouterr().err
 
 
-def test_lines_of_others_still_reach_standard_error_during_a_build(backend, model, capfd, monkeypatch):
+def test_foreign_lines_reach_standard_error(backend, model, capfd, monkeypatch):
     create = ort.InferenceSession
 
     def talk(*args, **kwargs):
-        os.write(2, b"somebody else\n")
+        os.write(2, b"another line\n")
         return create(*args, **kwargs)
 
     monkeypatch.setattr(ort, "InferenceSession", talk)
     build = backend.build(model, config(tactics=()))
 
-    assert "somebody else" in capfd.readouterr().err
-    assert "somebody else" not in build.log
+    assert "another line" in capfd.readouterr().err
+    assert "another line" not in build.log
 
 
-def test_merged_timing_caches_know_what_each_knew(backend, model):
+def test_merged_timing_caches_serve_both_models(backend, model):
     other = Model.from_proto(models.conv_net().proto)
     caches = [backend.build(m, config()).timing_cache for m in (model, other)]
 
@@ -458,7 +388,7 @@ def test_merged_timing_caches_know_what_each_knew(backend, model):
     assert merge([merged, *caches]) == merged
 
 
-def test_an_engine_is_not_optimized_again_when_it_is_loaded(backend, model, case):
+def test_loading_does_not_optimize_again(backend, model, case):
     build = backend.build(model, config(), caches=Caches(replay=pinned(backend, GeluFusionL2="off")))
 
     with backend.runner(build.engine) as runner:
@@ -468,7 +398,7 @@ def test_an_engine_is_not_optimized_again_when_it_is_loaded(backend, model, case
     assert "Erf" in {layer.op for layer in build.layers}
 
 
-def test_a_bare_engine_file_loads_without_its_options_and_cut_short_is_refused(backend, model, case):
+def test_bare_engine_file_loads(backend, model, case):
     build = backend.build(model, config())
     bare = replace(build.engine, options={})
 
@@ -478,14 +408,7 @@ def test_a_bare_engine_file_loads_without_its_options_and_cut_short_is_refused(b
         backend.runner(replace(bare, plan=bare.plan[:1000])).activate()
 
 
-def test_options_of_a_newer_format_are_refused(backend, model):
-    build = backend.build(model, config(tactics=()))
-
-    with pytest.raises(errors.EngineLoadError, match="version 99"):
-        backend.runner(replace(build.engine, options={**build.engine.options, "version": 99})).activate()
-
-
-def test_back_ends_are_found_by_name_and_by_the_ending_of_their_engines():
+def test_back_ends_by_name_and_suffix():
     assert isinstance(engine_backend("onnxruntime"), OnnxRuntimeBackend)
     assert set(BACKENDS) == {"onnxruntime", "tensorrt"}
     found = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".onnx")]
@@ -494,7 +417,7 @@ def test_back_ends_are_found_by_name_and_by_the_ending_of_their_engines():
         engine_backend("onnxrt")
 
 
-def test_int8_is_built_with_integer_kernels_even_where_fp32_is_faster() -> None:
+def test_int8_keeps_integer_kernels() -> None:
     case = zoo.boxes()
     feed = dict(case.feed)
     build = OnnxRuntimeBackend().build(

@@ -5,7 +5,7 @@ import os
 from trtops.backend.onnxrt.log import SessionLog
 
 
-def test_a_line_that_another_build_is_still_writing_is_not_cut_in_two(capfd) -> None:
+def test_unfinished_lines_are_not_split(capfd) -> None:
     first, second = SessionLog(), SessionLog()
 
     with second.collecting():

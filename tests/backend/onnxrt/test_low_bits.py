@@ -1,4 +1,4 @@
-"""Models in 4 and 8 bits, and in 16, as exporters write them: built as they run, or refused for what they are."""
+"""Models with 4-bit, 8-bit and 16-bit types, as exporters write them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def int4() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [float8, int4])
-def test_a_model_that_runs_as_it_is_can_be_built(make) -> None:  # type: ignore[no-untyped-def]
+def test_low_bit_models_are_built(make) -> None:  # type: ignore[no-untyped-def]
     backend, proto = OnnxRuntimeBackend(), make()
     build = backend.build(Model.from_proto(proto), BuildConfig())
     with backend.runner(build.engine) as runner:
@@ -70,7 +70,7 @@ def test_a_model_that_runs_as_it_is_can_be_built(make) -> None:  # type: ignore[
     np.testing.assert_allclose(found, reference_outputs(proto, [FEED])[0]["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_int8_of_a_model_in_fp16_says_what_it_needs() -> None:
+def test_int8_of_fp16_model_is_refused() -> None:
     case = models.conv_net()
     model = Model.from_proto(convert_to_fp16(case.proto))
     with pytest.raises(errors.CalibrationError, match="The model computes in FP16"):
@@ -79,7 +79,7 @@ def test_int8_of_a_model_in_fp16_says_what_it_needs() -> None:
         )
 
 
-def test_lint_has_nothing_against_bfloat16(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_lint_accepts_bfloat16(tmp_path) -> None:  # type: ignore[no-untyped-def]
     onnx.save(lower_precision(models.transformer().proto, "bf16").model, tmp_path / "model.onnx")
     result = ops.lint(tmp_path / "model.onnx")
     assert result.verdict == "good"

@@ -28,28 +28,29 @@ for index in range(graph.NodesLength()):
 
 
 @pytest.mark.parametrize("make", [models.conv_net, models.transformer, models.qdq_net])
-def test_nodes_are_read_as_onnx_runtimes_own_reader_reads_them(make, tmp_path):
+def test_nodes_equal_onnx_runtimes_reader(make, tmp_path):
     path = tmp_path / "engine.ort"
-    with Optimizer(make().proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()) as optimizer:
+    with Optimizer(make().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
         path.write_bytes(optimizer(Candidate()).plan)
 
     nodes, types = read(path.read_bytes())
     done = subprocess.run([sys.executable, "-c", _ORACLE, str(path)], capture_output=True, text=True, check=True)
 
     ours = [
-        f"{[n.name, n.domain, n.op, n.provider]} {n.since_version} {list(n.inputs)} {list(n.outputs)} {len(n.attributes)}"
+        f"{[n.name, n.domain, n.op, n.provider]} {n.since_version} {list(n.inputs)} {list(n.outputs)}"
+        f" {len(n.attributes)}"
         for n in nodes
     ]
     assert ours == done.stdout.splitlines()
     assert {"float"} <= set(types.values())
 
 
-def test_attributes_come_with_their_values():
+def test_attributes_have_their_values():
     proto = models.model(
         "(float[1,3,8,8] x) => (float[1,3,4,4] y) { y = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x) }"
     )
 
-    with Optimizer(proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()) as optimizer:
+    with Optimizer(proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
         (node,) = read(optimizer(Candidate(("NchwcTransformer",))).plan)[0]
 
     attributes = dict(node.attributes)
@@ -58,16 +59,14 @@ def test_attributes_come_with_their_values():
     assert attributes["auto_pad"] == "NOTSET"
 
 
-def test_bodies_of_control_flow_are_read_with_where_they_stand():
-    with Optimizer(
-        models.branch().proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()
-    ) as optimizer:
+def test_control_flow_bodies_have_scopes():
+    with Optimizer(models.branch().proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
         nodes, _ = read(optimizer(Candidate()).plan)
 
     assert {node.scope for node in nodes} == {"", "b/then_branch/", "b/else_branch/"}
 
 
-def test_reading_an_engine_leaves_the_root_logger_and_the_import_path_alone():
+def test_import_changes_no_global_state():
     code = (
         "import logging, sys; paths = list(sys.path); import trtops.backend.onnxrt.builder; "
         "assert sys.path == paths and not logging.getLogger().handlers and logging.getLogger().level == logging.WARNING"

@@ -1,4 +1,4 @@
-"""Each tactic is a real choice: there is a model whose optimized graph differs with and without it."""
+"""Each tactic changes the optimized graph of some model."""
 
 from __future__ import annotations
 
@@ -60,38 +60,42 @@ MODELS = {
     "MatMulAddFusion": lambda: model(MATRIX + "{ m = MatMul(x, w)\n y = Add(m, row) }", {"w": W, "row": ROW}),
     "GemmActivationFusion": lambda: model(MATRIX + "{ g = Gemm(x, w, row)\n y = Relu(g) }", {"w": W, "row": ROW}),
     "MatMulScaleFusion": lambda: model(
-        "(float[2,4,8] x, float[2,8,4] z) => (float[2,4,4] y) { m = MatMul(x, z)\n y = Mul(m, k) }", {"k": np.float32(0.5)}
+        "(float[2,4,8] x, float[2,8,4] z) => (float[2,4,4] y) { m = MatMul(x, z)\n y = Mul(m, k) }",
+        {"k": np.float32(0.5)},
     ),
     "MatmulTransposeFusion": lambda: model(
         "(float[2,4,8] x, float[2,4,8] z) => (float[2,4,4] y) { t = Transpose<perm = [0,2,1]>(z)\n y = MatMul(x, t) }"
     ),
     "LayerNormFusionL1": lambda: model(NORM, {"two": np.float32(2), "tiny": np.float32(1e-5), "row": ROW}),
     "SkipLayerNormFusion": lambda: model(
-        "(float[2,4,8] x, float[2,4,8] z) => (float[2,4,8] y) { a = Add(x, z)\n y = LayerNormalization<axis = -1>(a, row, row) }",
+        "(float[2,4,8] x, float[2,4,8] z) => (float[2,4,8] y) {"
+        " a = Add(x, z)\n y = LayerNormalization<axis = -1>(a, row, row) }",
         {"row": ROW},
     ),
     "GeluFusionL2": lambda: model(f"{MATRIX} {{ {GELU} }}", GELU_WEIGHTS),
     "BiasGeluFusion": lambda: model(f"{MATRIX} {{ {BIAS_GELU} }}", GELU_WEIGHTS | {"row": ROW}),
-    "QuickGeluFusion": lambda: model(MATRIX + "{ k = Mul(x, a)\n s = Sigmoid(k)\n y = Mul(x, s) }", {"a": np.float32(1.702)}),
+    "QuickGeluFusion": lambda: model(
+        MATRIX + "{ k = Mul(x, a)\n s = Sigmoid(k)\n y = Mul(x, s) }", {"a": np.float32(1.702)}
+    ),
     "QDQSelectorActionTransformer": lambda: model(
         "(float[4,8] x) => (float[4,4] y) " + QUANTIZED.format(op="MatMul"), SCALES | {"w": int8(8, 4)}
     ),
     "GeluApproximation": lambda: model(f"{MATRIX} {{ {GELU} }}", GELU_WEIGHTS),
 }  # fmt: skip
-BESIDE = {"ConvActivationFusion": ("NchwcTransformer",)}
+WITHOUT = {"ConvActivationFusion": ("NchwcTransformer",)}
 """Tactics that must be off for another to matter: NCHWc kernels fuse activations themselves."""
 
 
 def kernels(proto: onnx.ModelProto, *toggled: str) -> Counter[str]:
-    with Optimizer(proto, providers=("CPUExecutionProvider",), threads=0, log=SessionLog()) as optimizer:
+    with Optimizer(proto, ("CPUExecutionProvider",), 0, SessionLog()) as optimizer:
         return Counter(node.kernel for node in optimizer(Candidate.toggling(toggled)).graph.nodes)
 
 
 @pytest.mark.parametrize("tactic", [tactic.name for tactic in TACTICS])
-def test_every_tactic_changes_the_kernels_of_some_model(tactic):
-    proto, beside = MODELS[tactic](), BESIDE.get(tactic, ())
+def test_every_tactic_changes_kernels(tactic):
+    proto, without = MODELS[tactic](), WITHOUT.get(tactic, ())
 
-    assert kernels(proto, *beside, tactic) != kernels(proto, *beside)
+    assert kernels(proto, *without, tactic) != kernels(proto, *without)
 
 
 def test_gelu_approximation_replaces_gelu_by_fast_gelu():
@@ -101,29 +105,20 @@ def test_gelu_approximation_replaces_gelu_by_fast_gelu():
     assert "com.microsoft.FastGelu@CPUExecutionProvider" in kernels(proto, "GeluApproximation")
 
 
-def test_only_exact_tactics_may_be_varied_unless_approximation_is_allowed():
-    assert all(tactic.exact for tactic in allowed(None, allow_approximation=False))
-    assert set(allowed(None, allow_approximation=True)) == set(TACTICS)
-
-
-def test_named_tactics_are_varied_in_a_fixed_order():
+def test_allowed_tactics():
     names = ("MatMulAddFusion", "NchwcTransformer")
 
-    assert allowed(names, allow_approximation=False) == allowed(names[::-1], allow_approximation=False)
+    assert all(tactic.exact for tactic in allowed(None, allow_approximation=False))
+    assert set(allowed(None, allow_approximation=True)) == set(TACTICS)
     assert allowed((), allow_approximation=True) == ()
-
-
-def test_naming_an_approximation_that_is_not_allowed_is_a_contradiction():
+    assert allowed(names, allow_approximation=False) == allowed(names[::-1], allow_approximation=False)
     with pytest.raises(errors.ConfigError, match=r"'GeluApproximation'.*allow_approximation"):
         allowed(("GeluApproximation",), allow_approximation=False)
-
-
-def test_an_unknown_tactic_is_refused_with_the_one_that_was_meant():
     with pytest.raises(errors.ConfigError, match="Did you mean 'NchwcTransformer'"):
         allowed(("NchwTransformer",), allow_approximation=False)
 
 
-def test_a_candidate_has_one_id_whatever_the_order_its_tactics_are_named_in():
+def test_candidate_id_ignores_the_order():
     one = Candidate.toggling(["GeluApproximation", "MatMulAddFusion"])
 
     assert one == Candidate.toggling(["MatMulAddFusion", "GeluApproximation"])
@@ -132,15 +127,12 @@ def test_a_candidate_has_one_id_whatever_the_order_its_tactics_are_named_in():
     assert not one.is_exact and Candidate.toggling(["MatMulAddFusion"]).is_exact
 
 
-def test_a_candidate_comes_back_from_its_settings():
+def test_candidate_survives_its_settings():
     candidate = Candidate.toggling(["GeluApproximation", "MatMulAddFusion"])
     settings = candidate.settings(["NchwcTransformer", "MatMulAddFusion"])
 
     assert settings == (("GeluApproximation", "on"), ("MatMulAddFusion", "off"), ("NchwcTransformer", "on"))
     assert Candidate.from_settings(settings) == candidate
-
-
-def test_settings_that_are_neither_on_nor_off_are_refused():
     with pytest.raises(errors.ConfigError, match="'maybe'; expected 'on' or 'off'"):
         Candidate.from_settings([("MatMulAddFusion", "maybe")])
 
@@ -149,7 +141,7 @@ def test_settings_that_are_neither_on_nor_off_are_refused():
     ("machine", "sets", "overflows"),
     [("x86_64", ("avx2",), True), ("x86_64", ("avx2", "avx512_vnni"), False), ("aarch64", ("asimd",), False)],
 )
-def test_eight_bit_products_are_widened_on_x86_without_vnni_only(machine, sets, overflows):
+def test_eight_bit_overflow_needs_x86_without_vnni(machine, sets, overflows):
     processor = Processor(name="p", machine=machine, instruction_sets=sets, sha256="")
 
     assert overflows_in_8_bits(processor) is overflows

@@ -129,7 +129,7 @@ def test_where_every_optimizer_takes_it_down_the_model_is_built_without(block: P
 def test_where_nothing_is_left_it_is_an_error_and_the_run_says_what_was_tried(block: Path, dies_of) -> None:  # type: ignore[no-untyped-def]
     tracker = remembering(block, "default", "-MatMulAddFusion", "-BiasGeluFusion", "-ExtendedOptimizations")
     dies_of("all")
-    with pytest.raises(errors.EngineBuildError, match="took the process down"):
+    with pytest.raises(errors.EngineBuildError, match="crashed with these settings"):
         convert(block, ConvertConfig(build=FEW, check=QUICK, isolated=True), tracker=tracker)
     [run] = tracker.find(status="failed")
     assert "-AllOptimizations" in run.tags[schema.Tag.CRASHED]

@@ -1,4 +1,4 @@
-"""ONNX Runtime: sessions, inference, and an engine back end. Names are imported on first use, ONNX Runtime with them."""
+"""ONNX Runtime: sessions, inference, and an engine back end. Importing this package does not import ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime as an engine back end: builds that time candidates, remember, and can be replayed.
+"""ONNX Runtime as an engine back end: builds that time candidates, use a timing cache, and can be replayed.
 
 An engine is the optimized model in ONNX Runtime's own format with the session options that it runs under. See
 :mod:`trtops.backend.onnxrt.tactics` for what is chosen and :mod:`trtops.backend.onnxrt.search` for how.
@@ -6,68 +6,56 @@ An engine is the optimized model in ONNX Runtime's own format with the session o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import onnx
 import onnxruntime as ort
 
 from trtops import errors
 from trtops.backend import environment as surroundings
-from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed, TimingCacheUse
+from trtops.backend.base import NO_CACHES, Build, Caches, Engine, Feed
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import calibration, tactics
-from trtops.backend.onnxrt.budget import Budget
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack
 from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.measure import Budget, Measurement
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.plan import describe
 from trtops.backend.onnxrt.runner import OnnxrtRunner
-from trtops.backend.onnxrt.search import Choice, Search, Shapes, timing_shapes
-from trtops.backend.onnxrt.session import MOST_THREADS
-from trtops.backend.onnxrt.tactics import Candidate, Tactic
+from trtops.backend.onnxrt.search import Choice, Search, timing_shapes
+from trtops.backend.onnxrt.session import MAX_THREADS
+from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.metadata import TensorMetadata
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
-from trtops.tactics.denied import DenyList
-from trtops.tactics.record import TacticChoice, TacticRecord
-
-_PACKAGES = ("numpy", "onnx", "onnxruntime")
+from trtops.tactics.record import TacticRecord
 
 
 class OnnxRuntimeBackend:
-    """Builds and runs engines with ONNX Runtime; an :class:`~trtops.backend.base.EngineBackend`.
-
-    Attributes:
-        name: ``onnxruntime``.
-        engine_suffix: Ending of engine files, ``.ort``.
-    """
+    """Builds and runs engines with ONNX Runtime; an :class:`~trtops.backend.base.EngineBackend`."""
 
     name = BACKEND
     engine_suffix = ".ort"
 
     def environment(self) -> Environment:
-        """Where builds made now are made. The device is the processor, also if other execution providers are used."""
+        """Return the build environment. The device is the CPU, also if other execution providers are used."""
         processor = surroundings.processor()
         return surroundings.environment(
             backend=self.name,
             backend_version=ort.__version__,
             device=processor.name,
             device_sha256=processor.sha256,
-            packages=_PACKAGES,
+            packages=("numpy", "onnx", "onnxruntime"),
         )
 
     def device_state(self) -> dict[str, str]:
-        """How many cores this process may use, which is how many threads an operator gets unless told otherwise.
-
-        Nothing of the clock: it changes from one moment to the next.
-        """
+        """Return the number of cores this process may use: the default number of threads of an operator."""
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {"cores": str(usable)} if usable else {}
 
@@ -79,55 +67,79 @@ class OnnxRuntimeBackend:
         caches: Caches = NO_CACHES,
         calibration_data: Iterable[Feed] | None = None,
     ) -> Build:
-        """Build one engine: rewrite the precision, time the candidates that matter, keep the fastest.
+        """Build one engine: rewrite the precision, time the candidates, keep the fastest.
 
-        A timing cache that knows all candidates makes the build time nothing and choose as before. A tactic record
-        pins the settings: only that candidate is built, nothing is timed, and its layers must be those of the record;
-        a record without layers pins the settings and nothing else. Inputs and outputs keep the model's dtypes in every
-        precision.
+        With a timing cache that has all candidates, nothing is timed and the choice is the same as before. A tactic
+        record pins the settings: only that candidate is built, without timing, and its layers must match the record's
+        (a record without layers pins the settings alone). Inputs and outputs keep the model's dtypes.
 
-        Args:
-            model: The model.
-            config: How to build, with :class:`~trtops.spec.OnnxRuntimeOptions`.
-            caches: Caches to use; one made by another processor or release is refused.
-            calibration_data: Feeds to calibrate INT8 with, unless a calibration cache is given; at most
-                ``config.calibration_samples`` are taken.
-
-        Raises:
-            ConfigError: If the config contradicts itself or the model, or is for another back end.
-            EngineBuildError: If ONNX Runtime refuses the model; the message names the op and node where it can.
-            EngineLoadError: If ONNX Runtime does not load the engine that it made.
-            CalibrationError: If INT8 is asked for without a cache or data, or calibration fails.
-            TimingCacheError: If the timing cache is damaged, or of another processor or release.
-            TacticMismatchError: If the replay is of another processor or release, or was not followed.
-            UnsupportedFeatureError: If the precision is one that ONNX Runtime does not build.
+        Arguments and errors are those of :meth:`trtops.backend.base.EngineBackend.build`.
         """
         start = time.perf_counter()
-        request = _checked_request(model, config, caches, self.environment())
-        providers, threads = request.options.providers, request.options.intra_op_threads
+        environment = self.environment()
+        options = _checked_options(config)
+        timing_cache = TimingCache(environment.device_key)
+        if caches.timing is not None:
+            timing_cache = TimingCache.from_bytes(caches.timing, environment.device_key)
+        replayed = None if caches.replay is None else _replayed_choice(caches.replay, environment, options)
+        to_vary = tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)
+        if config.precision == "int8" and options.tactics is None:
+            # Without integer kernels a small model may be faster, but it would not be an INT8 engine.
+            to_vary = tuple(tactic for tactic in to_vary if tactic.name != tactics.INTEGER_KERNELS)
+        shapes = timing_shapes(model.info.inputs, config.profiles)
         log = SessionLog()
-        with contextlib.ExitStack() as stack:
-            rewritten = _rewrite_precision(request, calibration_data, log)
-            rewritten = _with_marks(rewritten, config.mark)
-            optimizer = stack.enter_context(
-                Optimizer(
-                    rewritten.proto, providers=providers, threads=threads, log=log, attempt_file=caches.attempt_file
-                )
-            )
-            choice = request.choose(optimizer, rewritten.sha256, log)
+        rewritten = _rewrite(model, config, caches.calibration, calibration_data, log)
+        denied = caches.denied.here(environment)
+        providers, threads = options.providers, options.intra_op_threads
+        with Optimizer(rewritten.proto, providers, threads, log, caches.attempt_file) as optimizer:
+
+            def why_denied(candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
+                if not denied.entries:
+                    return None
+                # Only the optimized graph shows which kernels a candidate has.
+                _, choices = describe(optimizer(candidate).graph, optimizer.model)
+                return denied.why(choices, candidate.settings(applicable))
+
+            if replayed is not None:
+                choice = replayed
+                why = why_denied(choice.candidate, choice.applicable)
+                if why is not None:
+                    raise errors.TacticMismatchError(
+                        f"The tactic record cannot be replayed: {why}. Pardon the tactic, or replay another record."
+                    )
+            else:
+                budget = Budget(options.timing_seconds)
+                choice = Search(
+                    optimizer=optimizer,
+                    measurement=Measurement(optimizer, providers, threads, options.timing_iterations, budget),
+                    model_sha256=rewritten.sha256,
+                    cache=timing_cache,
+                    shapes=shapes,
+                    inputs=model.info.inputs,
+                    log=log,
+                    avoid=frozenset(caches.avoid),
+                ).run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
             optimized = optimizer(choice.candidate)
             graph, plan = optimized.graph, optimized.plan
             optimizer.note_attempt(choice.candidate)
-        # Neither a replay nor timings from a cache loaded it: an engine that does not load is to fail here, not in use.
+        # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         open_plan(plan, providers=providers, threads=threads)
         layers, choices = describe(graph, optimizer.model)
-        record = request.record(choice, choices)
+        record = TacticRecord(
+            mechanism="onnxruntime",
+            backend_version=environment.backend_version,
+            device_sha256=environment.device_sha256,
+            settings=choice.candidate.settings(choice.applicable),
+            choices=choices,
+        )
+        if caches.replay is not None and caches.replay.choices:
+            _check_followed(caches.replay, record)
         return Build(
-            spec=caches.spec(model.info.sha256, config, request.environment, rewritten.data_sha256),
-            engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=request.environment),
+            spec=caches.spec(model.info.sha256, config, environment, rewritten.data_sha256),
+            engine=pack(plan, choice.candidate, providers=providers, threads=threads, environment=environment),
             tactics=record,
             layers=layers,
-            timing_cache=request.timing_cache.to_bytes(),
+            timing_cache=timing_cache.to_bytes(),
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
             calibration_cache=rewritten.calibration_cache,
@@ -138,114 +150,20 @@ class OnnxRuntimeBackend:
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> OnnxrtRunner:
-        """A runner for an engine, or for what a callable returns when the runner is activated.
+        """Return a runner for an engine, or for the engine that a callable returns at activation.
 
-        Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or processor.
+        Activation raises ``EngineLoadError`` if the bytes are damaged or belong to another release or processor.
         """
         return OnnxrtRunner(SessionFromEngine(engine, interleaved), name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """What a build is asked for, checked against its model and this machine.
+def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None = None) -> onnx.ModelProto:
+    """Return the model as ONNX Runtime receives it in a build: in the requested precision, with its weights inside.
 
-    Attributes:
-        model: The model.
-        config: How to build.
-        options: The config's own for ONNX Runtime.
-        caches: What earlier builds left.
-        environment: Where it is built.
-        tactics: What the search may vary.
-        shapes: The shapes to time at.
-        timing_cache: Timings known before; the search adds its own.
-        replayed: The choice that a tactic record pins; None searches.
+    For INT8 the calibration cache must be given. Raises as :meth:`OnnxRuntimeBackend.build`.
     """
-
-    model: Model
-    config: BuildConfig
-    options: OnnxRuntimeOptions
-    caches: Caches
-    environment: Environment
-    tactics: tuple[Tactic, ...]
-    shapes: tuple[Shapes, ...]
-    timing_cache: TimingCache
-    replayed: Choice | None
-
-    def choose(self, optimizer: Optimizer, model_sha256: str, log: SessionLog) -> Choice:
-        """The candidate to build: the one replayed, or the best that may be built.
-
-        Raises:
-            TacticMismatchError: If the one replayed is denied.
-            EngineBuildError: If ONNX Runtime refuses the model, or every candidate is denied.
-        """
-        why_denied = _WhyDenied(self.caches.denied.here(self.environment), optimizer)
-        if self.replayed is not None:
-            why = why_denied(self.replayed.candidate, self.replayed.applicable)
-            if why is not None:
-                raise errors.TacticMismatchError(
-                    f"The tactic record may not be followed: {why}. Pardon it, or replay another."
-                )
-            return self.replayed
-        search = Search(
-            optimizer=optimizer,
-            model_sha256=model_sha256,
-            cache=self.timing_cache,
-            providers=self.options.providers,
-            threads=self.options.intra_op_threads,
-            iterations=self.options.timing_iterations,
-            budget=Budget(self.options.timing_seconds),
-            shapes=self.shapes,
-            inputs=self.model.info.inputs,
-            log=log,
-            avoid=frozenset(self.caches.avoid),
-        )
-        return search.run(self.tactics, seed=self.options.tactic_seed, why_not=why_denied)
-
-    def record(self, choice: Choice, choices: tuple[TacticChoice, ...]) -> TacticRecord:
-        """The record of a build's settings and kernels.
-
-        Raises:
-            TacticMismatchError: If it differs from the record that was to be followed.
-        """
-        record = TacticRecord(
-            mechanism="onnxruntime",
-            backend_version=self.environment.backend_version,
-            device_sha256=self.environment.device_sha256,
-            settings=choice.candidate.settings(choice.applicable),
-            choices=choices,
-        )
-        if self.caches.replay is not None:
-            _check_followed(self.caches.replay, record)
-        return record
-
-
-def _checked_request(model: Model, config: BuildConfig, caches: Caches, environment: Environment) -> _Request:
-    options = _checked_options(config)
-    cache = TimingCache(environment.device_key)
-    if caches.timing is not None:
-        cache = TimingCache.from_bytes(caches.timing, environment.device_key)
-    return _Request(
-        model=model,
-        config=config,
-        options=options,
-        caches=caches,
-        environment=environment,
-        tactics=_tactics_to_vary(config, options),
-        shapes=timing_shapes(model.info.inputs, config.profiles),
-        timing_cache=cache,
-        replayed=None if caches.replay is None else _replayed_choice(caches.replay, environment, options),
-    )
-
-
-def _tactics_to_vary(config: BuildConfig, options: OnnxRuntimeOptions) -> tuple[Tactic, ...]:
-    """The tactics that the search may vary: for INT8 without the one that makes integer kernels, unless it is named.
-
-    On a small model FP32 between Q/DQ nodes can be the fastest, and would be no INT8 engine.
-    """
-    found = tactics.allowed(options.tactics, allow_approximation=options.allow_approximation)
-    if config.precision != "int8" or options.tactics is not None:
-        return found
-    return tuple(tactic for tactic in found if tactic.name != tactics.INTEGER_KERNELS)
+    _checked_options(config)
+    return _rewrite(model, config, calibration, None, SessionLog()).proto
 
 
 def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
@@ -259,27 +177,23 @@ def _checked_options(config: BuildConfig) -> OnnxRuntimeOptions:
         raise errors.ConfigError(f"timing_iterations is {options.timing_iterations}; expected 1 or more.")
     if options.timing_seconds is not None and not options.timing_seconds >= 0:
         raise errors.ConfigError(f"timing_seconds is {options.timing_seconds}; expected 0 or more, or none.")
-    if not 0 <= options.intra_op_threads <= MOST_THREADS:
+    if not 0 <= options.intra_op_threads <= MAX_THREADS:
         raise errors.ConfigError(
-            f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) to {MOST_THREADS}."
+            f"intra_op_threads is {options.intra_op_threads}; expected 0 (automatic) to {MAX_THREADS}."
         )
     if config.precision in ("bf16", "fp8"):
         raise errors.UnsupportedFeatureError(
-            f"ONNX Runtime {ort.__version__} has hardly any {config.precision} kernels, so the back end builds fp32, "
-            f"fp16 and int8. Take one of these, or build {config.precision} with TensorRT."
+            f"ONNX Runtime {ort.__version__} has hardly any {config.precision} kernels, so this back end builds fp32, "
+            f"fp16 and int8. Choose one of these, or build {config.precision} with TensorRT."
         )
     return options
 
 
 @dataclass(frozen=True)
 class _Rewritten:
-    """The model in the precision asked for.
+    """The model in the requested precision, with the digest that identifies its timings.
 
-    Attributes:
-        proto: The model.
-        sha256: Its digest, by which timings are remembered.
-        calibration_cache: The ranges that were written into it.
-        data_sha256: Digest of the data that they come from, where that is known.
+    For INT8 also the calibration cache written into it, and the digest of the calibration data if known.
     """
 
     proto: onnx.ModelProto
@@ -288,115 +202,73 @@ class _Rewritten:
     data_sha256: str | None = None
 
 
-def _with_marks(rewritten: _Rewritten, mark: Sequence[str]) -> _Rewritten:
-    """The same with further outputs, behind its own.
-
-    Raises:
-        ConfigError: If there is no such tensor.
-    """
-    if not mark:
-        return rewritten
-    own = [value.name for value in rewritten.proto.graph.output]
-    set_outputs(rewritten.proto, [*own, *(name for name in mark if name not in own)])
-    return replace(rewritten, sha256=model_digest(rewritten.proto))
-
-
-def _rewrite_precision(request: _Request, data: Iterable[Feed] | None, log: SessionLog) -> _Rewritten:
-    """The model in the requested precision."""
-    proto = request.model.proto(lean=True)
-    if is_large(proto, widened=True):
+def _rewrite(
+    model: Model,
+    config: BuildConfig,
+    calibration_cache: bytes | None,
+    calibration_data: Iterable[Feed] | None,
+    log: SessionLog,
+) -> _Rewritten:
+    """Rewrite the model to the requested precision, and mark further outputs."""
+    proto = model.proto(lean=True)
+    if is_large(proto, widened=True):  # ONNX Runtime widens 16-bit weights to FP32 on a CPU
         raise errors.EngineBuildError(
-            f"Model {request.model.name!r} has more than 2 GiB of weights, the limit of ONNX Runtime's engine format. "
-            "Build it with TensorRT."
+            f"Model {model.name!r} has about 2 GiB of weights or more; ONNX Runtime's engine format holds at most 2 "
+            "GiB. Build it with TensorRT."
         )
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")
-    precision = request.config.precision
-    if precision == "int8" and not is_quantized(proto):
-        return _rewrite_int8(request, proto, data, log)
-    if precision == "int8":
+    changed, given, data_sha256 = bool(widened), None, None
+    if config.precision == "fp16":
+        from trtops.backend.onnx.precision import convert_to_fp16  # imports modules that other precisions do not need
+
+        proto, changed = convert_to_fp16(proto, keep_io=True, exclude=config.keep), True
+    elif config.precision == "int8" and is_quantized(proto):
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
-    if precision == "fp16":
-        from trtops.backend.onnx.precision import convert_to_fp16  # other precisions do without its imports
-
-        proto = convert_to_fp16(proto, keep_io=True, exclude=request.config.keep)
-        return _Rewritten(proto, model_digest(proto))
-    return _Rewritten(proto, model_digest(proto) if widened else request.model.info.sha256)
-
-
-def _rewrite_int8(
-    request: _Request, proto: onnx.ModelProto, data: Iterable[Feed] | None, log: SessionLog
-) -> _Rewritten:
-    given, info, config = request.caches.calibration, request.model.info, request.config
-    if given is not None:
-        cache = read_cache(given)
-    elif data is not None:
-        cache = calibration.collect(
-            proto,
-            data,
-            inputs=TensorMetadata.of(info.inputs),
-            max_feeds=config.calibration_samples,
-            model_sha256=info.sha256,
-            counted=False,
-        ).cache
-    else:
-        raise errors.CalibrationError(
-            "Precision int8 needs calibration data (feeds of real inputs) or a calibration cache; neither is given."
-        )
-    if cache.model_sha256 not in (None, info.sha256):
-        log.add(
-            f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
-            f"{info.sha256[:12]}; its ranges are used for the tensors of the same names"
-        )
-    quantized, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
-    return _Rewritten(quantized, model_digest(quantized), given or cache.to_bytes(), cache.data_sha256)
-
-
-def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None = None) -> onnx.ModelProto:
-    """The model as ONNX Runtime is given it when an engine is built: in the precision asked for, with its weights inside.
-
-    Args:
-        model: The model.
-        config: How the engine is built.
-        calibration: The calibration cache, where INT8 is built.
-
-    Raises:
-        CalibrationError: If INT8 is built without a cache.
-        ConfigError: If the config contradicts itself or the model.
-    """
-    request = _checked_request(model, config, Caches(calibration=calibration), OnnxRuntimeBackend().environment())
-    return _with_marks(_rewrite_precision(request, None, SessionLog()), config.mark).proto
-
-
-@dataclass(frozen=True)
-class _WhyDenied:
-    """Says why a candidate may not be built, or None if it may.
-
-    Which kernels a candidate leads to shows only in its optimized graph, so each one asked about is optimized.
-    """
-
-    denied: DenyList
-    optimizer: Optimizer
-
-    def __call__(self, candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
-        if not self.denied.entries:
-            return None
-        _, choices = describe(self.optimizer(candidate).graph, self.optimizer.model)
-        return self.denied.why(choices, candidate.settings(applicable))
+    elif config.precision == "int8":
+        given = calibration_cache
+        if given is not None:
+            cache = read_cache(given)
+        elif calibration_data is not None:
+            cache = calibration.collect(
+                proto,
+                calibration_data,
+                inputs=TensorMetadata.of(model.info.inputs),
+                max_feeds=config.calibration_samples,
+                model_sha256=model.info.sha256,
+                counted=False,
+            ).cache
+            given = cache.to_bytes()
+        else:
+            raise errors.CalibrationError(
+                "Precision int8 needs calibration data (feeds of real inputs) or a calibration cache; neither is given."
+            )
+        if cache.model_sha256 not in (None, model.info.sha256):
+            log.add(
+                f"[trtops] the calibration cache was made with model {cache.model_sha256[:12]}, this is "
+                f"{model.info.sha256[:12]}; its ranges are used for the tensors of the same names"
+            )
+        proto, _ = calibration.quantize(proto, cache, log, keep=config.keep, policy=config.calibration_fit)
+        changed, data_sha256 = True, cache.data_sha256
+    if config.mark:
+        own = [value.name for value in proto.graph.output]
+        set_outputs(proto, [*own, *(name for name in config.mark if name not in own)])
+        changed = True
+    return _Rewritten(proto, model_digest(proto) if changed else model.info.sha256, given, data_sha256)
 
 
 def _replayed_choice(record: TacticRecord, environment: Environment, options: OnnxRuntimeOptions) -> Choice:
-    """The choice that a tactic record pins."""
+    """The choice pinned by a tactic record."""
     if record.mechanism != "onnxruntime":
         raise errors.TacticMismatchError(
             f"The tactic record was made by {record.mechanism!r}; ONNX Runtime replays records of 'onnxruntime' only."
         )
     if (record.backend_version, record.device_sha256) != (environment.backend_version, environment.device_sha256):
         raise errors.TacticMismatchError(
-            f"The tactic record is of ONNX Runtime {record.backend_version} on processor {record.device_sha256[:8]}; here "
-            f"is {environment.backend_version} on {environment.device_sha256[:8]} ({environment.device}), where the same "
-            "settings give other kernels. Record the tactics of a build made here."
+            f"The tactic record is of ONNX Runtime {record.backend_version} on processor {record.device_sha256[:8]}; "
+            f"this is {environment.backend_version} on {environment.device_sha256[:8]} ({environment.device}), where "
+            "the same settings give other kernels. Record the tactics of a build made here."
         )
     try:
         candidate = Candidate.from_settings(record.settings)
@@ -407,13 +279,11 @@ def _replayed_choice(record: TacticRecord, environment: Environment, options: On
             f"The tactic record switches on an approximation ({candidate.id}), but allow_approximation is false. "
             "Set it, or replay another record."
         )
-    return Choice(
-        candidate=candidate, applicable=tuple(name for name, _ in record.settings), cache_use=TimingCacheUse()
-    )
+    return Choice(candidate, tuple(name for name, _ in record.settings))
 
 
 def _check_followed(wanted: TacticRecord, got: TacticRecord) -> None:
-    differing = wanted.differing_layers(got) if wanted.choices else ()
+    differing = wanted.differing_layers(got)
     if not differing:
         return
     theirs = {choice.layer: choice.tactic for choice in wanted.choices}

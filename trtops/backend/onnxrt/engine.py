@@ -1,4 +1,4 @@
-"""Engines as bytes: packed with what it takes to load them, and loaded only where they belong."""
+"""Engines as bytes: packed with the options that load them, and loaded only on the release and processor they fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtops.backend.environment import processor
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
 from trtops.backend.onnxrt.session import (
     DEFAULT_PROVIDERS,
-    MOST_THREADS,
+    MAX_THREADS,
     ORT_ERRORS,
     SMALL,
     find_providers,
@@ -32,25 +32,12 @@ _VERSION = 1
 
 
 def pack(
-    plan: bytes,
-    candidate: Candidate,
-    *,
-    providers: tuple[str, ...],
-    threads: int,
-    environment: Environment,
+    plan: bytes, candidate: Candidate, *, providers: tuple[str, ...], threads: int, environment: Environment
 ) -> Engine:
-    """An engine with the session options that it is loaded with (``providers``, ``intra_op_threads``) and was built with.
-
-    Args:
-        plan: The optimized model in ONNX Runtime's format, or as :mod:`trtops.backend.onnxrt.large` has it.
-        candidate: What it was optimized with.
-        providers: Execution providers in order of preference.
-        threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        environment: Where it was built.
-    """
+    """Return an engine with the session options that it is loaded with and those that it was built with."""
     options: dict[str, JSONValue] = {
         "version": _VERSION,
-        "plan_sha256": sha256(plan),  # ONNX Runtime runs a plan with damaged weights as if nothing were wrong
+        "plan_sha256": sha256(plan),  # ONNX Runtime loads a plan with damaged weights without an error
         "providers": list(providers),
         "intra_op_threads": threads,
         "built_with": {
@@ -63,26 +50,16 @@ def pack(
 
 @dataclass(frozen=True)
 class SessionFromEngine:
-    """Loads a session from an engine, which is not optimized again.
+    """Loads a session from an engine, or from a callable that returns one, without optimizing it again.
 
-    An engine without options is a bare file: it is loaded on the CPU, and nothing but ONNX Runtime's own check guards its
-    bytes.
-
-    Attributes:
-        engine: The engine, or a callable that returns it.
-        interleaved: Whether other sessions run in turn with this one; see :func:`trtops.backend.onnxrt.session.sleep_between_runs`.
+    An engine without options is a bare file: it is loaded on the CPU, and only ONNX Runtime checks its bytes.
     """
 
     engine: ValueOrCallable[Engine]
     interleaved: bool = False
 
     def __call__(self) -> ort.InferenceSession:
-        """Check that the engine is whole and belongs here, and create the session, which belongs to the caller.
-
-        Raises:
-            EngineLoadError: If the bytes are damaged, or were built by another release or for another processor.
-            BackendUnavailableError: If this ONNX Runtime does not have an execution provider of the engine.
-        """
+        """Check the engine and create the session, which belongs to the caller."""
         engine = value_of(self.engine)
         providers, threads = _loading_options(engine)
         check_place(engine.environment)
@@ -92,47 +69,43 @@ class SessionFromEngine:
 def open_plan(
     plan: bytes, *, providers: tuple[str, ...], threads: int, interleaved: bool = False
 ) -> ort.InferenceSession:
-    """Create a session from an optimized model as it is.
-
-    Raises:
-        EngineLoadError: If ONNX Runtime refuses it.
-    """
+    """Create a session from an optimized model without optimizing it further."""
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.load_model_format", "ORT")
     if interleaved:
         sleep_between_runs(options)
     if len(plan) < SMALL:
         limit_run_memory(options)
     try:
-        options.add_session_config_entry("session.load_model_format", "ORT")
         return ort.InferenceSession(plan, options, providers=find_providers(providers))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 
 
 def check_place(built: Environment) -> None:
-    """Check that an engine built in an environment may run here.
+    """Check that an engine built in an environment can run here.
 
-    Optimized graphs hold kernels, and weights laid out for them, that fit one release and one kind of processor.
+    Optimized graphs contain kernels, and weights in their layouts, for one release and one kind of processor.
 
     Raises:
         EngineLoadError: If the release or the processor differs.
     """
     if built.backend_version != ort.__version__:
         raise errors.EngineLoadError(
-            f"The engine was built by ONNX Runtime {built.backend_version}; here is {ort.__version__}. Build it again, "
+            f"The engine was built by ONNX Runtime {built.backend_version}; this is {ort.__version__}. Build it again, "
             "or install that release."
         )
     here = processor()
     if built.device_sha256 != here.sha256:
         raise errors.EngineLoadError(
-            f"The engine was built for processor {built.device!r} ({built.device_sha256[:8]}); here is {here.name!r} "
+            f"The engine was built for processor {built.device!r} ({built.device_sha256[:8]}); this is {here.name!r} "
             f"({here.sha256[:8]}), whose model or instruction sets differ. Build it again here."
         )
 
 
 def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
-    """Providers and threads, after the engine's label and digest were checked."""
+    """Check the engine's back end and digest, and return its providers and threads."""
     if engine.backend != BACKEND:
         raise errors.EngineLoadError(f"The engine belongs to back end {engine.backend!r}; expected {BACKEND!r}.")
     options: Mapping[str, Any] = engine.options
@@ -140,8 +113,8 @@ def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
         return DEFAULT_PROVIDERS, 0
     if options.get("version") != _VERSION:
         raise errors.EngineLoadError(
-            f"The engine's options have version {options.get('version')!r}; this trtops reads {_VERSION}. Build the "
-            "engine again, or load it with the trtops that built it."
+            f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
+            "again, or load it with the trtops that built it."
         )
     expected, found = options.get("plan_sha256"), sha256(engine.plan)
     if expected != found:
@@ -154,10 +127,10 @@ def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
         not isinstance(providers, (list, tuple))
         or not all(isinstance(p, str) for p in providers)
         or type(threads) is not int
-        or not 0 <= threads <= MOST_THREADS
+        or not 0 <= threads <= MAX_THREADS
     ):
         raise errors.EngineLoadError(
-            f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; expected a list "
-            f"of names and a number from 0 to {MOST_THREADS}."
+            f"The engine's options name providers {providers!r:.200} and intra_op_threads {threads!r:.80}; expected a "
+            f"list of names and a number from 0 to {MAX_THREADS}."
         )
     return tuple(providers), threads

@@ -26,7 +26,7 @@ class SessionFromOnnx:
         providers: Execution providers in order of preference; each a name, a part of one in any case (``cuda``), or a
             pair of a name and options. None is the CPU.
         graph_optimization_level: An ``onnxruntime.GraphOptimizationLevel``; None is all optimizations.
-        interleaved: Whether other sessions run in turn with this one: its threads sleep between runs.
+        interleaved: Whether runs alternate with those of other sessions: threads sleep between runs.
     """
 
     model_bytes: ValueOrCallable[ModelSource]
@@ -40,9 +40,9 @@ class SessionFromOnnx:
         Raises:
             InvalidModelError: If the model is missing, damaged or contradicts itself.
             UnsupportedFeatureError: If an op has no kernel here.
-            BackendUnavailableError: If this ONNX Runtime does not have an execution provider.
+            BackendUnavailableError: If this ONNX Runtime lacks an execution provider.
         """
-        from trtops.backend.onnxrt import session  # imports ONNX Runtime, which making a loader does not need
+        from trtops.backend.onnxrt import session  # imports ONNX Runtime, which creating a loader does not need
 
         providers = session.find_providers(session.DEFAULT_PROVIDERS if self.providers is None else self.providers)
         options = session.session_options()

@@ -1,8 +1,8 @@
-"""What ONNX Runtime says while it works, collected instead of printed.
+"""Collects the log messages of ONNX Runtime sessions.
 
-ONNX Runtime's Python package has no log callback: its default sink writes to file descriptor 2. So descriptor 2 is
-pointed at a temporary file while a session is created, and the lines that carry the session's own log id are taken out
-of it; every other line goes on to the real standard error, where other threads meant it to be.
+ONNX Runtime's Python package has no log callback: it writes to file descriptor 2. So descriptor 2 is redirected to a
+temporary file while a session is created. Lines with the session's log id are collected; all others go to the real
+standard error, where other threads meant to write them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class SessionLog:
     """The log of the sessions of one build.
 
     Attributes:
-        log_id: To be given to those sessions as ``SessionOptions.logid``.
-        lines: Severity letter and message of each line so far, without time and colour; equal lines once. What is said
-            below a warning is left out.
-        optimizers: Names of ONNX Runtime's optimizers that were heard of, and whether one of them changed a graph. A session
-            says so if its ``log_severity_level`` is 0.
+        log_id: Value for ``SessionOptions.logid`` of those sessions.
+        lines: Severity letter and message of each line, without time and colour and without duplicates; warnings and
+            above only.
+        optimizers: Whether each optimizer named in the log changed a graph. Needs ``log_severity_level`` 0.
     """
 
     log_id: str = field(default_factory=lambda: f"trtops-{os.getpid()}-{next(_ids)}")
@@ -41,23 +40,16 @@ class SessionLog:
     optimizers: dict[str, bool] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
-        """Note a line of our own, or of a session."""
+        """Add a line."""
         self.lines[line] = None
 
-    def hear(self, severity: str, message: str) -> None:
-        """Note what a session of the build said."""
-        if severity not in "VI":
-            self.add(f"[{severity}] {message}")
-        elif ran := _CHANGED.search(message):
-            self.optimizers[ran[1]] = self.optimizers.get(ran[1], False) or ran[2] != "0"
-
     def text(self) -> str:
-        """All lines in order, each ended by a newline."""
+        """Return all lines in order, each ended by a newline."""
         return "".join(f"{line}\n" for line in self.lines)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect what sessions with this log id say in the body. Descriptor 2 belongs to the process: keep it short."""
+        """Collect the messages of sessions with this log id. Redirects a descriptor of the process: keep it short."""
         with _lock:
             _redirect_stderr(self)
         try:
@@ -68,7 +60,7 @@ class SessionLog:
 
 
 # One redirection serves all builds that run at the same time in this process: the first sets it up, the last undoes it.
-# Nested redirections would not do: builds end in any order, and the second to end would restore the first's file.
+# Nested redirections would fail: builds end in any order, and the second to end would restore the first's file.
 _lock = threading.Lock()
 _open: list[SessionLog] = []
 _sink: IO[bytes] | None = None
@@ -89,30 +81,27 @@ def _redirect_stderr(log: SessionLog) -> None:
 
 
 def _restore_stderr(log: SessionLog) -> None:
-    global _sink
+    """Deliver the lines written so far to their logs or to standard error; the last log ends the redirection."""
+    global _sink, _delivered
     assert _sink is not None
     if len(_open) == 1:
-        os.dup2(_stderr, 2)  # before the lines are read, so that none is written behind the last one read
-    _deliver_lines(_sink)
+        os.dup2(_stderr, 2)  # before reading, so that no line is written after the last one read
+    content = os.pread(_sink.fileno(), os.fstat(_sink.fileno()).st_size - _delivered, _delivered)
+    if len(_open) > 1:  # another build may be in the middle of a line, which is complete when that build ends
+        content = content[: content.rfind(b"\n") + 1]
+    _delivered += len(content)
+    by_id = {each.log_id: each for each in _open}
+    for raw in content.splitlines(keepends=True):
+        found = _LINE.search(_COLOUR.sub("", raw.decode(errors="replace")))
+        owner = by_id.get(found[2]) if found else None
+        if found is None or owner is None:
+            os.write(_stderr, raw)
+        elif found[1] not in "VI":
+            owner.add(f"[{found[1]}] {found[4].rstrip()}")
+        elif ran := _CHANGED.search(found[4]):
+            owner.optimizers[ran[1]] = owner.optimizers.get(ran[1], False) or ran[2] != "0"
     _open.remove(log)
     if not _open:
         _sink.close()
         _sink = None
         os.close(_stderr)
-
-
-def _deliver_lines(sink: IO[bytes]) -> None:
-    """Hand every line written since the last time to the log it belongs to, or else to the real standard error."""
-    global _delivered
-    content = os.pread(sink.fileno(), os.fstat(sink.fileno()).st_size - _delivered, _delivered)
-    if len(_open) > 1:  # another build may be in the middle of a line, which is whole by the time it ends
-        content = content[: content.rfind(b"\n") + 1]
-    _delivered += len(content)
-    by_id = {log.log_id: log for log in _open}
-    for raw in content.splitlines(keepends=True):
-        found = _LINE.search(_COLOUR.sub("", raw.decode(errors="replace")))
-        log = by_id.get(found[2]) if found else None
-        if found is None or log is None:
-            os.write(_stderr, raw)
-        else:
-            log.hear(found[1], found[4].rstrip())

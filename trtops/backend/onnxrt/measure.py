@@ -1,132 +1,86 @@
-"""Candidates timed in turns; the slower half drops out again and again (successive halving)."""
+"""Times candidates in turns. After every round the slower half drops out (successive halving)."""
 
 from __future__ import annotations
 
+import logging
+import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from trtops.backend.onnxrt.budget import Budget
 from trtops.backend.onnxrt.engine import open_plan
 from trtops.backend.onnxrt.optimize import Optimized, Optimizer
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import Timing
+from trtops.backend.runner import BaseRunner
+
+log = logging.getLogger(__name__)
 
 Feed: TypeAlias = "Mapping[str, Any]"
 
-# Inferences that are not counted: the first ones allocate memory and pack weights. A slow model has done all that in one.
+TURNS_PER_ROUND = 2
+
+# The first inferences allocate memory and pack weights, and are not counted. For a slow model one is enough.
 _WARM_UP, _WARM_UP_SLOW, _SLOW_SECONDS = 3, 1, 0.02
 
-_TURNS_PER_ROUND = 2
-
-# Candidates are timed in turns, so that all suffer alike from whatever else the machine does. That keeps all of their
-# sessions in memory; beyond this many bytes of engines they are timed one after the other.
+# Candidates are timed in turns, so that other load on the machine affects all alike. All of their sessions are in
+# memory then; if the engines have more bytes than this, they are timed one by one.
 _INTERLEAVE_BYTES = 1 << 30
 
 
-@dataclass
-class Measurement:
-    """What times the candidates of one build.
+class Budget:
+    """The time of one search: unlimited until the model's own speed is known, then limited.
 
-    Attributes:
-        optimizer: Makes their engines.
-        providers: Execution providers in order of preference.
-        threads: Threads within one operator; 0 lets ONNX Runtime decide.
-        turns: Timed inferences per candidate and feed at most.
-        budget: How long all of it may take.
+    By default a search may take the time of 5 session starts and 60 inferences, but at least 2 seconds; ``given``
+    seconds replace that. ``skipped`` has the ids of the candidates that there was no time for.
     """
 
-    optimizer: Optimizer
-    providers: tuple[str, ...]
-    threads: int
-    turns: int
-    budget: Budget
-    _default: tuple[OnnxrtRunner, float] | None = field(default=None, repr=False)
+    def __init__(self, given: float | None = None) -> None:
+        """Start without a limit."""
+        self.given = given
+        self.skipped: list[str] = []
+        self._start_seconds = self._inference_seconds = 0.0
+        self._deadline = math.inf
 
-    def first_seconds(self, feeds: Sequence[Feed]) -> float:
-        """Seconds that ONNX Runtime's default takes for one inference of each feed; its session stays for the timing.
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self._deadline - time.perf_counter()
 
-        Raises:
-            InferenceError: If it refuses a feed.
+    def begin(self, start_seconds: float, inference_seconds: float) -> None:
+        """Limit the time from now on, given how long a session start and an inference at all shapes take."""
+        self._start_seconds, self._inference_seconds = start_seconds, inference_seconds
+        default = max(5 * start_seconds + 60 * inference_seconds, 2.0)
+        self._deadline = time.perf_counter() + (default if self.given is None else self.given)
+
+    def allows(self, candidate: Candidate, waiting: int) -> bool:
+        """Return whether there is time to optimize and time one more candidate; if not, note it as skipped.
+
+        ``waiting`` candidates are optimized but not yet timed.
         """
-        start = time.perf_counter()
-        runner = self._open(self.optimizer(Candidate()))
-        total = 0.0
-        for feed in feeds:
-            runner.infer(feed)
-            runner.infer(feed)
-            total += runner.last_inference_time()
-        self._default = runner, time.perf_counter() - start
-        return total
+        # Loading an optimized model takes about half as long as optimizing it.
+        timing = 0.5 * self._start_seconds + 3 * self._inference_seconds
+        if self._start_seconds + (waiting + 1) * timing <= self.left:
+            return True
+        self.skip(candidate)
+        return False
 
-    def seconds(self, candidates: Sequence[Candidate], feed: Feed) -> dict[Candidate, Timing]:
-        """Time candidates with one feed, as far as there is time; those that there was none for are left out.
-
-        Raises:
-            InferenceError: If one refuses the feed.
-        """
-        engines = [self.optimizer(candidate) for candidate in candidates]
-        timings: dict[Candidate, Timing] = {}
-        for group in _groups_in_memory(engines):
-            if not timings or self.budget.left > 0:
-                timings |= self._in_turns(group, feed)
-        for candidate in candidates:
-            if candidate not in timings:
-                self.budget.skip(candidate)
-        return timings
-
-    def _in_turns(self, group: Sequence[Optimized], feed: Feed) -> dict[Candidate, Timing]:
-        self.budget.say(f"Timing {len(group)} settings of ONNX Runtime")
-        lanes: list[_Lane] = []
-        for engine in group:
-            if not lanes or self.budget.left > 0:
-                lanes.append(self._lane(engine, feed))
-        standing = list(lanes)
-        for turn in range(self.turns):
-            # Each begins a turn in its turn, so that whatever befalls the first one befalls all alike.
-            shift = turn % len(standing)
-            for lane in standing[shift:] + standing[:shift]:
-                lane.run(feed)
-            if self.budget.left <= 0:
-                break
-            if turn % _TURNS_PER_ROUND == _TURNS_PER_ROUND - 1 and len(standing) > 2:
-                standing = sorted(standing, key=_Lane.median)[: (len(standing) + 1) // 2]
-        return {
-            lane.candidate: Timing(median_seconds=lane.median(), cost_seconds=lane.cost, undisturbed=True)
-            for lane in lanes
-        }
-
-    def _lane(self, engine: Optimized, feed: Feed) -> _Lane:
-        """A candidate that is loaded and warm."""
-        start = time.perf_counter()
-        runner, cost = None, 0.0
-        if self._default is not None and engine.candidate == Candidate():
-            (runner, cost), self._default = self._default, None
-        if runner is None:
-            runner = self._open(engine)
-        runner.infer(feed)
-        for _ in range((_WARM_UP if runner.last_inference_time() < _SLOW_SECONDS else _WARM_UP_SLOW) - 1):
-            runner.infer(feed)
-        return _Lane(engine.candidate, runner, cost + time.perf_counter() - start)
-
-    def _open(self, engine: Optimized) -> OnnxrtRunner:
-        self.optimizer.note_attempt(engine.candidate)
-        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True)
-        runner = OnnxrtRunner(session, "timing")
-        runner.activate()
-        return runner
+    def skip(self, candidate: Candidate) -> None:
+        """Note that there was no time for a candidate."""
+        if candidate.id not in self.skipped:
+            self.skipped.append(candidate.id)
 
 
 @dataclass
-class _Lane:
-    """One candidate under way: its session, what it cost so far, and its samples in seconds."""
+class Lane:
+    """One candidate that is being timed, with its loaded runner, the cost so far and the samples in seconds."""
 
     candidate: Candidate
-    runner: OnnxrtRunner
-    cost: float
+    runner: BaseRunner
+    cost: float = 0.0
     samples: list[float] = field(default_factory=list)
 
     def run(self, feed: Feed) -> None:
@@ -137,13 +91,80 @@ class _Lane:
         self.samples.append(self.runner.last_inference_time())
 
     def median(self) -> float:
-        """Of the samples so far."""
+        """Return the median of the samples so far."""
         return statistics.median(self.samples)
 
 
-def _groups_in_memory(engines: Sequence[Optimized]) -> Iterator[Sequence[Optimized]]:
-    """All engines at once if they fit into the memory meant for that, else one by one."""
-    if sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES:
-        yield engines
-    else:
-        yield from ([engine] for engine in engines)
+def successive_halving(lanes: Sequence[Lane], feed: Feed, turns: int, budget: Budget) -> dict[Candidate, Timing]:
+    """Time lanes in turns, at most ``turns`` times each, and keep only the faster half after every round."""
+    standing = list(lanes)
+    for turn in range(turns):
+        shift = turn % len(standing)  # a different lane begins each turn, since the first place may be slower
+        for lane in standing[shift:] + standing[:shift]:
+            lane.run(feed)
+        if budget.left <= 0:
+            break
+        if (turn + 1) % TURNS_PER_ROUND == 0 and len(standing) > 2:
+            standing = sorted(standing, key=Lane.median)[: (len(standing) + 1) // 2]
+    return {lane.candidate: Timing(median_seconds=lane.median(), cost_seconds=lane.cost) for lane in lanes}
+
+
+@dataclass
+class Measurement:
+    """Times the candidates of one build, with at most ``turns`` timed inferences per candidate and feed."""
+
+    optimizer: Optimizer
+    providers: tuple[str, ...]
+    threads: int
+    turns: int
+    budget: Budget
+    _default: Lane | None = field(default=None, repr=False)
+
+    def first_seconds(self, feeds: Sequence[Feed]) -> float:
+        """Return the seconds that one inference of each feed takes with ONNX Runtime's defaults."""
+        lane = self._open(self.optimizer(Candidate()))
+        total = 0.0
+        for feed in feeds:
+            lane.run(feed)
+            lane.run(feed)
+            total += lane.samples.pop()
+        lane.samples.clear()
+        self._default = lane  # its session is used again for the timing
+        return total
+
+    def seconds(self, candidates: Sequence[Candidate], feed: Feed) -> dict[Candidate, Timing]:
+        """Time candidates with one feed; those that there is no time for are skipped."""
+        engines = [self.optimizer(candidate) for candidate in candidates]
+        in_memory = sum(engine.path.stat().st_size for engine in engines) <= _INTERLEAVE_BYTES
+        timings: dict[Candidate, Timing] = {}
+        for group in [engines] if in_memory else [[engine] for engine in engines]:
+            log.info("Timing %d settings of ONNX Runtime, %.1f s left", len(group), max(self.budget.left, 0))
+            lanes: list[Lane] = []
+            for engine in group:
+                if not (timings or lanes) or self.budget.left > 0:
+                    lanes.append(self._warm_lane(engine, feed))
+            if lanes:
+                timings |= successive_halving(lanes, feed, self.turns, self.budget)
+        for candidate in candidates:
+            if candidate not in timings:
+                self.budget.skip(candidate)
+        return timings
+
+    def _warm_lane(self, engine: Optimized, feed: Feed) -> Lane:
+        if self._default is not None and engine.candidate == Candidate():
+            lane, self._default = self._default, None
+        else:
+            lane = self._open(engine)
+        lane.run(feed)
+        for _ in range((_WARM_UP if lane.samples[0] < _SLOW_SECONDS else _WARM_UP_SLOW) - 1):
+            lane.run(feed)
+        lane.samples.clear()
+        return lane
+
+    def _open(self, engine: Optimized) -> Lane:
+        self.optimizer.note_attempt(engine.candidate)
+        start = time.perf_counter()
+        session = open_plan(engine.plan, providers=self.providers, threads=self.threads, interleaved=True)
+        runner = OnnxrtRunner(session, "timing")
+        runner.activate()
+        return Lane(engine.candidate, runner, time.perf_counter() - start)

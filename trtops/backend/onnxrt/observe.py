@@ -1,7 +1,7 @@
-"""Every tensor of a model, as ONNX Runtime computes it on the CPU without optimizing: computed once, kept within a limit.
+"""Computes every tensor of a model with ONNX Runtime on the CPU, without optimizations, in bounded memory.
 
-The model is run piece by piece, so that no more than one piece's tensors are in memory beside what the limit allows; the
-rest lies in files in a temporary folder.
+The model is run piece by piece: only one piece's tensors are in memory in addition to the limit. The rest is in files
+in a temporary folder.
 """
 
 from __future__ import annotations
@@ -29,120 +29,91 @@ _FIRST_PIECE = 64
 class Observed:
     """The values of a model's tensors for some feeds. Filled by one thread, then safe to read from several.
 
-    Implements :class:`trtops.backend.onnx.submodel.Values`. Its temporary folder goes when it is closed or collected.
+    Implements :class:`trtops.backend.onnx.submodel.Values`.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
-        """Start empty.
-
-        Args:
-            limit_bytes: How much to keep in memory; what is put beyond that goes to files.
-        """
+        """Start empty; arrays beyond ``limit_bytes`` go to files."""
         self._limit = limit_bytes
-        self._held = 0
-        self._kept: dict[str, list[Array | _Spilled]] = {}
+        self._in_memory = 0
+        self._arrays: dict[str, list[Array]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._file_numbers = itertools.count()
 
     def put(self, arrays: Mapping[str, Array]) -> int:
-        """Add the tensors of one feed, which are not copied unless they go to a file; returns their bytes."""
+        """Add the tensors of one feed, which are copied only if they go to a file, and return their bytes."""
         total = 0
         for name, array in arrays.items():
             array = np.asarray(array)
             total += array.nbytes
-            kept: Array | _Spilled = array
-            if array.dtype.kind not in "OUS":  # text is small, and numpy writes it as pickle
-                if self._held + array.nbytes > self._limit:
-                    kept = self._spill(array)
+            if array.dtype.kind not in "OUS":  # strings are small, and their bytes are not in the array
+                if self._in_memory + array.nbytes > self._limit:
+                    array = self._to_file(array)
                 else:
-                    self._held += array.nbytes
-            self._kept.setdefault(name, []).append(kept)
+                    self._in_memory += array.nbytes
+            self._arrays.setdefault(name, []).append(array)
         return total
 
     def arrays(self, name: str) -> list[Array]:
-        """The values of a tensor, one per feed; to be read only.
-
-        Raises:
-            InvalidModelError: If it was not observed.
-        """
-        kept = self._kept.get(name)
-        if kept is None:
-            raise errors.InvalidModelError(f"Nothing is known of tensor {name!r}. {errors.near(name, self._kept)}")
-        return [k.load() if isinstance(k, _Spilled) else k for k in kept]
+        """Return the values of a tensor, one per feed; they must not be changed."""
+        if name not in self._arrays:
+            raise errors.InvalidModelError(f"Tensor {name!r} was not observed. {errors.near(name, self._arrays)}")
+        return self._arrays[name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Dtype and shape; a dimension that differs between feeds is None.
-
-        Raises:
-            InvalidModelError: If the tensor was not observed.
-        """
-        arrays = self.arrays(name)
-        dtype = DataType.of(arrays[0].dtype)
-        shape: tuple[Dim, ...] | None = arrays[0].shape
-        if any(array.ndim != len(arrays[0].shape) for array in arrays):
-            shape = None
-        elif any(array.shape != shape for array in arrays):
-            shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(a.shape for a in arrays)))
-        return TensorSpec(name, dtype, shape)
+        """Return dtype and shape; a dimension that differs between feeds is None."""
+        shapes = [array.shape for array in self.arrays(name)]
+        shape: tuple[Dim, ...] | None = None
+        if len({len(each) for each in shapes}) == 1:
+            shape = tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes))
+        return TensorSpec(name, DataType.of(self.arrays(name)[0].dtype), shape)
 
     def constant(self, name: str) -> Array | None:
-        """The value, if it is the same for every feed."""
+        """Return the value if it is the same for every feed."""
         first, *others = self.arrays(name)
         return first if all(np.array_equal(first, other) for other in others) else None
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """The observed arrays of these tensors, one dict per feed."""
-        return _by_feed({name: self.arrays(name) for name in names}, max(map(len, self._kept.values()), default=0))
+        """Return the observed arrays of these tensors, one dict per feed."""
+        count = max(map(len, self._arrays.values()), default=0)
+        arrays = {name: self.arrays(name) for name in names}
+        return [{name: values[i] for name, values in arrays.items()} for i in range(count)]
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """The same for outputs: what was observed in the whole model holds for any part of it."""
+        """Return the observed outputs: values of the whole model are valid for any part of it."""
         return self.feeds(names)
 
     def close(self) -> None:
-        """Remove the temporary folder; nothing can be read any more."""
-        self._kept.clear()
+        """Remove the temporary folder, which otherwise is removed with this object."""
+        self._arrays.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _spill(self, array: Array) -> _Spilled:
+    def _to_file(self, array: Array) -> Array:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("observed"))
-        path = Path(self._folder.name, f"{next(self._file_numbers)}.npy")
-        # As bytes, since numpy does not know bfloat16 and its kin in its own format.
-        np.save(path, np.ascontiguousarray(array).reshape(-1).view(np.uint8), allow_pickle=False)
-        return _Spilled(path, array.dtype, array.shape)
-
-
-class _Spilled:
-    """An array in a file."""
-
-    __slots__ = ("dtype", "path", "shape")
-
-    def __init__(self, path: Path, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> None:
-        self.path, self.dtype, self.shape = path, dtype, shape
-
-    def load(self) -> Array:
-        stored: Array = np.load(self.path, mmap_mode="c", allow_pickle=False)
-        array: Array = stored.view(np.ndarray).view(self.dtype).reshape(self.shape)
-        return array
+        path = Path(self._folder.name, str(next(self._file_numbers)))
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(path)
+        mapped: Array = np.memmap(path, np.uint8, "r").view(np.ndarray).view(array.dtype).reshape(array.shape)
+        return mapped
 
 
 class RandomInputs:
-    """Observed dtypes and shapes with random numbers: floats between 0 and 1 where a sub-model is cut off.
+    """Observed dtypes and shapes with random numbers: floats between 0 and 1 at the inputs of a submodel.
 
-    Integers and booleans keep their observed values, since an index drawn at random points nowhere. Implements
+    Integers and booleans keep their observed values, since a random index may be out of range. Implements
     :class:`trtops.backend.onnx.submodel.Values`.
     """
 
     def __init__(self, observed: Observed, seed: int = 1) -> None:
-        """Take dtypes, shapes and integers from what was observed; draw the rest with a seed."""
+        """Take dtypes, shapes and integers from observed values; draw the rest with a seed."""
         self._observed = observed
         self._seed = seed
         self.spec = observed.spec
         self.constant = observed.constant
 
     def feeds(self, names: Sequence[str]) -> list[Arrays]:
-        """Random arrays for floats, observed ones for the rest; the same for the same names."""
+        """Return random arrays for floats, observed ones for the rest; the same for the same names."""
         generator = np.random.default_rng(self._seed)
 
         def draw(array: Array) -> Array:
@@ -154,21 +125,18 @@ class RandomInputs:
         return [{name: draw(array) for name, array in feed.items()} for feed in self._observed.feeds(names)]
 
     def golden(self, model: onnx.ModelProto, feeds: Sequence[Arrays], names: Sequence[str]) -> list[Arrays]:
-        """What ONNX Runtime computes for the random inputs without optimizing; raises as :func:`reference_outputs`."""
+        """Return what ONNX Runtime computes for the random inputs without optimizing."""
         return reference_outputs(model, feeds)
 
 
 def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Observed:
-    """Compute every tensor of a model that something reads.
+    """Compute every tensor of a model that a node or an output uses.
 
-    Args:
-        cutter: The model.
-        feeds: Input arrays by name, one mapping per feed; not copied.
-        limit_bytes: How much to keep in memory.
+    Feeds are not copied. At most ``limit_bytes`` are kept in memory.
 
     Raises:
         InputError: If a feed does not fit the model.
-        BackendError: If ONNX Runtime has no kernel for a node, or fails; the message says where.
+        BackendError: If ONNX Runtime has no kernel for a node, or fails; the message names the node.
     """
     observed = Observed(limit_bytes)
     for feed in feeds:
@@ -179,31 +147,22 @@ def observe(cutter: Cutter, feeds: Sequence[Feed], *, limit_bytes: int = DEFAULT
             )
         observed.put({name: np.asarray(feed[name]) for name in cutter.inputs})
     may_part = cutter.may_part_after()
-    # A session costs milliseconds and every tensor of its piece is in memory at once, so pieces are as long as the limit
-    # allows: longer after one that took little, shorter after one that took much.
+    # Every session costs milliseconds, but all tensors of its piece are in memory at once. So pieces become longer
+    # after one that took little memory, and shorter after one that took much.
     start, length = 0, _FIRST_PIECE
     while start < len(cutter.order):
         end = min(start + length, len(cutter.order))
-        while not may_part[end - 1]:  # a sequence cannot be handed from one session to the next
+        while not may_part[end - 1]:  # a sequence cannot be passed from one session to the next
             end += 1
-        used = _observe_piece(cutter, cutter.order[start:end], observed, len(feeds))
+        piece = cutter.cut(cutter.order[start:end], observed, expose="all")
+        known = {name: observed.arrays(name) for name in piece.inputs}
+        used = 0
+        with OnnxrtRunner(SessionFromMemory(piece.proto, optimized=False), "observation") as runner:
+            for i in range(len(feeds)):
+                used += observed.put(runner.infer({name: arrays[i] for name, arrays in known.items()}))
         start = end
         if used < limit_bytes // 8:
             length *= 2
         elif used > limit_bytes // 2:
             length = max(1, length // 2)
     return observed
-
-
-def _observe_piece(cutter: Cutter, nodes: Sequence[int], observed: Observed, count: int) -> int:
-    """Run some nodes on what is known already, and add what they make; returns the bytes added."""
-    piece = cutter.cut(nodes, observed, expose="all")
-    used = 0
-    with OnnxrtRunner(SessionFromMemory(piece.proto, optimized=False), "observation") as runner:
-        for feed in _by_feed({name: observed.arrays(name) for name in piece.inputs}, count):
-            used += observed.put(runner.infer(feed))
-    return used
-
-
-def _by_feed(arrays: Mapping[str, Sequence[Array]], count: int) -> list[Arrays]:
-    return [{name: values[i] for name, values in arrays.items()} for i in range(count)]

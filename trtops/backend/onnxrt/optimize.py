@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Optimized:
-    """The model as optimized under one candidate.
-
-    Attributes:
-        candidate: The candidate.
-        path: File with the optimized model, removed when its :class:`Optimizer` is closed.
-        seconds: Duration of the optimization.
-    """
+    """The model as optimized under one candidate, in a file that is removed when its :class:`Optimizer` is closed."""
 
     candidate: Candidate
     path: Path
@@ -64,7 +58,6 @@ class Optimizer:
     def __init__(
         self,
         model: onnx.ModelProto,
-        *,
         providers: tuple[str, ...],
         threads: int,
         log: SessionLog,
@@ -96,11 +89,7 @@ class Optimizer:
         self._folder.cleanup()
 
     def __call__(self, candidate: Candidate) -> Optimized:
-        """Return the model optimized under a candidate.
-
-        Raises:
-            EngineBuildError: If ONNX Runtime refuses the model; the message names the op and node where possible.
-        """
+        """Return the model optimized under a candidate; EngineBuildError if ONNX Runtime refuses it."""
         if candidate.id not in self._done:
             self.note_attempt(candidate)
             path = Path(self._folder.name, f"{len(self._done)}.ort")
@@ -115,9 +104,6 @@ class Optimizer:
         ONNX Runtime logs for each optimizer whether it changed the graph; one that did not can be left out without
         effect. Rewrite rules are not logged one by one, and optimizers that are off by default are not logged at all:
         both are decided by the op types that they apply to.
-
-        Raises:
-            EngineBuildError: If ONNX Runtime refuses the model.
         """
         graph = self(Candidate()).graph
         if not tactic.default:

@@ -1,37 +1,30 @@
-"""Reading ONNX Runtime's own model format: the nodes of an engine, with the execution provider that each was given to.
+"""Reads ONNX Runtime's own model format: the nodes of an engine with their execution providers.
 
 The format is a flatbuffer (schema: ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository; layout
-of flatbuffers: https://flatbuffers.dev/internals/). A field keeps its place in its table from release to release, or old
-files could not be read. The onnxruntime package has a generated reader, but importing it sets the root logger to debug
-level and adds to ``sys.path``, and it is slow; the few fields needed here are read by their places instead.
+of flatbuffers: https://flatbuffers.dev/internals/). A field keeps its place in its table in all releases. The
+onnxruntime package has a generated reader, but importing it sets the root logger to debug level and changes
+``sys.path``, and it is slow; so the few fields needed here are read by their places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from struct import Struct
 from typing import Any
 
 import onnx
+from flatbuffers import number_types as N
+from flatbuffers.table import Table
 
 from trtops.record import JSONValue
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One node of an optimized graph.
+    """One node of an optimized graph, with the execution provider that runs it.
 
-    Attributes:
-        name: Its name, as ONNX Runtime made it up.
-        op: Its type.
-        domain: Domain of the type; empty for ONNX's own.
-        since_version: Version of the operator set since which the type is as it is.
-        provider: Execution provider that runs it.
-        inputs: Names of its inputs; empty where an optional one is left out.
-        outputs: Names of its outputs.
-        attributes: Attributes that are numbers, texts or lists of them, sorted by name.
-        scope: Where its graph is: empty for the main graph, else ``<outer layer>/<attribute>/`` and so on.
+    ``attributes`` has those that are numbers, strings or lists of them. ``scope`` is the place of its graph: empty for
+    the main graph, otherwise ``<outer layer>/<attribute>/`` and so on. Omitted optional inputs have empty names.
     """
 
     name: str
@@ -46,21 +39,17 @@ class Node:
 
     @property
     def kernel(self) -> str:
-        """The kernel, spelled alike in every build: ``com.microsoft.nchwc.Conv[activation=Relu]@CPUExecutionProvider``."""
+        """The kernel, such as ``com.microsoft.nchwc.Conv[activation=Relu]@CPUExecutionProvider``."""
         fused = [f"[{key}={value}]" for key, value in self.attributes if key == "activation" and value]
         return f"{self.domain or 'ai.onnx'}.{self.op}{''.join(fused)}@{self.provider}"
 
 
 def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
-    """Read the nodes of a model in ONNX Runtime's format, those in bodies of control flow included.
+    """Return the nodes in the order of the file, including control flow bodies, and element types by tensor name.
 
-    Args:
-        content: The file's content, which must come from ONNX Runtime: the reader trusts it.
-
-    Returns:
-        The nodes in the order of the file, and element types by tensor name, in lower case as ONNX names them.
+    The content must come from ONNX Runtime: it is not checked.
     """
-    root = _Table(content, _unpack_at(_UINT32, content, 0))
+    root = _Table(content, int.from_bytes(content[:4], "little"))
     nodes: list[Node] = []
     types: dict[str, str] = {}
     model = root.table(_SESSION_MODEL)
@@ -70,8 +59,8 @@ def read(content: bytes) -> tuple[list[Node], dict[str, str]]:
     return nodes, types
 
 
-# Places of the fields in their tables, from the schema: a field's index in its table, counted from 0 in the order of
-# declaration, where a union takes two (its type and then its value).
+# Places of fields in their tables, from the schema: counted from 0 in the order of declaration. A union takes two
+# places, its type and then its value.
 _SESSION_MODEL = 1
 _MODEL_GRAPH = 7
 _GRAPH_NODE_ARGS, _GRAPH_NODES = 1, 2
@@ -85,122 +74,96 @@ _TENSOR_ELEMENT = 0
 _KIND_TENSOR = 1
 _ATTRIBUTE_IS_GRAPH = 5
 
-_UINT8, _UINT16, _UINT32 = Struct("<B"), Struct("<H"), Struct("<I")
-_INT32, _INT64, _FLOAT32 = Struct("<i"), Struct("<q"), Struct("<f")
-
-
-def _unpack_at(kind: Struct, content: bytes, position: int) -> Any:
-    return kind.unpack_from(content, position)[0]
-
 
 class _Table:
-    """One table of a flatbuffer, whose fields are read by place; a field left out reads as zero or empty."""
+    """One table of a flatbuffer, whose fields are read by place; omitted fields read as zero or empty."""
 
-    __slots__ = ("_content", "_index", "_index_end", "_start")
+    __slots__ = ("_table",)
 
-    def __init__(self, content: bytes, start: int) -> None:
-        self._content = content
-        self._start = start
-        # A table begins with the distance back to its index of fields, which begins with its own size in bytes; that of
-        # the table follows, and then one offset from the table's start for each place, 0 for a field left out.
-        self._index = start - _unpack_at(_INT32, content, start)
-        self._index_end = self._index + _unpack_at(_UINT16, content, self._index)
+    def __init__(self, content: bytes, position: int) -> None:
+        self._table = Table(content, position)
 
     def _field(self, place: int) -> int | None:
-        """Where a field's value is, or None if it was left out."""
-        entry = self._index + 4 + 2 * place
-        offset = _unpack_at(_UINT16, self._content, entry) if entry < self._index_end else 0
-        return self._start + offset if offset else None
-
-    def _follow(self, position: int) -> int:
-        """Where an offset points, which counts from where it stands itself."""
-        target: int = position + _unpack_at(_UINT32, self._content, position)
-        return target
-
-    def _text_at(self, position: int) -> str:
-        start = self._follow(position)
-        return self._content[start + 4 : start + 4 + _unpack_at(_UINT32, self._content, start)].decode()
-
-    def _elements(self, place: int, size: int) -> range:
-        """Positions of a vector's elements, which follow their number."""
-        field = self._field(place)
-        if field is None:
-            return range(0)
-        start = self._follow(field)
-        return range(start + 4, start + 4 + size * _unpack_at(_UINT32, self._content, start), size)
+        offset = self._table.Offset(4 + 2 * place)
+        return self._table.Pos + offset if offset else None
 
     def text(self, place: int) -> str:
         field = self._field(place)
         return "" if field is None else self._text_at(field)
 
-    def number(self, place: int, kind: Struct) -> Any:
+    def _text_at(self, position: int) -> str:
+        text: bytes = self._table.String(position)
+        return text.decode()
+
+    def number(self, place: int, kind: Any) -> Any:
         field = self._field(place)
-        return 0 if field is None else _unpack_at(kind, self._content, field)
+        return 0 if field is None else self._table.Get(kind, field)
 
     def table(self, place: int) -> _Table | None:
         field = self._field(place)
-        return None if field is None else _Table(self._content, self._follow(field))
+        return None if field is None else _Table(self._table.Bytes, self._table.Indirect(field))
+
+    def _elements(self, place: int, size: int) -> range:
+        """Positions of a vector's elements."""
+        offset = self._table.Offset(4 + 2 * place)
+        if not offset:
+            return range(0)
+        start = self._table.Vector(offset)
+        return range(start, start + size * self._table.VectorLen(offset), size)
 
     def tables(self, place: int) -> list[_Table]:
-        return [_Table(self._content, self._follow(position)) for position in self._elements(place, 4)]
+        positions = self._elements(place, 4)
+        return [_Table(self._table.Bytes, self._table.Indirect(position)) for position in positions]
 
     def texts(self, place: int) -> list[str]:
         return [self._text_at(position) for position in self._elements(place, 4)]
 
-    def numbers(self, place: int, kind: Struct) -> list[Any]:
-        return [_unpack_at(kind, self._content, position) for position in self._elements(place, kind.size)]
+    def numbers(self, place: int, kind: Any) -> list[Any]:
+        return [self._table.Get(kind, position) for position in self._elements(place, kind.bytewidth)]
 
 
-# By attribute type: how its value is read. Types that hold tensors or graphs are not among them.
+# Readers of values by attribute type. Types that hold tensors or graphs have none.
 _PLAIN_ATTRIBUTES: dict[int, Callable[[_Table], JSONValue]] = {
-    1: lambda attribute: attribute.number(3, _FLOAT32),
-    2: lambda attribute: attribute.number(4, _INT64),
+    1: lambda attribute: attribute.number(3, N.Float32Flags),
+    2: lambda attribute: attribute.number(4, N.Int64Flags),
     3: lambda attribute: attribute.text(5),
-    6: lambda attribute: attribute.numbers(8, _FLOAT32),
-    7: lambda attribute: attribute.numbers(9, _INT64),
+    6: lambda attribute: attribute.numbers(8, N.Float32Flags),
+    7: lambda attribute: attribute.numbers(9, N.Int64Flags),
     8: lambda attribute: list(attribute.texts(10)),
 }
 
 
 def _read_graph(graph: _Table, scope: str, nodes: list[Node], types: dict[str, str]) -> None:
-    """Add a graph's nodes, with those of its bodies behind each, and the element types that it declares."""
+    """Add a graph's nodes, each followed by those of its bodies, and the element types that it declares."""
     for value in graph.tables(_GRAPH_NODE_ARGS):
-        if (element := _element_type(value)) is not None:
-            types[value.text(_VALUE_NAME)] = element
+        info = value.table(_VALUE_TYPE)
+        if info is not None and info.number(_TYPE_KIND, N.Uint8Flags) == _KIND_TENSOR:
+            tensor = info.table(_TYPE_VALUE)
+            if tensor is not None:
+                element = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, N.Int32Flags))
+                types[value.text(_VALUE_NAME)] = element.lower()
     for table in graph.tables(_GRAPH_NODES):
         attributes = table.tables(_NODE_ATTRIBUTES)
         node = Node(
             name=table.text(_NODE_NAME),
             op=table.text(_NODE_OP),
             domain=table.text(_NODE_DOMAIN),
-            since_version=table.number(_NODE_SINCE, _INT32),
+            since_version=table.number(_NODE_SINCE, N.Int32Flags),
             provider=table.text(_NODE_PROVIDER),
             inputs=tuple(table.texts(_NODE_INPUTS)),
             outputs=tuple(table.texts(_NODE_OUTPUTS)),
-            attributes=tuple(sorted(_plain_attributes(attributes), key=lambda pair: pair[0])),
+            attributes=tuple(
+                sorted(
+                    (attribute.text(_ATTRIBUTE_NAME), _PLAIN_ATTRIBUTES[kind](attribute))
+                    for attribute in attributes
+                    if (kind := attribute.number(_ATTRIBUTE_TYPE, N.Int32Flags)) in _PLAIN_ATTRIBUTES
+                )
+            ),
             scope=scope,
         )
         nodes.append(node)
         for attribute in attributes:
             body = attribute.table(_ATTRIBUTE_GRAPH)
-            if attribute.number(_ATTRIBUTE_TYPE, _INT32) == _ATTRIBUTE_IS_GRAPH and body is not None:
+            if attribute.number(_ATTRIBUTE_TYPE, N.Int32Flags) == _ATTRIBUTE_IS_GRAPH and body is not None:
                 inner = f"{scope}{node.outputs[0]}/{attribute.text(_ATTRIBUTE_NAME)}/"
                 _read_graph(body, inner, nodes, types)
-
-
-def _plain_attributes(attributes: list[_Table]) -> Iterator[tuple[str, JSONValue]]:
-    for attribute in attributes:
-        read_value = _PLAIN_ATTRIBUTES.get(attribute.number(_ATTRIBUTE_TYPE, _INT32))
-        if read_value is not None:
-            yield attribute.text(_ATTRIBUTE_NAME), read_value(attribute)
-
-
-def _element_type(value: _Table) -> str | None:
-    info = value.table(_VALUE_TYPE)
-    if info is None or info.number(_TYPE_KIND, _UINT8) != _KIND_TENSOR:
-        return None
-    tensor = info.table(_TYPE_VALUE)
-    if tensor is None:
-        return None
-    name: str = onnx.TensorProto.DataType.Name(tensor.number(_TENSOR_ELEMENT, _INT32))
-    return name.lower()

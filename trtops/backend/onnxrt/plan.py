@@ -1,4 +1,4 @@
-"""What stands in an engine: which kernels, in which layers, made from which nodes of the model."""
+"""Describes an engine: its kernels, in which layers, made from which nodes of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtops.tactics.record import TacticChoice, TensorFormat
 # The NCHWc transformer renames every tensor it touches, but names its nodes after the tensors they replace.
 _NCHWC_NODE = re.compile(r"_nchwc(_token_\d+)?$")
 
-# What ONNX Runtime puts behind a name that it has given already.
+# ONNX Runtime appends this to names that it has used already.
 _NUMBER = re.compile(r"_token_\d+(?=$|/)")
 
 
@@ -26,12 +26,12 @@ _NUMBER = re.compile(r"_token_\d+(?=$|/)")
 class Plan:
     """The optimized graph of an engine.
 
-    Optimizing a model twice the same way gives the same graph, but neither the same order of nodes nor the same numbers
-    in the names of tensors made up. Here both are evened out.
+    Optimizing a model twice the same way gives the same graph, but with nodes in another order and other numbers in
+    generated names. Both are normalized here.
 
     Attributes:
-        nodes: Its nodes, bodies of control flow included, each after what it depends on.
-        depths: For each node, the number of nodes on the longest way to it.
+        nodes: Its nodes, including those of control flow bodies, each after its inputs' nodes.
+        depths: For each node, the number of nodes on the longest path to it.
         signature: SHA-256 over kernels, attributes and connections: engines of one model with equal signatures run the
             same code.
         types: Element types by tensor name, in lower case as ONNX names them (``float``, ``int64``).
@@ -47,7 +47,7 @@ def read_plan(plan: bytes) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
     nodes, types = read(plan)
     placed: dict[str, tuple[int, str]] = {}
-    # By depth and label, neither of which depends on the order of the file.
+    # Sorted by depth and label, which do not depend on the order in the file.
     ranked = sorted(((*_place_node(node, placed), node) for node in _dependency_order(nodes)), key=lambda r: r[:2])
     return Plan(
         nodes=tuple(node for _, _, node in ranked),
@@ -58,10 +58,10 @@ def read_plan(plan: bytes) -> Plan:
 
 
 def _place_node(node: Node, placed: dict[str, tuple[int, str]]) -> tuple[int, str]:
-    """Depth of a node, and a label that equal nodes in equal places have in every build; both are noted for its outputs.
+    """Return a node's depth and label, and store both for its outputs.
 
-    The label is a digest over what the node is and the labels of what it reads, so it covers everything before it: two
-    graphs with the same labels are the same. Names count without the numbers that ONNX Runtime makes up.
+    The label is a digest over the node and the labels of its inputs, so it covers everything before it: graphs with
+    equal labels are equal. Numbers in generated names are ignored.
     """
     sources = [placed.get(name, (0, _NUMBER.sub("", name))) for name in node.inputs]
     depth = 1 + max((depth for depth, _ in sources), default=0)
@@ -74,7 +74,7 @@ def _place_node(node: Node, placed: dict[str, tuple[int, str]]) -> tuple[int, st
 
 
 def _dependency_order(nodes: Sequence[Node]) -> Iterator[Node]:
-    """The nodes, each after those that make its inputs."""
+    """Yield the nodes, each after those that make its inputs."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
     waiting_for = [{makers[name] for name in node.inputs if name in makers} - {i} for i, node in enumerate(nodes)]
     readers = defaultdict(list)
@@ -92,55 +92,58 @@ def _dependency_order(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def describe(plan: Plan, model: onnx.ModelProto) -> tuple[tuple[Layer, ...], tuple[TacticChoice, ...]]:
-    """An engine's layers and the tactic each got, both in the model's order.
+    """Return an engine's layers and the tactic of each, both in the model's order.
 
-    A layer is named after its first output tensor, since fused nodes lose their names. Where an optimizer made that
-    tensor up, the layer is named after what it leads to: the tensor of the model that an NCHWc kernel replaces, or
-    ``<next tensor of the model>~<op>``. So a layer has the same name in every build.
+    A layer is named after its first output tensor, since fused nodes lose their names. Where an optimizer generated
+    that tensor, the layer is named after the tensor of the model that an NCHWc kernel replaces, or ``<next tensor of
+    the model>~<op>``. So a layer has the same name in every build.
 
-    A tactic is replayable if the layer runs on ONNX Runtime's own CPU kernels: which one follows from the model, the
-    settings, the release and the processor alone. Other execution providers choose again inside, and do not say what.
+    A tactic is replayable if the layer runs on ONNX Runtime's own CPU kernels, which follow from the model, the
+    settings, the release and the processor alone. Other execution providers choose again internally, without reporting
+    it.
 
     Args:
         plan: The engine's graph.
         model: The model that was optimized.
     """
     origins = _Origins(plan, model)
-    placed = zip(map(origins.position, plan.nodes), plan.depths, plan.nodes)
-    nodes = [node for _, _, node in sorted(placed, key=lambda place: place[:2])]
-    names = _unique_names(origins.layer_name(node) for node in nodes)
-    layers = tuple(_describe_layer(name, node, plan, origins) for name, node in zip(names, nodes))
-    return layers, tuple(_tactic_choice(layer, node, plan) for layer, node in zip(layers, nodes))
-
-
-def _describe_layer(name: str, node: Node, plan: Plan, origins: _Origins) -> Layer:
-    return Layer(
-        name=name,
-        op=f"{node.domain}.{node.op}" if node.domain else node.op,
-        tactic=node.kernel,
-        precision=next((plan.types[t] for t in node.outputs if t in plan.types), ""),
-        inputs=tuple(filter(None, node.inputs)),
-        outputs=tuple(filter(None, node.outputs)),
-        onnx_nodes=origins.onnx_nodes(node),
+    placed = sorted(
+        zip(map(origins.position, plan.nodes), plan.depths, map(origins.layer_name, plan.nodes), plan.nodes),
+        key=lambda place: place[:2],
     )
-
-
-def _tactic_choice(layer: Layer, node: Node, plan: Plan) -> TacticChoice:
-    return TacticChoice(
-        layer=layer.name,
-        op=layer.op,
-        tactic=layer.tactic,
-        inputs=tuple(TensorFormat(dtype=plan.types.get(name, "")) for name in layer.inputs),
-        outputs=tuple(TensorFormat(dtype=plan.types.get(name, "")) for name in layer.outputs),
-        replayable=node.provider == "CPUExecutionProvider",
-    )
+    layers, choices = [], []
+    used: Counter[str] = Counter()
+    for _, _, name, node in placed:
+        used[name] += 1
+        inputs, outputs = tuple(filter(None, node.inputs)), tuple(filter(None, node.outputs))
+        layer = Layer(
+            name=name if used[name] == 1 else f"{name}#{used[name]}",
+            op=f"{node.domain}.{node.op}" if node.domain else node.op,
+            tactic=node.kernel,
+            precision=next((plan.types[t] for t in node.outputs if t in plan.types), ""),
+            inputs=inputs,
+            outputs=outputs,
+            onnx_nodes=origins.onnx_nodes(node),
+        )
+        layers.append(layer)
+        choices.append(
+            TacticChoice(
+                layer=layer.name,
+                op=layer.op,
+                tactic=layer.tactic,
+                inputs=tuple(TensorFormat(dtype=plan.types.get(tensor, "")) for tensor in inputs),
+                outputs=tuple(TensorFormat(dtype=plan.types.get(tensor, "")) for tensor in outputs),
+                replayable=node.provider == "CPUExecutionProvider",
+            )
+        )
+    return tuple(layers), tuple(choices)
 
 
 class _Origins:
-    """Where an optimized graph's nodes come from in the model.
+    """Maps an optimized graph's nodes to the model's nodes.
 
-    A node's *anchor* is the tensor of the model that tells its place: names of tensors survive optimization where names
-    of nodes do not.
+    A node's *anchor* is the model's tensor that identifies it: names of tensors survive optimization, names of nodes do
+    not.
     """
 
     def __init__(self, plan: Plan, model: onnx.ModelProto) -> None:
@@ -156,18 +159,19 @@ class _Origins:
         anchor = self._anchor(node)
         if anchor is None:
             return node.scope + next(filter(None, node.outputs), node.name)
-        # A reordering into blocked channels may bear the name of the tensor it reorders; the kernel owns that name.
+        # A reordering into blocked channels may have the name of the tensor that it reorders, which is the kernel's
+        # name.
         is_anchored = anchor in node.outputs or _NCHWC_NODE.sub("", node.name) == anchor
         stands_alone = is_anchored and not node.op.startswith("Reorder")
         return f"{node.scope}{anchor}" if stands_alone else f"{node.scope}{anchor}~{node.op}"
 
     def position(self, node: Node) -> int:
-        """Where in the model's order a layer belongs."""
+        """Return a layer's place in the model's order."""
         anchor = self._anchor(node)
         return len(self._positions) if anchor is None else self._positions[anchor]
 
     def onnx_nodes(self, node: Node) -> tuple[str, ...]:
-        """Names of the model's nodes between a layer's outputs and its inputs, or other layers' outputs."""
+        """Return names of the model's nodes between a layer's outputs and its inputs, or other layers' outputs."""
         own = self._anchors_of(node)
         pending, seen = list(own), {*own, *node.inputs}
         found: dict[str, None] = {}
@@ -182,13 +186,13 @@ class _Origins:
         return tuple(reversed(found))
 
     def _anchors_of(self, node: Node) -> tuple[str, ...]:
-        """The model's tensors that a layer makes; if it makes none, its anchor."""
+        """The model's tensors among a layer's outputs; without any, its anchor."""
         real = tuple(name for name in node.outputs if name in self._producers)
         anchor = self._anchor(node)
         return real or (() if anchor is None else (anchor,))
 
     def _anchor(self, node: Node) -> str | None:
-        """The first tensor of the model that a layer makes, or the one that it replaces, or the next that it leads to."""
+        """The model's tensor that a layer makes first, or that it replaces, or that follows from its output."""
         first = next(filter(None, node.outputs), "")
         if first in self._producers:
             return first
@@ -204,18 +208,8 @@ class _Origins:
 
 
 def _nodes_with_bodies(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """A graph's nodes, each with the nodes of its bodies behind it: the order of the layers."""
+    """Yield a graph's nodes, each followed by the nodes of its subgraphs: the order of the layers."""
     for node in graph.node:
         yield node
         for body in walk.subgraphs(node):
             yield from _nodes_with_bodies(body)
-
-
-def _unique_names(names: Iterator[str]) -> list[str]:
-    """The names, with ``#2`` and so on behind those that came before."""
-    seen: Counter[str] = Counter()
-    unique = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return unique

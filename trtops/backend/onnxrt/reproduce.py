@@ -1,4 +1,4 @@
-"""Repeat a verdict with plain ONNX Runtime: run the model, compare with the golden outputs, say what comes out.
+"""Repeat a verdict with plain ONNX Runtime: run the model and compare its outputs with the golden outputs.
 
 Needs numpy and onnxruntime in the releases of constraints.txt. Exit code 0 if the verdict is the reported one, else 1.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def main(folder: Path) -> int:
-    """Run what lies in a folder."""
+    """Run the case in a folder, print the verdict, and return the exit code."""
     import numpy as np
     import onnxruntime as ort
-    from evaluate import errors, objections  # type: ignore[import-not-found]  # the file beside this one, in a bundle
+    from evaluate import errors, objections  # type: ignore[import-not-found]  # a file of the bundle
 
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
     options = ort.SessionOptions()
@@ -57,7 +57,7 @@ def main(folder: Path) -> int:
 
 
 def survived(script: str) -> int:
-    """Run in a child, so that a verdict comes out as well where the library takes its process down."""
+    """Run in a child process, so that a crash of the library is reported as a verdict too."""
     code = subprocess.call(
         [sys.executable, *(["-E", "-s"] if sys.flags.ignore_environment else []), script, *sys.argv[1:], "--inside"]
     )

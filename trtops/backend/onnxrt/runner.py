@@ -1,7 +1,4 @@
-"""Inference with ONNX Runtime, which is imported when a runner is activated.
-
-Everything that does not depend on the feed is worked out then: an inference adds a few microseconds to the session's own.
-"""
+"""Inference with ONNX Runtime, which is imported when a runner is activated."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ _RENAMED = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
 class OnnxrtRunner(BaseRunner):
     """Runs inference in an ONNX Runtime session.
 
-    Takes numpy arrays in host memory; bfloat16 and 8-bit floats as arrays of ``ml_dtypes``. Torch tensors are taken
-    as well, and then the outputs are torch tensors in host memory. Outputs are new arrays at every inference, so they
-    may be kept, and several threads may infer at once (:meth:`last_inference_time` is then any one of theirs).
+    Accepts numpy arrays in host memory (bfloat16 and 8-bit floats as arrays of ``ml_dtypes``) and torch tensors; with a
+    torch tensor among the inputs, the outputs are torch tensors in host memory. Outputs are new arrays at every
+    inference, so they may be kept, and several threads may infer at once.
     """
 
     def __init__(
@@ -34,9 +31,9 @@ class OnnxrtRunner(BaseRunner):
         """Wrap a session.
 
         Args:
-            sess: The session, which stays the caller's, or a callable that makes one at each activation.
-            name: The runner's name; counted up as ``<prefix>-N0`` and so on if not given.
-            prefix: What names begin with that are counted up.
+            sess: The session, which stays the caller's, or a callable that creates one at each activation.
+            name: The runner's name; numbered as ``<prefix>-N0`` and so on if not given.
+            prefix: Prefix of numbered names.
         """
         super().__init__(name, prefix)
         self._source = sess
@@ -44,11 +41,7 @@ class OnnxrtRunner(BaseRunner):
         self._inference: Inference | None = None
 
     def activate_impl(self) -> None:
-        """Get the session and look at its inputs and outputs.
-
-        Raises:
-            UnsupportedFeatureError: If an input or output has a type that ONNX Runtime's Python package cannot pass.
-        """
+        """Get the session and the metadata of its inputs and outputs."""
         from trtops.backend.onnxrt.inference import Inference  # imports numpy and ONNX Runtime
 
         session = value_of(self._source)
@@ -60,7 +53,7 @@ class OnnxrtRunner(BaseRunner):
                     f"{self.name}: {spec} cannot be passed to ONNX Runtime from Python. Cast it to a wider type inside "
                     "the model."
                 )
-        # ONNX Runtime shows a tensor of unknown rank as it shows a scalar, so neither rank can be held against a feed.
+        # ONNX Runtime reports unknown rank like a scalar, so the rank of such inputs is not checked.
         self._feed_check = FeedCheck(
             {s.name: s if s.shape else TensorSpec(s.name, s.dtype, None) for s in self._inputs.values()}
         )
@@ -68,27 +61,27 @@ class OnnxrtRunner(BaseRunner):
         self._session = session
 
     def deactivate_impl(self) -> None:
-        """Let go of the session."""
+        """Release the session."""
         self._session = self._inference = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """The session's inputs. A tensor of unknown rank is shown as a scalar, as ONNX Runtime shows it."""
+        """Return the session's inputs. A tensor of unknown rank appears as a scalar, as ONNX Runtime reports it."""
         return self._inputs
 
     def get_output_metadata(self) -> TensorMetadata:
-        """The session's outputs: names, dtypes and shapes, in order; only while active."""
+        """Return the session's outputs (names, dtypes and shapes, in order); only while active."""
         return self._outputs
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
-        """Run the session; torch tensors and types that numpy lacks take a longer way."""
+        """Run the session."""
         assert self._inference is not None
         outputs, self._inference_seconds = self._inference(feed_dict)
         return outputs
 
 
 def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
-    """A session's input or output; what is no tensor has neither dtype nor shape."""
-    kind = node.type.removeprefix("optional(")  # is fed, and comes out, as the tensor in it
+    """A session's input or output; sequences and maps have neither dtype nor shape."""
+    kind = node.type.removeprefix("optional(")  # passed like the tensor inside
     if not kind.startswith("tensor("):
         return TensorSpec(node.name)
     element = kind.removeprefix("tensor(").rstrip(")").upper()

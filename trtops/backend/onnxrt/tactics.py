@@ -1,11 +1,9 @@
-"""The choices that ONNX Runtime's builder varies and times.
+"""The choices that the builder varies and times.
 
-A tactic is one graph optimizer of ONNX Runtime, under its own name, that is on or off for the whole engine; nothing
-smaller can be chosen in ONNX Runtime. The list holds the optimizers that change which kernels run. Left out are those
-that only tidy up (constant folding and sharing, dead nodes), and those of other hardware.
-
-What an optimizer does was tried, not read: ``tests/backend/onnxrt/test_tactics.py`` has a model for each where the
-optimized graph differs with and without it.
+A tactic is one graph optimizer of ONNX Runtime that is on or off for the whole engine; ONNX Runtime offers no finer
+choice. The list has the optimizers that change which kernels run, without those that only clean up (constant folding
+and sharing, dead nodes) and those for other hardware. ``tests/backend/onnxrt/test_tactics.py`` has a model for each
+whose optimized graph differs with and without it.
 """
 
 from __future__ import annotations
@@ -19,19 +17,17 @@ from trtops.backend.environment import Processor, processor
 
 @dataclass(frozen=True, kw_only=True)
 class Tactic:
-    """One choice: an optimizer that runs or does not.
+    """An optimizer that runs or not.
 
     Attributes:
         name: ONNX Runtime's name for the optimizer.
-        summary: What it does, in a few words.
-        default: Whether ONNX Runtime runs it unless told otherwise.
-        exact: Whether results stay within rounding of the model's definition when it runs.
-        config: Session config entries that switch on an optimizer that is off by default.
-        rule: Whether it is one of the rules that ONNX Runtime applies many at a time.
-        ops: Types of the ops that it is for, where ``rule`` is set or it is off by default: in the model, or in the optimized
-            graph.
-        level: Name of the level of graph optimization that ONNX Runtime is left with when it is off, if it is more than one
-            optimizer.
+        summary: A short description.
+        default: Whether ONNX Runtime runs it by default.
+        exact: Whether results differ from the model's definition by rounding only.
+        config: Session config entries that switch it on, if it is off by default.
+        rule: Whether it is a rewrite rule, which ONNX Runtime applies together with others.
+        ops: Op types that it applies to, in the model for a rule, in the optimized graph if it is off by default.
+        level: Name of the graph optimization level that remains when it is off, if it stands for several optimizers.
     """
 
     name: str
@@ -45,7 +41,7 @@ class Tactic:
 
 
 INTEGER_KERNELS = "QDQSelectorActionTransformer"
-"""The optimizer without which an INT8 model computes in FP32."""
+"""Without this optimizer an INT8 model computes in FP32."""
 
 TACTICS: tuple[Tactic, ...] = (
     Tactic(name="NchwcTransformer", summary="convolutions and pooling on blocked channels (NCHWc)"),
@@ -76,7 +72,7 @@ TACTICS: tuple[Tactic, ...] = (
         ops=("Gelu", "BiasGelu"),
     ),
 )
-"""Every tactic, in the order in which the builder tries them."""
+"""All tactics, in the order in which the builder tries them."""
 
 FALLBACKS: tuple[Tactic, ...] = (
     Tactic(
@@ -84,31 +80,24 @@ FALLBACKS: tuple[Tactic, ...] = (
     ),
     Tactic(name="AllOptimizations", summary="all optimizers, at once", level="ORT_DISABLE_ALL"),
 )
-"""What is left out where ONNX Runtime fails under every other setting; never varied for speed."""
+"""Switched off where ONNX Runtime fails under every other setting; never varied for speed."""
 
 _BY_NAME = {tactic.name: tactic for tactic in (*TACTICS, *FALLBACKS)}
 
 
 def find(name: str) -> Tactic:
-    """The tactic of a name.
-
-    Raises:
-        ConfigError: If there is none of that name.
-    """
+    """Return the tactic of a name; ConfigError if it is unknown."""
     if name not in _BY_NAME:
         raise errors.ConfigError(f"Unknown tactic {name!r} of ONNX Runtime. {errors.near(name, _BY_NAME)}")
     return _BY_NAME[name]
 
 
 def allowed(names: Iterable[str] | None, *, allow_approximation: bool) -> tuple[Tactic, ...]:
-    """The tactics that a build may vary, in the order of :data:`TACTICS`.
+    """Return the tactics that a build may vary, in the order of :data:`TACTICS`.
 
     Args:
-        names: Names to choose from; None stands for all.
+        names: Names to choose from; None selects all. ConfigError if one is unknown or not allowed.
         allow_approximation: Whether tactics that are not exact may be varied.
-
-    Raises:
-        ConfigError: If a name is unknown, or names a tactic that is not exact although those are not allowed.
     """
     if names is None:
         return tuple(tactic for tactic in TACTICS if tactic.exact or allow_approximation)
@@ -116,35 +105,27 @@ def allowed(names: Iterable[str] | None, *, allow_approximation: bool) -> tuple[
     for tactic in chosen:
         if not tactic.exact and not allow_approximation:
             raise errors.ConfigError(
-                f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or leave "
-                "the tactic out."
+                f"tactics names {tactic.name!r}, which is not exact, but allow_approximation is false. Set it, or "
+                "leave the tactic out."
             )
     return tuple(tactic for tactic in TACTICS if tactic in chosen)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to build: ONNX Runtime's defaults but for the tactics that are the other way round.
-
-    Attributes:
-        toggled: Names of those tactics, in the order of :data:`TACTICS`.
-    """
+    """One way to build: ONNX Runtime's defaults, with some tactics toggled (in the order of :data:`TACTICS`)."""
 
     toggled: tuple[str, ...] = ()
 
     @classmethod
     def toggling(cls, names: Iterable[str]) -> Candidate:
-        """The candidate that toggles tactics, named in any order."""
+        """Return the candidate that toggles these tactics, given in any order."""
         chosen = {find(name).name for name in names}
         return cls(tuple(name for name in _BY_NAME if name in chosen))
 
     @classmethod
     def from_settings(cls, settings: Iterable[tuple[str, str]]) -> Candidate:
-        """The candidate that has these tactics ``on`` or ``off``, and the others at their default.
-
-        Raises:
-            ConfigError: If a tactic is unknown, or a value is neither.
-        """
+        """Return the candidate with these tactics ``on`` or ``off``, and the others at their default."""
         toggled = []
         for name, value in settings:
             if value not in ("on", "off"):
@@ -155,16 +136,16 @@ class Candidate:
 
     @property
     def id(self) -> str:
-        """Names the candidate for good: ``default``, or the toggled tactics with ``+`` (on) or ``-`` (off) before each."""
+        """A permanent name: ``default``, or the toggled tactics prefixed with ``+`` (on) or ``-`` (off)."""
         return "".join(f"{'-' if _BY_NAME[name].default else '+'}{name}" for name in self.toggled) or "default"
 
     @property
     def is_exact(self) -> bool:
-        """Whether no tactic that it switches on is an approximation."""
+        """Whether it switches no approximation on."""
         return all(_BY_NAME[name].exact or _BY_NAME[name].default for name in self.toggled)
 
     def settings(self, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        """``on`` or ``off`` for each named tactic, and for each that is toggled, sorted by name."""
+        """Return ``on`` or ``off`` for each named or toggled tactic, sorted by name."""
         return tuple(
             (name, "on" if _BY_NAME[name].default != (name in self.toggled) else "off")
             for name in sorted({*names, *self.toggled})
@@ -172,26 +153,26 @@ class Candidate:
 
     @property
     def disabled_optimizers(self) -> list[str]:
-        """Optimizers to be named in ``disabled_optimizers`` when the session is created."""
+        """Optimizers for the session's ``disabled_optimizers``."""
         return [name for name in self.toggled if _BY_NAME[name].default and not _BY_NAME[name].level]
 
     @property
     def optimization_level(self) -> str:
-        """Name of the level of graph optimization, as ONNX Runtime spells it."""
+        """ONNX Runtime's name of the graph optimization level."""
         levels = [_BY_NAME[name].level for name in self.toggled if _BY_NAME[name].level]
         return levels[-1] if levels else "ORT_ENABLE_ALL"
 
     @property
     def session_config(self) -> dict[str, str]:
-        """Session config entries to be set: the tactics' own, and what keeps 8-bit products exact on this processor."""
+        """Session config entries: the tactics' own, and the one that keeps 8-bit products exact on this processor."""
         config = {key: value for name in self.toggled for key, value in _BY_NAME[name].config}
         return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
 
 
 def overflows_in_8_bits(processor: Processor) -> bool:
-    """Whether sums of unsigned by signed 8-bit products saturate at 16 bits: on x86 without VNNI instructions.
+    """Return whether sums of unsigned by signed 8-bit products saturate at 16 bits: on x86 without VNNI instructions.
 
-    ONNX Runtime then takes unsigned weights if asked to. See its guide to quantization on x86-64.
+    ONNX Runtime can use unsigned weights there; see its guide to quantization on x86-64.
     """
     is_x86 = processor.machine.lower() in ("x86_64", "amd64")
     return is_x86 and not any("vnni" in name for name in processor.instruction_sets)

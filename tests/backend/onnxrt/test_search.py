@@ -1,0 +1,255 @@
+"""The builder's search: its candidates, its time budget, successive halving, random choices, and the deny-list."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import models
+from tests.backend.onnxrt.test_tactics import MODELS
+from trtops import BuildConfig, ConvertConfig, MemoryTracker, convert, errors
+from trtops.backend.base import Caches
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
+from trtops.backend.onnxrt.log import SessionLog
+from trtops.backend.onnxrt.measure import Budget, Lane, successive_halving
+from trtops.backend.onnxrt.optimize import Optimizer
+from trtops.backend.onnxrt.search import random_candidates
+from trtops.backend.onnxrt.tactics import TACTICS, Candidate
+from trtops.spec import CAMPAIGN_SEEDS, OnnxRuntimeOptions
+from trtops.tactics.denied import DeniedTactic, DenyList
+from trtops.tactics.record import TacticRecord
+from trtops.tracking.schema import Tag
+
+BACKEND = OnnxRuntimeBackend()
+FAST = "com.microsoft.FastGelu@CPUExecutionProvider"
+
+
+def config(**options: Any) -> BuildConfig:
+    given = {"allow_approximation": True, "timing_iterations": 1, "intra_op_threads": 1} | options
+    return BuildConfig(options=OnnxRuntimeOptions(**given))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model.from_proto(models.transformer().proto)
+
+
+@pytest.fixture(scope="module")
+def layers_net() -> Model:
+    """Four tactics change it: products with bias, Gemm with Relu, GELU, and its approximation."""
+    weights = {
+        "w": models.random(16, 16, seed=1, scale=0.3),
+        "row": models.random(16, seed=2),
+        "root": np.float32(np.sqrt(2)),
+        "one": np.float32(1),
+        "half": np.float32(0.5),
+    }
+    return Model.from_proto(
+        models.model(
+            """(float[4,16] x) => (float[4,16] y) {
+                m0 = MatMul(x, w) a0 = Add(m0, row) t0 = Div(a0, root) e0 = Erf(t0) p0 = Add(e0, one)
+                g0 = Mul(a0, p0) h0 = Mul(g0, half) m1 = MatMul(h0, w) s0 = Add(m1, x)
+                n0 = LayerNormalization<axis = -1>(s0, row, row) r0 = Gemm(n0, w, row) y = Relu(r0) }""",
+            weights,
+        )
+    )
+
+
+class FakeRunner:
+    """Takes a fixed time for every inference, as it reports, whatever the clock says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.runs = 0
+
+    def infer(self, feed: Any) -> dict[str, Any]:
+        self.runs += 1
+        return {}
+
+    def last_inference_time(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3, 4, 5, 6, 7, 8), (8, 7, 6, 5, 4, 3, 2, 1), (4, 8, 2, 6, 1, 5, 3, 7)])
+def test_halving_keeps_the_faster_half(order: tuple[int, ...]) -> None:
+    runners = {seconds: FakeRunner(float(seconds)) for seconds in order}
+    lanes = [Lane(Candidate((str(seconds),)), runner) for seconds, runner in runners.items()]  # type: ignore[arg-type]
+
+    timings = successive_halving(lanes, {}, 8, Budget())
+
+    assert {seconds: runner.runs for seconds, runner in sorted(runners.items())} == (
+        {1: 8, 2: 8, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2}
+    )
+    assert all(timings[lane.candidate].median_seconds == float(lane.candidate.toggled[0]) for lane in lanes)
+
+
+def test_halving_ends_with_the_budget() -> None:
+    runner, budget = FakeRunner(1.0), Budget(given=0.0)
+    budget.begin(1.0, 1.0)
+
+    successive_halving([Lane(Candidate(), runner)], {}, 8, budget)  # type: ignore[arg-type]
+
+    assert runner.runs == 1
+
+
+def test_budget_follows_the_models_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.chain([100.0, 103.0, 107.0, 119.0], itertools.repeat(200.0))
+    monkeypatch.setattr("trtops.backend.onnxrt.measure.time.perf_counter", lambda: next(clock))
+    budget = Budget()
+    budget.begin(1.0, 0.2)
+
+    assert budget.left == pytest.approx(5 * 1.0 + 60 * 0.2 - 3.0)
+    assert budget.allows(Candidate(), waiting=1)
+    assert not budget.allows(Candidate(), waiting=1) and budget.skipped == ["default"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_of_default_finds_effective_tactics(name: str) -> None:
+    with Optimizer(MODELS[name](), ("CPUExecutionProvider",), 1, SessionLog()) as optimizer:
+        usual = optimizer(Candidate()).graph.signature
+        changing = {t for t in TACTICS if optimizer(Candidate.toggling([t.name])).graph.signature != usual}
+        found = {t for t in TACTICS if optimizer.may_change(t)}
+
+    assert changing <= found
+    assert len(found) <= len(changing) + 1  # NCHWc kernels fuse activations themselves
+
+
+def test_ineffective_tactics_are_not_optimized(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    write = Optimizer._write_optimized
+    monkeypatch.setattr(
+        Optimizer,
+        "_write_optimized",
+        lambda self, candidate, path: (made.append(candidate.id), write(self, candidate, path)),
+    )
+
+    build = BACKEND.build(Model.from_proto(MODELS["GemmActivationFusion"]()), config())
+
+    assert made == ["default", "-GemmActivationFusion"]
+    assert [name for name, _ in build.tactics.settings] == ["GemmActivationFusion"]
+    assert not build.skipped
+
+
+def test_without_time_default_is_built(layers_net: Model) -> None:
+    build = BACKEND.build(layers_net, config(timing_seconds=0.0))
+    whole = BACKEND.build(layers_net, config(timing_seconds=60.0))
+
+    assert "-GeluFusionL2" in build.skipped and "+GeluApproximation" in build.skipped
+    assert "-GeluFusionL2 was not tried for lack of time" in build.log
+    assert build.tactics.settings == () and build.timing_cache_use.misses == 0
+    assert not whole.skipped and len(whole.tactics.settings) > 3
+
+
+def test_cached_skips_are_repeated_unless_given_time(layers_net: Model) -> None:
+    short = BACKEND.build(layers_net, config(timing_seconds=0.0))
+
+    again = BACKEND.build(layers_net, config(), caches=Caches(timing=short.timing_cache))
+    given = BACKEND.build(layers_net, config(timing_seconds=60.0), caches=Caches(timing=short.timing_cache))
+
+    assert again.skipped == short.skipped and again.tactics == short.tactics
+    assert not given.skipped and given.timing_cache_use.misses > 3
+
+
+def test_skipped_settings_are_recorded(layers_net: Model, tmp_path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(layers_net.proto().SerializeToString())
+    tracker = MemoryTracker()
+
+    result = convert(path, ConvertConfig(build=config(timing_seconds=0.0)), tracker=tracker)
+
+    assert json.loads(tracker.info(result.run_id).tags[Tag.SKIPPED]) == list(result.skipped) and result.skipped
+    assert result.skipped[0] in result.page()
+
+
+def test_consecutive_seeds_draw_every_combination() -> None:
+    names = ("GeluFusionL2", "BiasGeluFusion", "MatMulAddFusion")
+    drawn = [next(random_candidates(names, seed)) for seed in range(-8, 16)]
+
+    assert drawn == [next(random_candidates(names, seed)) for seed in range(-8, 16)]
+    assert [len(set(drawn[first : first + 8])) for first in (0, 8, 16)] == [8, 8, 8]
+    assert drawn[:8] != drawn[8:16] != drawn[16:]
+
+
+def test_campaign_begins_with_approximations_then_default() -> None:
+    names = ("GeluFusionL2", "BiasGeluFusion", "GeluApproximation")
+
+    for campaign in range(3):
+        drawn = [next(random_candidates(names, campaign * CAMPAIGN_SEEDS + number)) for number in range(8)]
+        assert [c.id for c in drawn[:2]] == ["+GeluApproximation", "default"]
+        assert len(set(drawn)) == 8
+
+
+def test_seeded_builds_repeat_without_timing(model: Model) -> None:
+    builds = [BACKEND.build(model, config(tactic_seed=seed)) for seed in (3, 3, 4, 5, 6, 7)]
+
+    assert builds[0].tactics == builds[1].tactics
+    assert len({build.tactics.digest for build in builds}) > 1
+    assert all(build.timing_cache_use.misses == 0 for build in builds)
+    assert builds[0].spec.digest == builds[1].spec.digest != builds[2].spec.digest
+
+
+@pytest.fixture(scope="module")
+def fast(model: Model) -> TacticRecord:
+    """The record of a build with the approximation."""
+    record = BACKEND.build(model, config(tactics=("GeluApproximation",), tactic_seed=0)).tactics
+    assert ("GeluApproximation", "on") in record.settings
+    return record
+
+
+def deny(record: TacticRecord, tactic: str = FAST) -> DenyList:
+    choices = tuple(choice for choice in record.choices if choice.tactic == tactic)
+    entry = DeniedTactic(
+        backend_version=record.backend_version, device_sha256=record.device_sha256, choices=choices, evidence="run1"
+    )
+    return DenyList(entries=(entry,))
+
+
+def test_denied_tactic_is_never_chosen(model: Model, fast: TacticRecord) -> None:
+    denied = Caches(denied=deny(fast))
+    seeds = range(12)
+
+    free = [BACKEND.build(model, config(tactic_seed=seed)) for seed in seeds]
+    kept = [BACKEND.build(model, config(tactic_seed=seed), caches=denied) for seed in seeds]
+    by_time = BACKEND.build(model, config(), caches=denied)
+
+    assert any(choice.tactic == FAST for build in free for choice in build.tactics.choices)
+    assert not any(choice.tactic == FAST for build in [*kept, by_time] for choice in build.tactics.choices)
+    changed = [after for before, after in zip(free, kept) if before.tactics != after.tactics]
+    assert changed and all("run1" in build.log and "taking the next" in build.log for build in changed)
+    assert by_time.spec.denied_sha256 and by_time.spec.digest != BACKEND.build(model, config()).spec.digest
+
+
+def test_deny_list_of_another_device_is_ignored(model: Model, fast: TacticRecord) -> None:
+    elsewhere = deny(dataclasses.replace(fast, device_sha256="0" * 64))
+    plain = BACKEND.build(model, config(tactic_seed=1))
+
+    build = BACKEND.build(model, config(tactic_seed=1), caches=Caches(denied=elsewhere))
+
+    assert build.tactics == plain.tactics and build.spec == plain.spec
+
+
+def test_denied_replay_or_unavoidable_tactic_is_refused(model: Model, fast: TacticRecord) -> None:
+    everywhere = deny(fast, next(choice.tactic for choice in fast.choices if choice.op == "Softmax"))
+
+    with pytest.raises(errors.TacticMismatchError, match=r"e4.*run1"):
+        BACKEND.build(model, config(), caches=Caches(replay=fast, denied=deny(fast)))
+    with pytest.raises(errors.EngineBuildError, match="deny-list"):
+        BACKEND.build(model, config(), caches=Caches(denied=everywhere))
+
+
+def test_settings_without_layers_are_denied_together(model: Model, fast: TacticRecord) -> None:
+    entry = dataclasses.replace(
+        deny(fast).entries[0], choices=(), settings=(("BiasGeluFusion", "off"), ("GeluApproximation", "on"))
+    )
+    denied = Caches(denied=DenyList(entries=(entry,)))
+
+    settings = [dict(BACKEND.build(model, config(tactic_seed=s), caches=denied).tactics.settings) for s in range(12)]
+
+    assert not any(s["BiasGeluFusion"] == "off" and s["GeluApproximation"] == "on" for s in settings)
+    assert any(s["GeluApproximation"] == "on" for s in settings) and any(s["BiasGeluFusion"] == "off" for s in settings)
