@@ -155,8 +155,8 @@ def ours(model: Path, culprit: str, mode: str, folder: Path) -> int:
 def reduce_here(model: str, culprit: str, mode: str, output: str) -> None:
     """What a user of ours writes."""
     from trtops.ops.evaluation.submodel import ComparisonCheck, onnxruntime_runner
-    from trtops.ops.search.reduce.config import ReduceConfig
-    from trtops.ops.search.reduce.op import reduce
+    from trtops.ops.search.reduce import reduce
+    from trtops.ops.search.reduce_search import ReduceConfig
 
     check = ComparisonCheck(runner=lambda part: onnxruntime_runner(with_error(part, culprit)))
     config = ReduceConfig(mode=mode, output=output)  # type: ignore[arg-type]

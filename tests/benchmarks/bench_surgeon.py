@@ -167,8 +167,8 @@ assert main(sys.argv[1:]) in (0, 1)
     "layers": """
 from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.submodel import onnxruntime_runner
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.accuracy.op import accuracy
+from trtops.ops.search.accuracy import AccuracyConfig
+from trtops.ops.search.accuracy import accuracy
 assert len(accuracy(sys.argv[1], onnxruntime_runner, AccuracyConfig(tolerances=Tolerances())).tensors) > 400
 """,
     "floor": """

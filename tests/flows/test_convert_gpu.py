@@ -35,8 +35,8 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.accuracy import AccuracyConfig
+from trtops.ops.search.precision import PrecisionConfig
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import builds
 from trtops.tracking.schema import Artifact, Tag

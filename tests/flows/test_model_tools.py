@@ -14,9 +14,9 @@ from flows.precision import precision
 from flows.reduce import reduce
 from tests import models
 from trtops.comparator.report import Tolerances
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.reduce.config import ReduceConfig
+from trtops.ops.search.accuracy import AccuracyConfig
+from trtops.ops.search.precision import PrecisionConfig
+from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.tracking.store import default_tracker
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
@@ -38,7 +38,7 @@ def test_triage_finds_the_overflow_and_logs_table_and_picture(overflowing: Path)
     [info] = default_tracker().find(tags={"trtops.kind": "accuracy"})
     stored = default_tracker().load(info.id)
     assert info.verdict == "bad"
-    assert {"accuracy/errors.png", "accuracy/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
+    assert {"accuracy/findings.txt", "accuracy/tensors.json"} <= {a.path for a in stored.manifest.artifacts}
 
 
 def test_precision_keeps_what_overflows(overflowing: Path, tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.accuracy.op import accuracy as accuracy_op
-from trtops.ops.search.accuracy.result import AccuracyResult
-from trtops.ops.search.accuracy.sides import Side, make_side
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult
+from trtops.ops.search.accuracy import accuracy as accuracy_op
+from trtops.ops.search.accuracy_sides import Side, make_side
 from trtops.spec import Precision
 
 

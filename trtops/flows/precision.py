@@ -16,10 +16,9 @@ from trtops.flows.artifacts import ended
 from trtops.flows.command import config_flag, run
 from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.precision.engines import Side, candidate_runner
-from trtops.ops.search.precision.op import precision as precision_op
-from trtops.ops.search.precision.result import PrecisionResult, PrecisionStep
+from trtops.ops.search.precision import PrecisionConfig, PrecisionResult, PrecisionStep
+from trtops.ops.search.precision import precision as precision_op
+from trtops.ops.search.precision_engines import Side, candidate_runner
 from trtops.terminal import progress
 
 

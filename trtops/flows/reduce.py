@@ -21,11 +21,10 @@ from trtops.flows.slots import current_slot
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
 from trtops.ops.evaluation.command import CommandCheck
 from trtops.ops.evaluation.submodel import Check
-from trtops.ops.search.reduce.checks import engine_check
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.hunt import Parts
-from trtops.ops.search.reduce.op import reduce as reduce_op
-from trtops.ops.search.reduce.result import ReduceResult
+from trtops.ops.search.delta import Items as Parts
+from trtops.ops.search.reduce import ReduceResult, engine_check
+from trtops.ops.search.reduce import reduce as reduce_op
+from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.spec import BackendName, BuildConfig, Precision
 
 

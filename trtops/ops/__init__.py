@@ -135,21 +135,21 @@ if TYPE_CHECKING:
     from trtops.ops.runs.stored import list_runs as list_runs
     from trtops.ops.runs.stored import reevaluate as reevaluate
     from trtops.ops.runs.stored import side_by_side as side_by_side
-    from trtops.ops.search.accuracy.config import AccuracyConfig as AccuracyConfig
-    from trtops.ops.search.accuracy.op import accuracy as accuracy
-    from trtops.ops.search.accuracy.result import AccuracyResult as AccuracyResult
-    from trtops.ops.search.accuracy.sides import Emulated as Emulated
-    from trtops.ops.search.precision.check import CandidateCheck as CandidateCheck
-    from trtops.ops.search.precision.check import ModelWriter as ModelWriter
-    from trtops.ops.search.precision.config import PrecisionConfig as PrecisionConfig
-    from trtops.ops.search.precision.engines import EngineWriter as EngineWriter
-    from trtops.ops.search.precision.engines import require_layer_precisions as require_layer_precisions
-    from trtops.ops.search.precision.op import precision as precision
-    from trtops.ops.search.precision.result import PrecisionResult as PrecisionResult
-    from trtops.ops.search.reduce.checks import engine_check as engine_check
-    from trtops.ops.search.reduce.config import ReduceConfig as ReduceConfig
-    from trtops.ops.search.reduce.op import reduce as reduce
-    from trtops.ops.search.reduce.result import ReduceResult as ReduceResult
+    from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
+    from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
+    from trtops.ops.search.accuracy import accuracy as accuracy
+    from trtops.ops.search.accuracy_sides import Emulated as Emulated
+    from trtops.ops.search.precision import CandidateCheck as CandidateCheck
+    from trtops.ops.search.precision import ModelWriter as ModelWriter
+    from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig
+    from trtops.ops.search.precision import PrecisionResult as PrecisionResult
+    from trtops.ops.search.precision import precision as precision
+    from trtops.ops.search.precision_engines import EngineWriter as EngineWriter
+    from trtops.ops.search.precision_engines import require_layer_precisions as require_layer_precisions
+    from trtops.ops.search.reduce import ReduceResult as ReduceResult
+    from trtops.ops.search.reduce import engine_check as engine_check
+    from trtops.ops.search.reduce import reduce as reduce
+    from trtops.ops.search.reduce_search import ReduceConfig as ReduceConfig
     from trtops.ops.search.repeat import RepeatConfig as RepeatConfig
     from trtops.ops.search.repeat import RepeatResult as RepeatResult
     from trtops.ops.search.repeat import repeat as repeat

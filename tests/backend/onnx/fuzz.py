@@ -27,8 +27,8 @@ from trtops.backend.onnx.summary import describe, summary
 from trtops.metadata import TensorSpec
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.lint import lint
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_search import ReduceConfig
 
 NAMES = ("", "x", "y", "nowhere", "w", "t", "a\0b", "../../etc/passwd", "é" * 40, "a/b:0")
 OPS = (

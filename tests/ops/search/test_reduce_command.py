@@ -12,8 +12,8 @@ from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
 from trtops import errors
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_search import ReduceConfig
 
 PYTHON = sys.executable
 

@@ -14,9 +14,9 @@ import pytest
 from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import Cutter, SubModel
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.journal import Step
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_journal import Step
+from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.search.replays import load_replay, save_replay
 
 POLYGRAPHY = str(Path(sys.executable).with_name("polygraphy"))

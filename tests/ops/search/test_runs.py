@@ -12,11 +12,10 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.submodel import SubModel
 from trtops.ops.result import OpResult
-from trtops.ops.search.accuracy.op import accuracy
-from trtops.ops.search.accuracy.sides import Emulated, make_side
-from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.precision.op import precision
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.accuracy import accuracy
+from trtops.ops.search.accuracy_sides import Emulated, make_side
+from trtops.ops.search.precision import PrecisionConfig, precision
+from trtops.ops.search.reduce import reduce
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Tag

@@ -26,13 +26,11 @@ from trtops.ops.evaluation.submodel import ComparisonCheck, EngineRunner
 from trtops.ops.model.capability import CapabilityConfig, capability
 from trtops.ops.model.inspect.models import inspect_model
 from trtops.ops.model.inspect.tactics import inspect_tactics
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.accuracy.op import accuracy
-from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.precision.engines import TensorRTEngines
-from trtops.ops.search.precision.op import precision
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.accuracy import AccuracyConfig, accuracy
+from trtops.ops.search.precision import PrecisionConfig, precision
+from trtops.ops.search.precision_engines import TensorRTEngines
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.search.repeat import RepeatConfig, repeat
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker

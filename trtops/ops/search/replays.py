@@ -1,7 +1,7 @@
-"""Debug replays: the answers of a search in a file, in Polygraphy's layout, so that a search that was ended can resume.
+"""Debug replays: the answers of a search in a file, in Polygraphy's layout.
 
-A replay is a JSON object of answers by question. The questions themselves are not in it: they follow from the model, the
-mode and the answers before, or stand in an answer's ``state``.
+A replay is a JSON object of answers by question. The questions themselves follow from the model, the mode and the earlier
+answers, or are part of an answer's ``state``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtops.json import Decoder, Encoder, load_json, save_json
 
 @dataclass
 class IterationContext:
-    """One answer in a replay, by Polygraphy's name for it.
+    """One answer; name and fields are Polygraphy's.
 
     Attributes:
         state: What the search needs to resume, such as ``num_nodes``.
@@ -30,22 +30,18 @@ class IterationContext:
     success: bool = True
 
 
-@Encoder.register(IterationContext)
-def _encode_context(context: IterationContext) -> dict[str, Any]:
-    return {"state": context.state, "iteration_info": context.iteration_info, "success": context.success}
+Encoder.register(IterationContext)(lambda context: dict(vars(context)))
+Decoder.register(IterationContext)(
+    lambda members: IterationContext(members["state"], members["iteration_info"], members["success"])
+)
 
 
-@Decoder.register(IterationContext)
-def _decode_context(members: dict[str, Any]) -> IterationContext:
-    return IterationContext(members["state"], members["iteration_info"], members["success"])
-
-
-def load_replay(path: Path) -> dict[str, IterationContext]:
+def load_replay(path: str | Path) -> dict[str, IterationContext]:
     """Read a replay.
 
     Raises:
-        FormatError: If the file is something else.
-        ConfigError: If there is no such file.
+        FormatError: If the file is not a replay.
+        ConfigError: If the file does not exist.
     """
     try:
         replay = load_json(path, "debug replay")
@@ -53,7 +49,7 @@ def load_replay(path: Path) -> dict[str, IterationContext]:
         raise errors.ConfigError(f"Debug replay {str(path)!r} does not exist.") from None
     if not isinstance(replay, dict) or not all(isinstance(c, IterationContext) for c in replay.values()):
         raise errors.FormatError(
-            f"{path} is no debug replay; expected an object of IterationContext by _N<index>_<stage>."
+            f"{path} is not a debug replay; expected an object of IterationContext by _N<index>_<stage>."
         )
     return replay
 

@@ -15,8 +15,8 @@ from trtops.ops.bundling.case import Case, built_case, emulated_case, failing_ca
 from trtops.ops.bundling.config import BundleConfig
 from trtops.ops.bundling.op import write_bundle
 from trtops.ops.evaluation.submodel import Check, ComparisonCheck
-from trtops.ops.search.reduce.config import ReduceConfig
-from trtops.ops.search.reduce.op import reduce
+from trtops.ops.search.reduce import reduce
+from trtops.ops.search.reduce_search import ReduceConfig
 from trtops.ops.triaging.answer import Answer
 from trtops.ops.triaging.of_build import fails_emulated, fails_to_build, pinned_side
 from trtops.ops.triaging.subject import Subject

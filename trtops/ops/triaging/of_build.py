@@ -26,12 +26,10 @@ from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.emulated import evaluate_emulated
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.accuracy.op import accuracy
-from trtops.ops.search.accuracy.result import AccuracyResult, TensorError
-from trtops.ops.search.accuracy.sides import Emulated
-from trtops.ops.search.precision.config import PrecisionConfig
-from trtops.ops.search.precision.op import precision as find_nodes_to_keep
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, TensorError, accuracy
+from trtops.ops.search.accuracy_sides import Emulated
+from trtops.ops.search.precision import PrecisionConfig
+from trtops.ops.search.precision import precision as find_nodes_to_keep
 from trtops.ops.triaging.answer import Answer
 from trtops.ops.triaging.of_model import first_lines
 from trtops.ops.triaging.subject import Subject

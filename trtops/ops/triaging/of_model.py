@@ -19,9 +19,8 @@ from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.reference import reference_outputs
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.model.lint import lint
-from trtops.ops.search.accuracy.config import AccuracyConfig
-from trtops.ops.search.accuracy.op import accuracy
-from trtops.ops.search.accuracy.sides import reference
+from trtops.ops.search.accuracy import AccuracyConfig, accuracy
+from trtops.ops.search.accuracy_sides import reference
 from trtops.ops.triaging.answer import Answer
 from trtops.ops.triaging.subject import Subject, with_outputs
 

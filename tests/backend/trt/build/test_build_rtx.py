@@ -39,8 +39,7 @@ from trtops.backend.trt import (
 )
 from trtops.backend.worker import IsolatedBackend
 from trtops.ops import EngineWriter
-from trtops.ops.search.precision.candidates import Candidate
-from trtops.ops.search.precision.config import PrecisionConfig
+from trtops.ops.search.precision import Candidate, PrecisionConfig
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 
 pytestmark = pytest.mark.usefixtures("rtx")

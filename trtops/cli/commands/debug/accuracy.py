@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtops import ops
-from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, memory
 from trtops.cli.flags import Asked, Flag, Group
 from trtops.cli.logs import say, say_ending, say_json
 
 if TYPE_CHECKING:
-    from trtops.ops.search.accuracy.config import AccuracyConfig
-    from trtops.ops.search.accuracy.sides import Emulated
+    from trtops.ops.search.accuracy import AccuracyConfig
+    from trtops.ops.search.accuracy_sides import Emulated
     from trtops.spec import BuildConfig
 
 GROUPS = (
@@ -28,7 +27,6 @@ GROUPS = (
             Flag(names=("--observe",), usual="auto", choices=("auto", "all", "one"), help="tensors observed together, or one at a time"),
             Flag(names=("--window",), usual="192M", convert=int, shown="BYTES", help="how much is held at a time"),
             Flag(names=("--max-probes",), usual="64", convert=int, shown="N", help="most tensors to observe one at a time"),
-            Flag(names=("--picture",), shown="FILE", help="where to draw it, as PNG"),
         ),
     ),
     groups.JSON, groups.TRACKING, configs.BACKEND,
@@ -50,7 +48,6 @@ class Plan:
         model: The model.
         actual: What is under test: how an engine is built, or an emulated precision.
         config: The op's config.
-        picture: Where to draw it.
         experiment: Where to remember it.
         store: Where the memory is.
         json: Whether to print JSON.
@@ -59,7 +56,6 @@ class Plan:
     model: str
     actual: BuildConfig | Emulated
     config: AccuracyConfig
-    picture: str | None
     experiment: str | None
     store: str | None
     json: bool
@@ -76,7 +72,6 @@ def plan(args: Asked) -> Plan:
         model=args.model_file,
         actual=(ops.Emulated(args.emulate) if args.emulate else configs.build_config(args, args.backend or "tensorrt")),
         config=config,
-        picture=args.picture,
         experiment=args.experiment,
         store=args.store if args.experiment else None,
         json=bool(args.json),
@@ -92,8 +87,6 @@ def execute(plan: Plan) -> int:
         tracker=memory.kept(plan.experiment, plan.store),
         experiment=plan.experiment,
     )
-    if plan.picture is not None:
-        save_bytes(result.picture(), plan.picture)
     if plan.json:
         say_json(result.to_dict())
     else:

@@ -23,8 +23,7 @@ from trtops.cli.script import Call, Maker, call
 if TYPE_CHECKING:
     from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.evaluation.feeds import DataConfig
-    from trtops.ops.search.precision.config import PrecisionConfig
-    from trtops.ops.search.precision.result import PrecisionStep
+    from trtops.ops.search.precision import PrecisionConfig, PrecisionStep
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
 
 GROUPS = (
@@ -34,7 +33,7 @@ GROUPS = (
         (
             Flag(names=("-o", "--output"), to="output", shown="FILE", help="where to write the model in mixed precision"),
             Flag(names=("--exclude-list",), shown="FILE", help="where to write the names of the nodes to keep"),
-            Flag(names=("--picture",), shown="FILE", help="where to draw accuracy against latency, as PNG"),
+            Flag(names=("--fastest",), takes="switch", help="measure the sets that pass, and choose the fastest"),
             Flag(names=("--mode",), usual="minimal", choices=("minimal", "bisect", "linear"), help="keep as few nodes as possible, or all from one end of the model"),
             Flag(names=("--dir", "--direction"), usual="forward", to="direction", choices=("forward", "reverse"), help="the end that bisect and linear keep"),
             Flag(names=("-p", "--precision"), usual="float32", to="precision", choices=("float32", "float16"), help="what kept layers of engines compute in: float32, or float16 beside --int8 and --fp8"),
@@ -74,7 +73,6 @@ class Plan:
         sorting: What to do about the files that are there then.
         golden: Outputs that the model must give.
         layers: Where to write the error of every tensor.
-        picture: Where to draw accuracy against latency.
         experiment: Where to remember it.
         store: Where the memory is.
         exit_on_bad: Whether a bad verdict is exit code 1.
@@ -90,7 +88,6 @@ class Plan:
     sorting: RepeatConfig | None
     golden: str | None
     layers: str | None
-    picture: str | None
     experiment: str | None
     store: str | None
     exit_on_bad: bool = False
@@ -129,7 +126,6 @@ def plan(args: Asked) -> Plan:
         ),
         golden=args.golden_outputs,
         layers=args.save_layer_outputs,
-        picture=args.picture,
         experiment=args.experiment,
         store=args.store if args.experiment else None,
         exit_on_bad=bool(args.exit_on_bad or args.experiment or check is None),
@@ -156,6 +152,7 @@ def _search_config(args: Asked, *, evaluated: bool, made_up: bool) -> PrecisionC
         exclude=tuple(args.exclude or ()),
         output=args.output,
         exclude_list=args.exclude_list,
+        fastest=bool(args.fastest),
         load_replay=args.load_debug_replay,
         save_replay=args.save_debug_replay,
         **compared,
@@ -200,8 +197,6 @@ def execute(plan: Plan) -> int:
         )
     if plan.layers is not None:
         _write_layers(plan, model, make(plan.feeds))
-    if plan.picture is not None:
-        save_bytes(result.picture(), plan.picture)
     iterations.tell_all()
     say(result.text())
     if plan.experiment is not None:
@@ -246,9 +241,8 @@ def _write_layers(plan: Plan, model: Any, feeds: Any) -> None:
 
 
 def _say_step(step: PrecisionStep, iterations: Iterations) -> None:
-    group = f" ({step.group})" if step.group else ""
     measured = f", {step.excess:.3g} of what is allowed" if 0 < step.excess < float("inf") else ""
-    say(f"{step.kept} nodes in FP32{group}: {'good' if step.good else 'bad'}{measured}")
+    say(f"{step.kept} nodes in FP32: {'good' if step.good else 'bad'}{measured}")
     iterations.ended(step.good)
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from trtops.comparator.report import Tolerances
     from trtops.ops.evaluation.command import CommandCheck
     from trtops.ops.evaluation.submodel import CheckOutcome
-    from trtops.ops.search.reduce.config import ReduceConfig
-    from trtops.ops.search.reduce.journal import Step
+    from trtops.ops.search.reduce_journal import Step
+    from trtops.ops.search.reduce_search import ReduceConfig
 
 _SEEN = "shapes are those seen when the whole model ran"
 

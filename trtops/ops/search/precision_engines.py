@@ -18,11 +18,11 @@ from trtops.backend.onnx.save import serialize
 from trtops.backend.trt import library
 from trtops.backend.trt.library import line
 from trtops.backend.trt.lines import Feature
-from trtops.ops.search.precision.candidates import Candidate, MakeRunner, emulated_runner
+from trtops.ops.search.precision import Candidate, MakeRunner, emulated_runner
 from trtops.processes import temporary_prefix
 
 Side: TypeAlias = Literal["emulated", "tensorrt"]
-"""What candidates are evaluated by: 16 bit as a GPU rounds it, emulated on the CPU; or TensorRT engines."""
+"""What runs candidates: 16 bit emulated on the CPU, rounded as a GPU rounds it; or TensorRT engines."""
 
 
 def candidate_runner(side: Side) -> MakeRunner:
@@ -31,55 +31,45 @@ def candidate_runner(side: Side) -> MakeRunner:
 
 
 class TensorRTEngines:
-    """Makes the runners of :func:`trtops.ops.search.precision.op.precision` from TensorRT engines.
+    """Makes the runners of :func:`trtops.ops.search.precision.precision` from TensorRT engines.
 
     Up to 10.x the network is weakly typed: the builder may use the lower precision, and binding layer precisions hold the
-    nodes to keep. Where precisions come from the model, the candidate's model with its Cast nodes is built as it is. Builds
-    share a timing cache, so that a candidate times only what the ones before it did not.
+    nodes to keep. On releases that take precisions from the model, the candidate's model with its Casts is built. Builds
+    share a timing cache, so that each times only new tactics.
     """
 
-    def __init__(self, optimization_level: int | None = None) -> None:
-        """Choose how long the builder may search.
-
-        Args:
-            optimization_level: The builder's, 0 to 5; its own default unless given.
-        """
-        self._level = optimization_level
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("precision"))
 
     def __call__(self, candidate: Candidate) -> BaseRunner:
         """The runner of one candidate; its engine is built when the runner is activated.
 
         Raises:
-            BackendUnavailableError: If there is no TensorRT.
+            BackendUnavailableError: If TensorRT is missing.
         """
         cache = Path(self._folder.name, "timing.cache")
         if line().supports(Feature.LAYER_PRECISION):
             low = candidate.config.to
             config = trt.CreateConfig(
-                fp16=low == "fp16",
-                bf16=low == "bf16",
-                precision_constraints="obey",
-                builder_optimization_level=self._level,
-                load_timing_cache=cache,
+                fp16=low == "fp16", bf16=low == "bf16", precision_constraints="obey", load_timing_cache=cache
             )
             network = _restrict_layers(trt.NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
         else:
-            config = trt.CreateConfig(builder_optimization_level=self._level, load_timing_cache=cache)
+            config = trt.CreateConfig(load_timing_cache=cache)
             network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
         return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineWriter:
-    """Writes a candidate as a TensorRT engine: the nodes to keep by layer precisions that bind.
+    """Writes a candidate as a TensorRT engine, with binding precisions for the layers to keep.
 
     Attributes:
         network: Makes the network: builder, network, parser.
         config: Makes the builder config.
-        path: Where the engine goes.
-        kept_in: What the kept nodes compute in: ``float32`` or ``float16``.
-        save_timing_cache: Where timings are kept from one build to the next.
+        path: File for the engine.
+        kept_in: Precision of the kept layers: ``float32`` or ``float16``.
+        save_timing_cache: File in which timings are kept from one build to the next.
     """
 
     network: Callable[[], Any]
@@ -89,7 +79,7 @@ class EngineWriter:
     save_timing_cache: str | None = None
 
     def __call__(self, candidate: Candidate) -> None:
-        """Build, and write.
+        """Build and write the engine.
 
         Raises:
             BackendError: If the candidate cannot be built.
@@ -102,19 +92,13 @@ class EngineWriter:
         save_bytes(plan, self.path)
 
     def runner(self, candidate: Candidate) -> BaseRunner:
-        """A runner of the candidate's engine, for :func:`trtops.ops.search.precision.op.precision`."""
+        """A runner of the candidate's engine, for :func:`trtops.ops.search.precision.precision`."""
         network = _restrict_layers(self.network, candidate, self.kept_in)
         return trt.TrtRunner(trt.EngineFromNetwork(network, self.config, save_timing_cache=self.save_timing_cache))
 
 
 def _restrict_layers(network: Callable[[], Any], candidate: Candidate, kept_in: str = "float32") -> Callable[[], Any]:
-    """A network whose layers compute in a candidate's precisions, as far as layer precisions say so.
-
-    Args:
-        network: Makes the network: builder, network, parser.
-        candidate: Names the nodes to keep.
-        kept_in: What the kept nodes compute in: ``float32`` or ``float16``.
-    """
+    """A network in which the layers to keep compute in a given precision."""
     layers = {name: kept_in for name in sorted(candidate.keep)}
     return trt.SetLayerPrecisions(network, layers) if layers else network
 
@@ -137,10 +121,10 @@ def _multiply_outputs_by_zero(network: Any) -> None:
 
 
 def require_layer_precisions() -> None:
-    """Refuse releases of TensorRT that take no precisions of layers.
+    """Raise an error on releases of TensorRT without precisions of layers.
 
     Raises:
-        BackendUnavailableError: If there is no TensorRT.
+        BackendUnavailableError: If TensorRT is missing.
         UnsupportedFeatureError: If this release takes precisions from the model alone.
     """
     if not line().supports(Feature.LAYER_PRECISION):

@@ -1,4 +1,4 @@
-"""The two sides that accuracy compares: what runs a model, with more and other tensors as outputs each time."""
+"""The two sides of an accuracy search: what runs a model, with different tensors as outputs each time."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def reference(model: onnx.ModelProto) -> BaseRunner:
 
 
 Side: TypeAlias = Literal["onnxruntime", "tensorrt", "emulated"]
-"""What can be under test: an engine of a back end, or 16 bit as a GPU rounds it, emulated on the CPU."""
+"""What can be under test: an engine of a back end, or 16 bit emulated on the CPU."""
 
 
 def make_side(side: Side, precision: Precision) -> BuildConfig | Emulated:
-    """A side by its name, with default options; emulated is FP16 unless BF16 is asked for."""
+    """A side by its name, with default options; ``emulated`` is FP16 unless the precision is BF16."""
     if side == "emulated":
         return Emulated("bf16" if precision == "bf16" else "fp16")
     return BuildConfig(precision=precision).on_backend(side)
 
 
 def side_name(side: BuildConfig | MakeRunner) -> str:
-    """What runs call a side."""
+    """The name of a side in the names of runs."""
     if isinstance(side, BuildConfig):
         return f"{side.backend} {side.precision}"
     if isinstance(side, Emulated):
@@ -82,9 +82,13 @@ def side_name(side: BuildConfig | MakeRunner) -> str:
 
 
 class Built:
-    """A side that builds engines; knows the layers of the first, which observes nothing, by node and by tensor.
+    """A side that builds engines.
 
-    On ONNX Runtime the others get the settings of the first: they are to compute as it does, and nothing is timed again.
+    On ONNX Runtime later engines get the settings of the first, which observes no tensors: they have to compute as it does,
+    and nothing is timed again.
+
+    Attributes:
+        layers: Layers of the first engine, by node and by tensor.
     """
 
     def __init__(self, config: BuildConfig) -> None:
@@ -94,33 +98,33 @@ class Built:
 
     def __call__(self, model: onnx.ModelProto) -> BaseRunner:
         """Build an engine, and make a runner of it."""
-        backend = engine_backend(self.config.backend)
         build = self._build(Model.from_proto(model))
         for layer in () if self.layers else build.layers:
             text = f"{layer.name} [{layer.tactic}]" if layer.tactic else layer.name
             for name in (*layer.onnx_nodes, *layer.outputs):
                 self.layers.setdefault(name, text)
-        return backend.runner(build.engine, self.config.backend)
+        return engine_backend(self.config.backend).runner(build.engine, self.config.backend)
 
     def _build(self, model: Model) -> Build:
         if self._settings is not None:
             config = replace(self.config, options=replace(self.config.options, tactic_seed=None))
             try:
                 return built_safely(model, config, Caches(replay=self._settings))
-            except errors.BackendError as exc:  # more outputs can be what the settings do not go with
+            except errors.BackendError as exc:  # the settings may not fit a model with more outputs
                 log.info("Built with settings of its own: %s", exc)
         build = built_safely(model, self.config)
         if build.tactics.mechanism == "onnxruntime" and self._settings is None:
             self._settings = replace(build.tactics, choices=())
         return build
 
-    def layer_of(self, tensor: str, node: str) -> str:
-        """The layer that makes a tensor or holds a node; empty if the engine does not say."""
-        return self.layers.get(tensor) or self.layers.get(node, "")
-
 
 class Sides:
-    """Both sides of a comparison, with tensors observed as asked."""
+    """Both sides of a comparison.
+
+    Attributes:
+        makers: The node that makes each tensor that can be observed, by the tensor's name, in order of execution.
+        passes: Number of comparisons so far.
+    """
 
     def __init__(
         self,
@@ -137,22 +141,28 @@ class Sides:
         self.tolerances = tolerances
         self.cutter = Cutter(model)
         self.outputs = [value.name for value in model.graph.output]
-        self.declared = _declared_values(model, feeds)
-        self.largest = _values_of_largest_feed(model, feeds) or self.declared
         self.makers = {name: index for index in self.cutter.order for name in self.cutter.visible(index)}
-        self.right: list[dict[str, Any]] | None = None
         self.passes = 0
-
-    @property
-    def tensors(self) -> list[str]:
-        """All tensors that can be observed, in order of execution."""
-        return list(self.makers)
+        self._golden_outputs: list[dict[str, Any]] | None = None
+        sizes = [{name: np.shape(array) for name, array in feed.items()} for feed in feeds]
+        # A back end takes an output's declared shape for granted and folds computations on it into constants. So only
+        # those dimensions are declared that all feeds have in common.
+        common: dict[str, Sequence[int | None]] = {}
+        for name in sizes[0]:
+            shapes_of = [feed[name] for feed in sizes if name in feed]
+            if len({len(shape) for shape in shapes_of}) == 1:
+                common[name] = [dims[0] if len(set(dims)) == 1 else None for dims in zip(*shapes_of)]
+        self._declared = _inferred_values(model, common)
+        # Memory is estimated from the largest feed.
+        alike = all(each == sizes[0] for each in sizes)
+        largest = max(sizes, key=lambda each: sum(map(math.prod, each.values())))
+        self._largest = self._declared if alike else _inferred_values(model, largest)
 
     def windows(self, limit: int) -> Iterator[list[str]]:
-        """The tensors in runs whose arrays are within a limit, as far as their sizes are known."""
+        """Runs of tensors whose arrays have at most ``limit`` bytes, as far as their sizes are known."""
         window: list[str] = []
         total = 0
-        for name in self.tensors:
+        for name in self.makers:
             size = self._bytes(name) * len(self.feeds)
             if window and total + size > limit:
                 yield window
@@ -163,29 +173,29 @@ class Sides:
             yield window
 
     def compare(self, observed: Sequence[str]) -> tuple[ComparisonReport, dict[str, Size]]:
-        """Run both sides with these tensors as outputs beside the model's own; also how large the reference's are."""
+        """Run both sides with these tensors as further outputs; also returns the sizes of the reference's tensors."""
         self.passes += 1
         names = list(dict.fromkeys([*self.outputs, *observed]))
         outputs = self.model.graph.output
         kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
-        outputs.extend(self.declared.get(n) or onnx.ValueInfoProto(name=n) for n in names[len(self.outputs) :])
+        outputs.extend(self._declared.get(n) or onnx.ValueInfoProto(name=n) for n in names[len(self.outputs) :])
         try:
             golden = self._run(self.golden)
             actual = self._run(self.actual)
         finally:
             del outputs[:]
             outputs.extend(kept)
-        self.right = [{name: arrays[name] for name in self.outputs} for arrays in golden]
+        self._golden_outputs = [{name: arrays[name] for name in self.outputs} for arrays in golden]
         sizes = {name: Size.of([arrays[name] for arrays in golden]) for name in golden[0]}
         return compare_outputs(actual, golden, self.tolerances), sizes
 
     def run_unobserved(self) -> list[dict[str, Any]]:
-        """The model's own outputs of the side under test, with nothing observed."""
+        """The model's own outputs on the side under test, without observed tensors."""
         return self._run(self.actual)
 
-    def evaluate_unobserved(self, outputs: list[dict[str, Any]]) -> ComparisonReport:
-        """Compare these with the side that is right; what that gives does not depend on what is observed."""
-        golden = self._run(self.golden) if self.right is None else self.right
+    def compare_unobserved(self, outputs: list[dict[str, Any]]) -> ComparisonReport:
+        """Compare these with the reference, whose values do not depend on what is observed."""
+        golden = self._run(self.golden) if self._golden_outputs is None else self._golden_outputs
         return compare_outputs(outputs, golden, self.tolerances)
 
     def _run(self, make: MakeRunner) -> list[dict[str, Any]]:
@@ -195,7 +205,7 @@ class Sides:
             return [{name: np.array(array) for name, array in runner.infer(feed).items()} for feed in self.feeds]
 
     def _bytes(self, name: str) -> int:
-        value = self.largest.get(name)
+        value = self._largest.get(name)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return _UNKNOWN_BYTES
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
@@ -205,32 +215,10 @@ class Sides:
         return external.expected_bytes(tensor) or _UNKNOWN_BYTES
 
 
-def _declared_values(model: onnx.ModelProto, feeds: Sequence[Feed]) -> dict[str, onnx.ValueInfoProto]:
-    """Types of a model's tensors, and the parts of their shapes that hold for every feed, as far as they can be inferred.
-
-    A back end takes an output's declared shape for granted, and folds what is computed from it into constants.
-    """
-    common = {}
-    for name in feeds[0]:
-        sizes = [np.shape(feed[name]) for feed in feeds if name in feed]
-        if len({len(shape) for shape in sizes}) == 1:
-            common[name] = [dims[0] if len(set(dims)) == 1 else None for dims in zip(*sizes)]
-    return _inferred_values(model, common)
-
-
-def _values_of_largest_feed(model: onnx.ModelProto, feeds: Sequence[Feed]) -> dict[str, onnx.ValueInfoProto] | None:
-    """The same for the largest of feeds of different shapes, to tell what memory they take; None if all have one shape."""
-    shapes_of = [{name: np.shape(array) for name, array in feed.items()} for feed in feeds]
-    if all(shapes == shapes_of[0] for shapes in shapes_of):
-        return None
-    largest = max(shapes_of, key=lambda shapes: sum(map(math.prod, shapes.values())))
-    return _inferred_values(model, largest)
-
-
 def _inferred_values(
     model: onnx.ModelProto, inputs: Mapping[str, Sequence[int | None]]
 ) -> dict[str, onnx.ValueInfoProto]:
-    """What is inferred of a model's tensors where its inputs have these shapes; None leaves a dimension open."""
+    """Types and shapes of a model's tensors, inferred from shapes of its inputs; None leaves a dimension open."""
     bare = copy_model(model, put_small(4096))
     for value in bare.graph.input:
         if value.name in inputs and value.type.WhichOneof("value") == "tensor_type":
@@ -242,10 +230,10 @@ def _inferred_values(
 
 @dataclass(frozen=True)
 class Size:
-    """How large a tensor is in the reference, over all feeds.
+    """The size of a tensor's values in the reference, over all feeds.
 
     Attributes:
-        magnitude: Largest absolute value that is finite; 0 for text and for none.
+        magnitude: Largest finite absolute value; 0 for text and empty tensors.
         norm: Euclidean norm; NaN or infinite if a value is.
     """
 
@@ -259,11 +247,12 @@ class Size:
 
 
 def _sum_of_squares(array: Any) -> float:
-    """The sum of an array's squares; 0 for text."""
     flat = np.asarray(array).reshape(-1)
     if flat.dtype.kind not in "fiub":
         return 0.0
-    if flat.dtype == np.float32:
+    if (
+        flat.dtype == np.float32
+    ):  # a dot product in FP32 is much faster, and exact enough unless it overflows or underflows
         with np.errstate(over="ignore", invalid="ignore"):
             quick = float(np.dot(flat, flat))
         if 0 < quick < math.inf:
@@ -272,12 +261,10 @@ def _sum_of_squares(array: Any) -> float:
 
 
 def _largest_finite(array: Any) -> float:
-    """The largest finite magnitude in an array; 0 for text and for none."""
     array = np.asarray(array)
     if array.dtype.kind not in "fiu" or not array.size:
         return 0.0
     largest = max(float(array.max()), -float(array.min()))
     if math.isfinite(largest):
         return largest
-    finite = array[np.isfinite(array)]
-    return float(np.abs(finite).max(initial=0))
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0))

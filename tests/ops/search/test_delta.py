@@ -1,0 +1,168 @@
+"""Delta debugging on plain numbers: what is found, and how many tests it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtops.ops.search.delta import Items, Mode, OutOfTestsError, Search
+
+MODES: tuple[Mode, Mode] = ("bisect", "linear")
+
+
+class Oracle:
+    """A test that holds for sets that contain one of some sets; records what it is asked."""
+
+    def __init__(self, *needed: Iterable[int]) -> None:
+        self.needed = [frozenset(each) for each in needed]
+        self.asked: list[Items] = []
+
+    def holds(self, items: Items) -> bool:
+        return any(each <= items for each in self.needed)
+
+    def __call__(self, items: Items) -> bool:
+        self.asked.append(items)
+        return self.holds(items)
+
+
+def numbered(number: int) -> Items:
+    return frozenset([number])
+
+
+def least(holds: Callable[[int], bool], high: int, mode: Mode = "bisect", width: int = 1) -> tuple[int, int]:
+    """The number found, and how many rounds of tests it took."""
+    rounds = []
+
+    def evaluate(test: Callable[[Items], bool], sets: Iterable[Items]) -> list[bool]:
+        rounds.append(1)
+        return [test(each) for each in sets]
+
+    search = Search(lambda items: holds(*items), width=width, evaluate=evaluate)  # type: ignore[arg-type]
+    return search.least(numbered, high, mode), len(rounds)
+
+
+@given(st.integers(1, 300), st.integers(1, 8))
+def test_least_finds_the_threshold(high: int, width: int):
+    for threshold in {1, (high + 1) // 2, high}:
+        for mode in MODES:
+            assert least(lambda n, t=threshold: n >= t, high, mode, width)[0] == threshold  # type: ignore[misc]
+
+
+def test_bisecting_takes_logarithmically_many_tests():
+    assert least(lambda n: n >= 777, 1024)[1] <= 10
+    assert least(lambda n: n >= 777, 1024, width=3)[1] <= 5
+
+
+def test_least_of_a_test_that_is_not_monotone():
+    holding = {3, 4, 9, 10, 11, 15}
+    found, _ = least(lambda n: n in holding, 15)
+    assert found in holding and found - 1 not in holding
+    assert least(lambda n: n in {3, 15}, 15, "linear")[0] == 3
+
+
+def test_nothing_is_tested_twice_or_without_need():
+    oracle = Oracle({2})
+    search = Search(oracle)
+    assert search.first(numbered(i) for i in range(6)) == {2}
+    assert oracle.asked == [numbered(i) for i in range(3)]
+    assert search.holds([2]) and not search.holds([]) and len(oracle.asked) == search.tests == 3
+
+
+def test_the_number_of_tests_is_limited():
+    for width in (1, 4):
+        search = Search(Oracle({0, 50, 99}), max_tests=7, width=width)
+        with pytest.raises(OutOfTestsError):
+            search.smallest(range(100))
+        assert search.tests == 7
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))), st.integers(1, 5))
+def test_halving_ends_at_the_needed_number(case: tuple[int, int], width: int):
+    length, needed = case
+    search = Search(Oracle({needed}), width=width)
+
+    assert search.halve(range(length)) == (needed, needed + 1)
+    assert width > 1 or search.tests <= math.ceil(math.log2(length)) + 1
+
+
+@given(st.sets(st.integers(0, 63), min_size=2, max_size=5), st.integers(1, 5))
+def test_halving_ends_where_neither_half_holds(needed: set[int], width: int):
+    oracle = Oracle(needed)
+
+    low, high = Search(oracle, width=width).halve(range(64))
+
+    middle = (low + high) // 2
+    found = [frozenset(range(*ends)) for ends in ((low, high), (low, middle), (middle, high))]
+    assert list(map(oracle.holds, found)) == [True, False, False]
+
+
+def test_halving_finds_one_number_where_long_ranges_hold_too():
+    assert Search(lambda items: 133 in items or len(items) > 110).halve(range(202)) == (133, 134)
+
+
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1, max_size=6)))
+)
+def test_smallest_finds_exactly_what_is_needed(case: tuple[int, set[int]]):
+    count, needed = case
+
+    assert Search(Oracle(needed)).smallest(range(count)) == sorted(needed)
+    assert Search(Oracle(needed)).thin(list(range(count)), count // 2) == sorted(needed)
+
+
+@given(st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 5))
+def test_every_set_without_one_item_was_tested(needed: list[set[int]], width: int):
+    oracle = Oracle(*needed)
+
+    found = frozenset(Search(oracle, width=width).smallest(range(12)))
+
+    assert oracle.holds(found)
+    for item in found:
+        without = found - {item}
+        assert not oracle.holds(without)
+        assert not without or without in oracle.asked
+
+
+@given(st.sets(st.frozensets(st.integers(0, 6)), max_size=40))
+def test_smallest_is_minimal_for_any_test(holding: set[Items]):
+    def holds(items: Items) -> bool:
+        return items in holding or len(items) == 7
+
+    found = frozenset(Search(holds).smallest(range(7)))
+
+    assert holds(found)
+    assert not any(holds(found - {item}) for item in found if len(found) > 1)
+
+
+@pytest.mark.parametrize(("needed", "most"), [({3, 90, 199}, 60), (set(range(0, 200, 4)), 500), (set(range(200)), 820)])
+def test_smallest_takes_few_tests(needed: set[int], most: int):
+    search = Search(Oracle(needed))
+    assert search.smallest(range(200)) == sorted(needed)
+    assert search.tests < most
+
+
+@given(st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_every_smallest_set_is_found_and_no_other(needed: list[set[int]]):
+    oracle = Oracle(*needed)
+    search = Search(oracle)
+    smallest = {each for each in oracle.needed if not any(other < each for other in oracle.needed)}
+
+    found = list(search.all_smallest(range(9), lambda items: frozenset(search.smallest(sorted(items)))))
+
+    assert len(found) == len(set(found))
+    assert set(found) == smallest
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_independent_items_cost_one_test_each(count: int):
+    oracle = Oracle(*({10 * i} for i in range(count)))
+
+    found = list(
+        Search(oracle).all_smallest(range(100), lambda items: next(each for each in oracle.needed if each <= items))
+    )
+
+    assert len(found) == len(oracle.asked) == count

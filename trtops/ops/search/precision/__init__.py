@@ -1,1 +1,0 @@
-"""Precision: the nodes that must stay in FP32 in a 16-bit model."""

@@ -1,0 +1,387 @@
+"""Reduce: find the smallest part of a model that still fails a check, and save it as a model of its own.
+
+Sub-models are cut out of the model and checked. Each gets as inputs the values that flow there in the whole model, observed
+once at the beginning. Answers are kept by set of nodes, in memory and in a journal, and nothing is checked twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtops import errors
+from trtops.backend.base import Feed
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model, is_large
+from trtops.backend.onnx.save import save_model
+from trtops.backend.onnx.submodel import Cutter, Declared, Values
+from trtops.backend.onnxrt.observe import RandomInputs, observe
+from trtops.comparator.report import Tolerances
+from trtops.json import save_json
+from trtops.metadata import TensorMetadata, check_feed
+from trtops.ops.evaluation.check import tolerances_for
+from trtops.ops.evaluation.feeds import Feeds
+from trtops.ops.evaluation.submodel import Check, CheckVerdict, ComparisonCheck, EngineRunner, describe
+from trtops.ops.model.opening import Source, Subject, open_model
+from trtops.ops.result import OpResult, finish_with, op_run
+from trtops.ops.search.delta import Evaluate, Items
+from trtops.ops.search.reduce_journal import Journal, Step
+from trtops.ops.search.reduce_replay import write_replay
+from trtops.ops.search.reduce_search import ReduceConfig, Reduction, require_working_check
+from trtops.processes import temporary_prefix
+from trtops.record import Record
+from trtops.spec import BuildConfig
+from trtops.tracking import schema
+from trtops.tracking.base import NO_RUN, Run, Tracker
+from trtops.verdict import Verdict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CulpritNode(Record):
+    """One node of a culprit.
+
+    Attributes:
+        index: Its index in the whole model's ``graph.node``.
+        name: Its name; may be empty.
+        op: Its operator.
+        outputs: Names of its outputs.
+    """
+
+    index: int
+    name: str
+    op: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit(Record):
+    """A smallest sub-model that fails.
+
+    Attributes:
+        nodes: Its nodes, in the model's order.
+        minimal: Whether every set without one node was checked and passes; False if ``max_checks`` stopped the search.
+            If only outputs or only inputs are reduced, this concerns nodes at the end or at the beginning.
+        detail: How it fails.
+        path: Its file, if it was saved.
+        inputs_path: The file of its inputs, if they were saved.
+    """
+
+    nodes: tuple[CulpritNode, ...]
+    minimal: bool = True
+    detail: str = ""
+    path: str | None = None
+    inputs_path: str | None = None
+    _proto: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The sub-model.
+
+        Raises:
+            ConfigError: If this was read from a file; then it may be at :attr:`path`.
+        """
+        if self._proto is None:
+            raise errors.ConfigError(
+                f"This culprit was read from a file, without its model. Its path is {self.path!r}."
+            )
+        proto: onnx.ModelProto = self._proto
+        return proto
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Operator and name of each node."""
+        return tuple(f"{n.op} {n.name or next(filter(None, n.outputs), '')!r}" for n in self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceResult(OpResult):
+    """The result of a reduction.
+
+    Attributes:
+        verdict: ``bad`` if the model fails, ``good`` otherwise.
+        whole: The check's verdict on the whole model; ``error`` for a failure of another kind than the one searched for.
+        culprits: The culprits in the order in which they were found; at least one if the model fails.
+        nodes: Nodes in the whole model, without Constants.
+        checks: Sub-models checked.
+        resumed: Answers taken from the journal.
+        seconds: Wall time.
+        detail: How the whole model fails, or why it does not.
+        min_good: File of the passing sub-model, if it was requested and there is one.
+    """
+
+    verdict: Verdict
+    whole: CheckVerdict = "pass"
+    culprits: tuple[Culprit, ...] = ()
+    nodes: int
+    checks: int
+    resumed: int = 0
+    seconds: float
+    detail: str = ""
+    min_good: str | None = None
+
+    @property
+    def next_step(self) -> str:
+        """Inspect the part that fails, if it was saved."""
+        path = next((culprit.path for culprit in self.culprits if culprit.path), None)
+        shown = self.run_id and path
+        return f"trtops inspect model {shlex.quote(str(path))} --show layers" if shown else super().next_step
+
+    def body(self) -> Iterator[str]:
+        """The number of checks, and the nodes of each culprit."""
+        yield f"{self.checks} checks in {self.seconds:.1f} s. {self.detail}"
+        for culprit in self.culprits:
+            yield from ("", f"{len(culprit.nodes)} nodes{f', in `{culprit.path}`' if culprit.path else ''}:", "")
+            yield from (f"- {label}" for label in culprit.labels)
+
+    def text(self) -> str:
+        """The result for a terminal."""
+        if self.whole == "error":
+            return f"The whole model fails in another way than the one searched for: {self.detail}"
+        if not self.culprits:
+            return "The model does not fail."
+        lines = []
+        for culprit in self.culprits:
+            lines.append(f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}")
+            if culprit.detail:
+                lines.append(f"  {culprit.detail.rstrip()}")
+            if culprit.path is not None:
+                lines.append(f"  saved to {culprit.path}, its inputs to {culprit.inputs_path}")
+        return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
+
+
+def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
+    """A check that builds an engine of each part and compares its outputs with the values of the whole model.
+
+    Args:
+        build: How engines are built.
+        tolerances: When outputs are good enough; by default what is expected of the precision.
+
+    Raises:
+        BackendUnavailableError: If the back end's library is missing.
+    """
+    engine_backend(build.backend).environment()
+    return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
+
+
+def reduce(
+    model: Source,
+    check: Check,
+    config: ReduceConfig | None = None,
+    *,
+    feeds: Iterable[Feed] | None = None,
+    tracker: Tracker | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+    file: str | Path | None = None,
+    progress: Callable[[Step], None] | None = None,
+    evaluate: Evaluate | None = None,
+) -> ReduceResult:
+    """Find the smallest part of a model that still fails a check.
+
+    Args:
+        model: The model, or its path; not changed.
+        check: Says whether a sub-model passes (:mod:`trtops.ops.evaluation.submodel`): a callable, a comparison as
+            :func:`engine_check` makes it, or a :class:`~trtops.ops.evaluation.command.CommandCheck`.
+        config: How to search, and what to save.
+        feeds: Inputs of the whole model, instead of ``config.data``.
+        tracker: The tracking store for the run; None keeps nothing.
+        experiment: Experiment to log to; the model's name by default.
+        tags: Further tags of the run.
+        parent: Id of a parent run.
+        file: The file that a model in memory was loaded from; the run is named after it.
+        progress: Called after each check, from the thread that ran it.
+        evaluate: Runs at most ``config.width`` checks at the same time, in this process; threads by default.
+
+    Raises:
+        ModelError: If the model cannot be used, or a sub-model is too large.
+        InputError: If the data does not fit the model.
+        BackendError: If ONNX Runtime cannot compute the values of the model's tensors.
+        ConfigError: If the journal belongs to another reduction, an output path is the model's own, or the check fails on
+            everything, also on a model that cannot be wrong.
+        Exception: Any exception of the check on the whole model. On a part it counts as another failure.
+    """
+    config = ReduceConfig() if config is None else config
+    subject = Subject.of(model, file)
+    experiment = experiment or subject.name
+    name = f"{subject.name} reduce"
+    with op_run(tracker, experiment, name, kind="reduce", model=subject.file, tags=tags, parent=parent) as run:
+        opened = open_model(model)
+        if config.branches is None:
+            real = config.inputs == "real" and (feeds is not None or config.data is not None)
+            config = replace(config, branches="frozen" if real else "inputs")
+        found, steps = _find_culprits(opened, check, config, feeds, progress, evaluate)
+        result = replace(found, title=f"reduce {subject}", subject=str(subject.file or "")).kept_in(run, experiment)
+        run.log_params({"model": opened.name, "check": describe(check), **config.to_dict()})
+        if run is not NO_RUN:
+            _log_result(run, result, steps)
+        finish_with(run, result, tracker)
+        return result
+
+
+def _find_culprits(
+    model: Model,
+    check: Check,
+    config: ReduceConfig,
+    feeds: Iterable[Feed] | None,
+    progress: Callable[[Step], None] | None,
+    evaluate: Evaluate | None,
+) -> tuple[ReduceResult, Sequence[Step]]:
+    """The result, and every check."""
+    started = time.perf_counter()
+    _check_paths(model, check, config)
+    cutter = Cutter(model.proto(lean=True))
+    if not cutter.parts:
+        raise errors.InvalidModelError("The model has no nodes but Constants; there is nothing to reduce.")
+    inputs = TensorMetadata.of(model.info.inputs)
+    for name, shape in config.input_shapes.items():
+        if name not in inputs:
+            raise errors.UnknownInputError(f"input_shapes has {name!r}. {errors.near(name, inputs)}")
+        inputs[name] = replace(inputs[name], shape=tuple(shape))
+    given: list[Feed] = []
+    if config.inputs != "declared":
+        given = [dict(feed) for feed in config.open_for(model, feeds, inputs)] if inputs else [{}]
+        for feed in given:
+            check_feed(inputs, feed)
+    with ExitStack() as stack:
+        journal = _open_journal(model, check, config, given)
+        stack.callback(journal.close)
+        values: Values
+        if config.inputs == "declared":
+            values = Declared(cutter.model, inputs)
+        else:
+            observed = observe(cutter, given, limit_bytes=config.memory_limit_bytes)
+            stack.callback(observed.close)
+            values = observed if config.inputs == "real" else RandomInputs(observed, config.seed)
+        if evaluate is None:
+            evaluate = stack.enter_context(ThreadPoolExecutor(config.width)).map if config.width > 1 else map
+        search = Reduction(cutter, values, check, config, journal, progress, evaluate)
+        try:
+            if config.load_replay is not None:
+                search.recall(config.load_replay)
+            whole = search.check_whole()
+            found = list(search.culprits()) if whole.verdict == "fail" else []
+        except KeyboardInterrupt:
+            if journal.path is not None and journal.steps:
+                log.warning(
+                    "Interrupted after %d answers, which are kept in %s. To resume, use it as the journal (--journal).",
+                    len(journal.steps),
+                    journal.path,
+                )
+            raise
+        if found and not any(answer.verdict == "pass" for answer in search.answers.values()):
+            require_working_check(check, given)
+        culprits = tuple(_save_culprit(search, parts, number, config) for number, parts in enumerate(found, start=1))
+        min_good = _save_min_good(search, found, config)
+        if config.save_replay is not None:
+            write_replay(config.save_replay, cutter, [search.nodes(parts) for parts in found], config.mode)
+        journal.close(remove=config.journal is None)
+    result = ReduceResult(
+        verdict="bad" if found else "good",
+        whole=whole.verdict,
+        culprits=culprits,
+        nodes=len(cutter.order),
+        checks=len(journal.steps) - journal.resumed,
+        resumed=journal.resumed,
+        seconds=time.perf_counter() - started,
+        detail=whole.detail or ("" if found else "the whole model passes"),
+        min_good=min_good,
+    )
+    return result, journal.steps
+
+
+def _check_paths(model: Model, check: Check, config: ReduceConfig) -> None:
+    if config.width > 1 and getattr(check, "one_at_a_time", False):
+        raise errors.ConfigError(
+            f"width is {config.width}, but the check reads every sub-model from one file. Use {{model}} in its command."
+        )
+    used = {path.resolve() for path in model.files()}
+    artifact = getattr(check, "artifact", None)
+    for name, path in [("output", config.output), ("min_good", config.min_good), ("artifact", artifact)]:
+        if path is not None and Path(path).resolve() in used:
+            raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
+
+
+def _open_journal(model: Model, check: Check, config: ReduceConfig, given: Sequence[Feed]) -> Journal:
+    path = None if config.journal is None else Path(config.journal)
+    if path is None and config.output is not None:
+        path = _next_to(Path(config.output), "journal.jsonl")
+        log.info("Answers are kept in %s until the end; use it as the journal to resume after a kill.", path)
+    data = f"{config.inputs}, branches {config.branches}"
+    if given:
+        # Arrays of objects have no bytes of their own; their text has.
+        plain = [{n: a.astype(str) if a.dtype.kind == "O" else a for n, a in feed.items()} for feed in given]
+        data += f" {config.seed} {Feeds('', lambda: plain).digest()}"
+    holds_for = {"model": model.info.sha256, "check": describe(check), "data": data}
+    return Journal(path, holds_for, start_over=config.journal is None)
+
+
+def _next_to(output: Path, what: str) -> Path:
+    """A file that belongs to a reduced model: ``<name>_inputs.json``."""
+    return output.with_name(f"{output.stem}_{what}")
+
+
+def _save_culprit(search: Reduction, parts: Items, number: int, config: ReduceConfig) -> Culprit:
+    cut = search.cut(parts)
+    path = inputs_path = None
+    if config.output is not None:
+        path = Path(config.output)
+        if number > 1:
+            path = path.with_name(f"{path.stem}_{number}{path.suffix}")
+        cut.save(path, **(config.save_as.to_options() if number == 1 else config.save_as.for_another()))
+        if config.inputs != "declared":
+            inputs_path = _next_to(path, "inputs.json")
+            save_json(cut.feeds, inputs_path, "inputs of the reduced model")
+    nodes = ((index, search.cutter.model.graph.node[index]) for index in cut.nodes)
+    return Culprit(
+        nodes=tuple(CulpritNode(index=i, name=n.name, op=n.op_type, outputs=tuple(n.output)) for i, n in nodes),
+        minimal=parts != search.unfinished,
+        detail=search.answers[parts].detail,
+        path=None if path is None else str(path),
+        inputs_path=None if inputs_path is None else str(inputs_path),
+        _proto=cut.proto,
+    )
+
+
+def _save_min_good(search: Reduction, found: Sequence[Items], config: ReduceConfig) -> str | None:
+    """Save the passing sub-model closest in size to the first culprit; None if there is none."""
+    passing = [parts for parts, answer in search.answers.items() if answer.verdict == "pass"]
+    if config.min_good is None or not found or not passing:
+        return None
+    size = len(search.nodes(found[0]))
+    closest = min(passing, key=lambda parts: (abs(len(search.nodes(parts)) - size), len(parts), sorted(parts)))
+    search.cut(closest).save(config.min_good, **config.save_as.for_another())
+    return config.min_good
+
+
+def _log_result(run: Run, result: ReduceResult, steps: Iterable[Step]) -> None:
+    """Log numbers, every step, and each culprit as a model."""
+    run.log_metrics(
+        {
+            (schema.Metric.REDUCE, "nodes"): result.nodes,
+            (schema.Metric.REDUCE, "culprits"): len(result.culprits),
+            (schema.Metric.REDUCE, "culprit_nodes"): min((len(c.nodes) for c in result.culprits), default=0),
+            (schema.Metric.REDUCE, "checks"): result.checks,
+            (schema.Metric.REDUCE, "seconds"): result.seconds,
+        }
+    )
+    run.log_json(result, schema.Artifact.REDUCE_RESULT)
+    run.log_text("".join(f"{step.to_json(indent=None)}\n" for step in steps), schema.Artifact.REDUCE_STEPS)
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("reduce")) as folder:
+        for number, culprit in enumerate(result.culprits, start=1):
+            path = Path(folder, f"culprit_{number}.onnx")
+            save_model(culprit.model, path, external_data_path="" if is_large(culprit.model) else None)
+        for file in sorted(Path(folder).iterdir()):
+            run.log_file(file, f"{schema.Artifact.REDUCE}{file.name}")

@@ -1,1 +1,0 @@
-"""Reduce: the smallest part of a model that still fails."""

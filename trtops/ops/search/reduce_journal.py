@@ -1,0 +1,186 @@
+"""The journal of a reduction: every answer reaches the disk before the next check, so that a killed search can resume.
+
+JSON lines: a header that says what the answers depend on, and one line per answer. A last line cut short by a kill is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import filelock
+
+from trtops import errors
+from trtops.ops.evaluation.submodel import CheckVerdict
+from trtops.record import Record
+
+log = logging.getLogger(__name__)
+
+FORMAT = "trtops.reduce.journal"
+_MAX_DIGITS = 14  # of a range: two numbers below ten million, more nodes than any model has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Record):
+    """One checked sub-model.
+
+    Attributes:
+        number: Counts answers from 1, including those of earlier runs.
+        stage: Stage of the search: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
+        nodes: Its nodes as ranges of indices into the model's ``graph.node``: ``0-4,9``.
+        nodes_left: Number of nodes.
+        verdict: The check's verdict.
+        seconds: Wall time of the check.
+        detail: Reason for the verdict.
+    """
+
+    number: int
+    stage: str
+    nodes: str
+    nodes_left: int
+    verdict: CheckVerdict
+    seconds: float
+    detail: str = ""
+
+
+def ranges(nodes: Iterable[int]) -> str:
+    """Numbers as text, with runs shortened: ``0-4,9``."""
+    runs: list[list[int]] = []
+    for node in sorted(nodes):
+        if runs and node == runs[-1][1] + 1:
+            runs[-1][1] = node
+        else:
+            runs.append([node, node])
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
+
+
+def from_ranges(text: str) -> frozenset[int]:
+    """Parse the output of :func:`ranges`.
+
+    Raises:
+        FormatError: If the text is not a list of ranges.
+    """
+    numbers: set[int] = set()
+    try:
+        for run in filter(None, text.split(",")):
+            start, _, end = run.partition("-")
+            if len(f"{start}{end}") > _MAX_DIGITS:
+                raise ValueError
+            numbers.update(range(int(start), int(end or start) + 1))
+    except ValueError:
+        raise errors.FormatError(f"{text!r} is not a list of ranges; expected something like 0-4,9.") from None
+    return frozenset(numbers)
+
+
+class Journal:
+    """Answers so far, in memory and, with a path, on disk. Safe to use from several threads.
+
+    Attributes:
+        steps: All answers in order, those of earlier runs first.
+        resumed: Number of answers from earlier runs.
+        path: The file; None if there is none.
+    """
+
+    def __init__(self, path: Path | None, holds_for: Mapping[str, str], *, start_over: bool) -> None:
+        """Open a journal and read an existing file.
+
+        Args:
+            path: The file; None keeps no file.
+            holds_for: What the answers depend on; must be equal to that of an existing journal.
+            start_over: Copy the answers of an existing journal to another file and begin with none.
+
+        Raises:
+            ConfigError: If the journal belongs to another model, check or data, or is in use.
+            FormatError: If the file is not a journal.
+        """
+        self.path = path
+        self.steps: list[Step] = []
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            # The system releases this lock when the process ends, however it ends.
+            if not filelock.lock_descriptor(self._file.fileno(), blocking=False):
+                self._file.close()
+                raise errors.ConfigError(f"{path} is in use by another reduction. Wait for it, or use another journal.")
+            header = {"format": FORMAT, **holds_for}
+            size = self._read(path, header, start_over)
+            self._file.truncate(size)
+            if not size:
+                self._write(header)
+        self.resumed = len(self.steps)
+
+    def add(self, nodes: Iterable[int], stage: str, verdict: CheckVerdict, seconds: float, detail: str) -> Step:
+        """Store an answer."""
+        held = sorted(nodes)
+        with self._lock:
+            step = Step(
+                number=len(self.steps) + 1, stage=stage, nodes=ranges(held), nodes_left=len(held), verdict=verdict,
+                seconds=seconds, detail=detail,
+            )  # fmt: skip
+            self.steps.append(step)
+            if self._file is not None:
+                self._write(step.to_dict())
+        return step
+
+    def close(self, *, remove: bool = False) -> None:
+        """Close the file, and remove it if requested."""
+        if self._file is not None and self.path is not None:
+            if remove:
+                self.path.unlink(missing_ok=True)
+            self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        os.fsync(self._file.fileno())
+
+    def _read(self, path: Path, header: Mapping[str, str], start_over: bool) -> int:
+        """Read the complete lines of a file, and return the number of bytes to keep."""
+        data = path.read_bytes()
+        size = data.rfind(b"\n") + 1
+        foreign = errors.FormatError(f"{path} is not a journal of a reduction; expected one, or no file.")
+        if not size:
+            if not json.dumps(header, ensure_ascii=False).encode().startswith(data):
+                raise foreign
+            return 0
+        lines = []
+        for number, text in enumerate(data[:size].splitlines(), start=1):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                line = None
+            if not isinstance(line, dict) or (number == 1 and line.get("format") != FORMAT):
+                raise (
+                    foreign
+                    if number == 1
+                    else errors.FormatError(f"{path}, line {number}: not an answer. It is damaged.")
+                )
+            lines.append(line)
+        if start_over:
+            if len(lines) > 1:
+                aside = path.with_name(f"{path.stem}_before{path.suffix}")
+                shutil.copyfile(path, aside)
+                log.warning(
+                    "An earlier reduction was interrupted after %d answers, which are now in %s. To resume it, use that file "
+                    "as the journal (--journal).",
+                    len(lines) - 1,
+                    aside,
+                )
+            return 0
+        for key, value in header.items():
+            if lines[0].get(key) != value:
+                raise errors.ConfigError(
+                    f"{path} was begun with {key} {str(lines[0].get(key))[:60]!r}; now it is {str(value)[:60]!r}, so its "
+                    "answers do not hold. Use another journal, or remove this one to start over."
+                )
+        self.steps = [Step.from_dict(line) for line in lines[1:]]
+        return size

@@ -1,0 +1,121 @@
+"""The questions that ``polygraphy debug reduce`` asks of a model, to read and write its debug replays.
+
+A replay has answers by question, ``_N<index>_outputs`` and then ``_N<index>_inputs``. :func:`_retrace` works the questions
+out, so that a replay of Polygraphy tells which sub-models failed, and one of trtops leads Polygraphy to the same result.
+
+The search as of version 0.53.6: in the first stage, the sub-model of node *i* is the node with everything it needs. In the
+second, it is what lies between the inputs of node *i* and the outputs found before, without what does not depend on those
+inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from trtops.backend.onnx.submodel import Cutter
+from trtops.ops.search.delta import Mode
+from trtops.ops.search.replays import IterationContext, load_replay, save_replay
+
+Nodes: TypeAlias = frozenset[int]
+_CULPRITS = "trtops_culprits"
+"""Key in the state of a replay's last answer: the nodes of each culprit found by trtops."""
+
+
+def read_replay(path: str, cutter: Cutter, mode: Mode) -> tuple[list[Nodes], list[Nodes] | None]:
+    """Read the failing sub-models and the result of a replay.
+
+    Args:
+        path: The replay, made for this model by trtops or Polygraphy.
+        cutter: The model.
+        mode: The mode in which the replay was made.
+
+    Returns:
+        The sub-models that failed, and the culprits (an empty list if the model passes); None for the culprits if an
+        answer is missing.
+
+    Raises:
+        FormatError: If the file is not a replay.
+        ConfigError: If the file does not exist.
+    """
+    replay = load_replay(path)
+    complete = True
+
+    def answer(key: str, nodes: Nodes) -> bool | None:
+        nonlocal complete
+        complete = complete and key in replay
+        return bool(replay[key].success) if key in replay else None
+
+    asked = list(_retrace(cutter, mode, answer))
+    failing = sorted(dict.fromkeys(nodes for _, _, nodes, passed in asked if nodes and not passed), key=len)
+    if not complete or not asked:
+        return failing, None
+    for context in replay.values():
+        found = context.state.get(_CULPRITS)
+        if isinstance(found, list) and all(isinstance(each, list) and set(each) <= set(cutter.order) for each in found):
+            return failing, [frozenset(each) for each in found]
+    return failing, failing[:1]
+
+
+def write_replay(path: str, cutter: Cutter, culprits: Sequence[Nodes], mode: Mode) -> None:
+    """Write the replay that leads Polygraphy to the culprits, without a check."""
+    replay = {
+        key: IterationContext({"num_nodes": len(nodes)}, {"iteration": index}, passed)
+        for key, index, nodes, passed in _retrace(cutter, mode, lambda _, nodes: not any(c <= nodes for c in culprits))
+    }
+    if replay:
+        list(replay.values())[-1].state[_CULPRITS] = [sorted(each) for each in culprits]
+    save_replay(replay, path)
+
+
+def _retrace(
+    cutter: Cutter, mode: Mode, answer: Callable[[str, Nodes], bool | None]
+) -> Iterator[tuple[str, int, Nodes, bool]]:
+    """Yield key, number within the stage, nodes and answer of each question; an answer of None ends the questions."""
+    nodes = sorted(cutter.order)
+    among = set(nodes)
+    last: int | None = None
+    for stage in ("outputs", "inputs"):
+        backwards = stage == "inputs"
+        count = len(nodes)
+        good, bad = (count, 0) if backwards else (0, count)
+        at = count // 2 if mode == "bisect" else 0 if backwards else count - 1
+        best, fewest = None, count + 1
+        for index in range(count + 1):
+            start = nodes[at]
+            held = (
+                _nodes_between(cutter, start, last, among) if backwards else frozenset(cutter.ancestors(start, among))
+            )
+            passed = answer(f"_N{index}_{stage}", held)
+            if passed is None:
+                return
+            yield f"_N{index}_{stage}", index, held, passed
+            if not passed and len(held) <= fewest:
+                fewest, best = len(held), at
+            if mode == "linear":
+                at += 1 if backwards else -1
+                if not 0 <= at < count:
+                    break
+                continue
+            good, bad = (at, bad) if passed else (good, at)
+            at = math.ceil((good + bad) / 2) if passed else math.floor((good + bad) / 2)
+            if abs(good - bad) <= 1:
+                break
+        if not backwards and best is not None:
+            last = nodes[best]
+            among = cutter.ancestors(last, among)
+            nodes = sorted(among)
+
+
+def _nodes_between(cutter: Cutter, start: int, end: int | None, among: set[int]) -> Nodes:
+    """Nodes among some that depend on the inputs of one node, and that another (None: any output) needs from there on."""
+    cut = set(cutter.reads(start))
+    depending: set[int] = set()
+    reached = set(cut)
+    for index in (i for i in cutter.order if i in among):
+        made = set(cutter.makes(index))
+        if reached.intersection(cutter.reads(index)) and not made & cut:
+            depending.add(index)
+            reached |= made
+    return frozenset(depending if end is None else cutter.ancestors(end, depending) & depending)
