@@ -7,6 +7,7 @@ its values alone: not on the order of keys, on paths, on time or on the process 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -154,7 +155,7 @@ class Record:
         """The part of the record that its digest covers; all of it, unless a subclass says otherwise."""
         return self.to_dict()
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over :meth:`deciding`, as 64 hexadecimal digits."""
         return digest(self.deciding())

@@ -93,7 +93,7 @@ def main() -> int:
         backend = type(engine_backend("onnxruntime"))
         with (
             mock.patch("trtops.flows.convert.convert_op", op.around(convert_ops.convert)),
-            mock.patch.object(convert_ops, "_evaluate_build", evaluating.around(convert_ops._evaluate_build)),
+            mock.patch.object(convert_ops, "_evaluate", evaluating.around(convert_ops._evaluate)),
             mock.patch.object(backend, "build", build.around(backend.build)),
         ):
             start = now()

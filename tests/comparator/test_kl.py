@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 from trtops import errors
 from trtops.cli.main import main
 from trtops.comparator import CompareFunc, IterationResult, RunResults, Tolerances, compare_outputs
-from trtops.comparator.metrics import kl, rows, statistics
+from trtops.comparator.metrics import kl, statistics
+from trtops.comparator.metrics import rows as rows_module
 from trtops.comparator.metrics.kl import kl_divergence
 from trtops.ops.evaluation.check import error_metrics
 
@@ -174,7 +175,7 @@ def test_rows_count_alike_over_blocks_iterations_and_layouts(monkeypatch):
     assert kl_divergence([(np.asfortranarray(NOISY), LOGITS)]) == pytest.approx(expected, rel=1e-12)
     assert kl_divergence([(NOISY[::-1], LOGITS[::-1])]) == pytest.approx(expected, rel=1e-12)
     for block in (1, 3, 25):
-        monkeypatch.setattr(rows, "BLOCK", block)
+        monkeypatch.setattr(rows_module, "BLOCK", block)
         for ours, theirs in ((NOISY, LOGITS), (softmax(NOISY), softmax(LOGITS))):
             assert kl_divergence([(ours, theirs)]) == pytest.approx(expected, rel=1e-12)
 

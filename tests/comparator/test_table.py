@@ -28,7 +28,7 @@ from trtops.comparator import (
 )
 from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
 from trtops.ops.evaluation.check import error_metrics
-from trtops.ops.evaluation.decided import decided_report
+from trtops.ops.evaluation.run import report_of
 
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
 ACTUAL = GOLDEN + 0.1 * np.random.default_rng(1).standard_normal((4, 5))
@@ -116,7 +116,7 @@ def test_what_a_compare_function_held_an_output_against_is_kept_as_a_tolerance(m
     results.add([{"x": ACTUAL}], runner_name="a")
     results.add([{"x": GOLDEN}], runner_name="b")
     accuracy = Comparator.compare_accuracy(results, compare_func=getattr(CompareFunc, metric.function)(0.5))
-    assert getattr(decided_report(accuracy, results).tolerances, metric.tolerance) == 0.5
+    assert getattr(report_of(accuracy, results).tolerances, metric.tolerance) == 0.5
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)

@@ -157,7 +157,7 @@ def test_fp16_that_no_layer_computes_in_is_bad(store: Path, model: Path) -> None
     info = default_tracker().info(result.run_id)
     assert result.verdict == info.verdict == "bad"
     [reason] = result.reasons
-    assert reason.startswith("No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in FP16, which was asked for")
+    assert reason.startswith("No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in the requested FP16")
     assert info.tags[Tag.ATTRIBUTION] == "not in its precision"
 
 

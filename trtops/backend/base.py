@@ -14,6 +14,7 @@ A script's own loaders may derive from :class:`BaseLoader` and fill in ``call_im
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -141,6 +142,11 @@ class Engine:
     plan: bytes = field(repr=False)
     options: Mapping[str, JSONValue] = field(default_factory=dict)
     environment: Environment
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Digest of the plan."""
+        return sha256(self.plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 from trtops import errors
 from trtops.backend.base import Build, Engine, TimingCacheUse
 from trtops.backend.onnx.model import Model
-from trtops.record import digest, sha256
+from trtops.record import digest
 from trtops.spec import BuildSpec, Environment, Layer
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
@@ -69,7 +69,7 @@ def log_spec(run: Run, spec: BuildSpec, environment: Environment, *, reusable: b
 def log_build(run: Run, build: Build, engine_suffix: str) -> None:
     """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics."""
     engine = build.engine
-    run.set_tags({schema.Tag.ENGINE_SHA256: sha256(engine.plan)})
+    run.set_tags({schema.Tag.ENGINE_SHA256: engine.sha256})
     if build.skipped:
         run.set_tags({schema.Tag.SKIPPED: json.dumps(build.skipped)})
     path = f"{ENGINE_STEM}{engine_suffix}"
@@ -99,7 +99,7 @@ def log_build(run: Run, build: Build, engine_suffix: str) -> None:
 
 def log_reuse(run: Run, build: Build, holder: str) -> None:
     """Log that an engine was taken from another run, which keeps the artifacts."""
-    run.set_tags({schema.Tag.ENGINE_SHA256: sha256(build.engine.plan), schema.Tag.REUSED_FROM: holder})
+    run.set_tags({schema.Tag.ENGINE_SHA256: build.engine.sha256, schema.Tag.REUSED_FROM: holder})
     run.log_metrics({schema.Metric.ENGINE_BYTES: float(len(build.engine.plan))})
 
 

@@ -37,7 +37,7 @@ def mlmodel(engine: Engine, file_name: str) -> dict[str, JSONValue]:
     """
     about: dict[str, JSONValue] = {
         "backend": engine.backend,
-        "engine_sha256": sha256(engine.plan),
+        "engine_sha256": engine.sha256,
         "options": dict(engine.options),
         "environment": engine.environment.to_dict(),
     }

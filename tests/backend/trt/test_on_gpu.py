@@ -142,13 +142,13 @@ def test_fp16_engine_agrees_with_onnx_runtime_and_has_fp16_layers():
 
 def test_a_precision_that_was_asked_for_in_vain_is_told():
     from trtops.backend.trt import TensorRTBackend
-    from trtops.ops.evaluation.computed import computed
+    from trtops.ops.evaluation.precision_check import check_precision
 
     model = Model.from_proto(wide_net().proto, "wide_net")
     fp32 = tuple((f"conv{number}", "float32") for number in range(3))
     options = TensorRTOptions(optimization_level=1, layer_precisions=fp32, precision_constraints="obey")
 
-    found = computed(TensorRTBackend().build(model, BuildConfig(precision="fp16", options=options)))
+    found = check_precision(TensorRTBackend().build(model, BuildConfig(precision="fp16", options=options)))
 
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not FP16)")
 

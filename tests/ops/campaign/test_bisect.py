@@ -28,7 +28,7 @@ from trtops.ops.campaign.bisected import BisectConfig, BisectPlan, BisectResult
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.campaign.guilty import joined
 from trtops.ops.campaign.mixture import Mixture, Unit
-from trtops.ops.evaluation.realised import Computed
+from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.tactics.sizes import welch
 from trtops.tactics.table import CampaignTable, Choice
 from trtops.tracking.campaigns import load_table
@@ -37,7 +37,7 @@ from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.run import MlflowRun
 from trtops.tracking.schema import Artifact, Tag
 
-NARROW = Computed(asked="int8", kernels=(("fp32", 4),))  # of an engine that is none of the precision asked for
+NARROW = PrecisionCheck(asked="int8", kernels=(("fp32", 4),))  # of an engine that is none of the precision asked for
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def test_what_was_convicted_is_tried_in_another_good_build_too(campaign, bisecte
 @pytest.fixture(scope="module")
 def at_times_narrow(model: tuple[Path, Path]) -> tuple[MemoryTracker, str]:
     """A campaign, two of five builds of which are none of the precision asked for."""
-    fine = Computed(asked="fp32", kernels=())
+    fine = PrecisionCheck(asked="fp32", kernels=())
     tracker, drawn = MemoryTracker(), itertools.cycle([fine, fine, fine, NARROW, NARROW])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iteration, "computed", lambda *args: next(drawn))

@@ -217,6 +217,6 @@ def test_a_silent_fp32_engine_is_bad_on_the_command_line(tmp_path: Path, capsys:
 
     said = capsys.readouterr().out
     assert code == 1, said
-    assert "No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in FP16, which was asked for" in said.replace("\n", " ")
+    assert "No FP16 engine: Of 2 kernels 2 in FP32. 0% compute in the requested FP16" in said.replace("\n", " ")
     [info] = MlflowTracker(store).find("silent", tags={schema.Tag.KIND: "build"})
     assert info.verdict == "bad" and info.metrics[schema.Metric.KERNELS_LOWERED] == 0

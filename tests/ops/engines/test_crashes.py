@@ -78,7 +78,7 @@ def test_a_setting_that_takes_the_process_down_is_left_out_named_and_remembered(
     first = convert(block, config, tracker=tracker)
 
     assert (first.verdict, first.crashed) == ("good", ("-BiasGeluFusion",))
-    assert "The builder took its process down under `-BiasGeluFusion`" in first.page()
+    assert "The builder crashed with `-BiasGeluFusion`" in first.page()
     assert tracker.info(first.run_id).tags[schema.Tag.CRASHED] == '["-BiasGeluFusion"]'
 
     dies_of("nothing")
@@ -154,5 +154,5 @@ def test_builds_below_fp32_are_isolated_unless_said_otherwise(
     monkeypatch: pytest.MonkeyPatch, precision: str, isolated: bool
 ) -> None:
     config = ConvertConfig(build=BuildConfig(precision=precision))  # type: ignore[arg-type]
-    with converting._opened_backend(config) as backend:
+    with converting._open_backend(config) as backend:
         assert isinstance(backend, IsolatedBackend) == isolated

@@ -21,7 +21,7 @@ from trtops.backend.onnx.readable import readable_values
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.computed import computed
+from trtops.ops.evaluation.precision_check import check_precision
 
 vi, node = h.make_tensor_value_info, h.make_node
 W = numpy_helper.from_array(random(8, 4, seed=1), "w")
@@ -169,4 +169,4 @@ def test_layers_that_share_a_weight_get_integer_kernels():
         Model.from_proto(shared), BuildConfig(precision="int8"), caches=Caches(calibration=cache.to_bytes())
     )
 
-    assert computed(build).name == "INT8" and computed(build).share == 1.0
+    assert check_precision(build).name == "INT8" and check_precision(build).share == 1.0

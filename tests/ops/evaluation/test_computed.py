@@ -13,13 +13,10 @@ from tests import models, zoo
 from tests.models import Case
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.comparator.report import Tolerances
-from trtops.comparator.results import RunResults
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, builds_table, convert
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
-from trtops.ops.evaluation.computed import computed
-from trtops.ops.evaluation.emulated import with_emulated
-from trtops.spec import BuildConfig, Layer, Precision, TensorRTOptions
+from trtops.ops.evaluation.precision_check import check_precision
+from trtops.spec import BuildConfig, Layer, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
@@ -37,7 +34,7 @@ def test_an_fp16_engine_that_computes_in_fp32_is_called_what_it_is(tmp_path: Pat
     result = converted(zoo.classifier(), "fp16", tmp_path, tracker)
 
     assert result.verdict == "good" and result.called == "FP32 (not FP16)"
-    assert "0% compute in FP16, which was asked for" in result.page()  # the engine is smaller in some releases
+    assert "0% compute in the requested FP16" in result.page()  # the engine is smaller in some releases
     assert "FP32 (not FP16)" in builds_table([result]) and " 0% " in builds_table([result])
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
@@ -86,7 +83,7 @@ def test_what_16_bit_is_enough_for_is_good(make, tmp_path: Path) -> None:  # typ
 def test_an_int8_engine_without_an_integer_kernel_is_none() -> None:
     build = OnnxRuntimeBackend().build(Model.from_proto(zoo.lstm().proto), BuildConfig())
     asked = replace(build, spec=replace(build.spec, config=BuildConfig(precision="int8")))
-    found = computed(asked, weight_bytes=len(build.engine.plan))
+    found = check_precision(asked)
 
     assert (found.share, found.lowered, found.name) == (0.0, False, "FP32 (not INT8)")
     golden = converted_report()
@@ -114,11 +111,11 @@ def test_layers_say_what_they_compute_in_where_tactics_do_not() -> None:
         tactics=replace(build.tactics, mechanism="algorithm_selector"),
         spec=replace(build.spec, config=BuildConfig(precision="fp16")),
     )
-    assert computed(asked).share == 0.5 and computed(asked).name == "FP16"
-    assert computed(asked, limit=0.5).lowered and computed(asked, limit=0.5).name == "FP16"
-    below = computed(asked, limit=0.6)
+    assert check_precision(asked).share == 0.5 and check_precision(asked).name == "FP16"
+    assert check_precision(asked, limit=0.5).lowered and check_precision(asked, limit=0.5).name == "FP16"
+    below = check_precision(asked, limit=0.6)
     assert (below.lowered, below.name) == (False, "FP16 in 50%")
-    assert "50% compute in FP16, which was asked for; at least 60% have to." in below.reason()
+    assert "50% compute in the requested FP16; at least 60% are required." in below.reason()
 
 
 def test_emulation_does_not_make_up_for_a_tensorrt_engine_that_computes_in_fp32(tmp_path: Path) -> None:
@@ -128,12 +125,7 @@ def test_emulation_does_not_make_up_for_a_tensorrt_engine_that_computes_in_fp32(
     silent = replace(evaluated, computed=replace(evaluated.computed, backend="tensorrt"))
 
     assert silent.verdict == "bad" and silent.reasons[0].startswith("No FP16 engine: Of ")
-    build, golden = BuildConfig(precision="fp16", options=TensorRTOptions()), RunResults()
-    unemulated = replace(silent, emulated=None)
-    assert (
-        with_emulated(unemulated, Model.from_proto(zoo.classifier().proto), build, [], golden, Tolerances())
-        == unemulated
-    )
+    assert silent.computed is not None and silent.computed.low_precision is None
 
 
 def test_a_share_that_is_asked_for_is_not_made_up_for_by_emulation(tmp_path: Path) -> None:
@@ -146,7 +138,7 @@ def test_a_share_that_is_asked_for_is_not_made_up_for_by_emulation(tmp_path: Pat
 
     assert result.evaluation.emulated is not None and result.evaluation.emulated.verdict == "good"
     assert result.verdict == tracker.info(result.run_id).verdict == "bad"
-    assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% have to" in result.reasons[-1]
+    assert result.reasons[-1].startswith("No FP16 engine: Of ") and "at least 50% are required" in result.reasons[-1]
 
 
 def test_what_each_kernel_computes_in_is_a_table_of_the_run(tmp_path: Path) -> None:

@@ -34,9 +34,8 @@ from trtops.ops.evaluation.check import (
     tolerances_for,
 )
 from trtops.ops.evaluation.command import CommandCheck
-from trtops.ops.evaluation.computed import computed, log_computed, weight_bytes
-from trtops.ops.evaluation.emulated import with_emulated
-from trtops.ops.evaluation.realised import Computed, Emulated
+from trtops.ops.evaluation.emulation import Emulation, emulate
+from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.submodel import CheckOutcome
 from trtops.ops.result import op_run
 from trtops.processes import temporary_prefix
@@ -146,7 +145,7 @@ def make(
         verdict=verdict,
         reasons=reasons,
         build_seconds=build.seconds,
-        engine_sha256=sha256(build.engine.plan),
+        engine_sha256=build.engine.sha256,
         tactics=with_varied(build.tactics, order.varied),
     )
 
@@ -229,8 +228,8 @@ def _reach_verdict(
     evaluate_engine: EngineEvaluator | None,
 ) -> _Reached:
     config = campaign.config
-    found = computed(build, weight_bytes(model), config.check.min_precision_share)
-    log_computed(run, build)
+    found = check_precision(build, model, config.check.min_precision_share)
+    log_kernels(run, build)
     if evaluate_engine is not None:
         return _verdict_of(CheckOutcome.of(evaluate_engine(build.engine)), found, run)
     if config.command is not None:
@@ -253,7 +252,7 @@ def _reach_verdict(
     return _Reached(evaluation.verdict, evaluation.reasons, evaluation.bad_in)
 
 
-def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> _Reached:
+def _verdict_of(outcome: CheckOutcome, found: PrecisionCheck, run: Run) -> _Reached:
     """The verdict of a check from outside, which does not see what an engine computes in.
 
     Nothing is emulated for it: where that would count, the verdict stays the check's.
@@ -267,7 +266,7 @@ def _verdict_of(outcome: CheckOutcome, found: Computed, run: Run) -> _Reached:
 
 
 def evaluate_in_child(
-    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: Computed
+    engine: Engine, model: Model, check: CheckConfig, build: BuildConfig, golden: str, found: PrecisionCheck
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config asks for it.
 
@@ -284,7 +283,8 @@ def evaluate_in_child(
         tolerances = replace(tolerances, allow_extra_outputs=True)
     feeds = check.open_for(model)
     with engine_backend(engine.backend).runner(engine) as runner:
-        evaluation, outputs, expected = evaluate(runner, _load_golden(golden), feeds, check, tolerances)
+        expected = _load_golden(golden)
+        evaluation, outputs = evaluate(runner, expected, feeds, check, tolerances)
     evaluation = _with_emulated(replace(evaluation, computed=found), model, build, check, golden, tolerances)
     if check.plots == "never" or (check.plots == "bad" and evaluation.verdict == "good"):
         return evaluation, ()
@@ -326,7 +326,7 @@ def errors_in_child(
     return found
 
 
-_emulations: dict[str, Emulated] = {}
+_emulations: dict[str, Emulation] = {}
 
 
 def _with_emulated(
@@ -334,13 +334,14 @@ def _with_emulated(
 ) -> Evaluation:
     """The evaluation with the model emulated, which is done once for all builds of a campaign: no build has a part in it."""
     key = digest([model.info.sha256, build.precision, list(build.keep), check.to_dict(), golden, tolerances.to_dict()])
-    if key in _emulations and evaluation.computed is not None and evaluation.computed.share != 1:
-        return replace(evaluation, emulated=_emulations[key])
-    made = with_emulated(evaluation, model, build, check.open_for(model), _load_golden(golden), tolerances)
-    if made.emulated is not None:
+    precision = None if evaluation.computed is None else evaluation.computed.low_precision
+    if precision is None:
+        return evaluation
+    if key not in _emulations:
+        made = emulate(model, precision, check.open_for(model), _load_golden(golden), tolerances, build.keep)
         _emulations.clear()  # a warm child may serve campaigns of many models, one after the other
-        _emulations[key] = made.emulated
-    return made
+        _emulations[key] = made
+    return replace(evaluation, emulated=_emulations[key])
 
 
 @functools.lru_cache(maxsize=1)  # a warm child evaluates the builds of one campaign, all by the same outputs

@@ -21,9 +21,8 @@ from trtops.ops.campaign.config import DebugBuildConfig, Place
 from trtops.ops.campaign.iteration import compare_in_child
 from trtops.ops.campaign.opened import find_model
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, log_evaluation
-from trtops.ops.evaluation.computed import computed, log_computed, weight_bytes
 from trtops.ops.evaluation.feeds import scripts_of
-from trtops.ops.evaluation.realised import Computed
+from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record, sha256
 from trtops.spec import BackendName, Environment
@@ -224,15 +223,15 @@ def _build_and_register(
             compare_in_child, build.engine, source.engine, model, check, wanted, timeout=backend.timeout
         )
     log_evaluation(run, evaluation)
-    log_computed(run, build)
+    log_kernels(run, build)
     _check_good(evaluation, agreement, stored.info.id)
-    _check_precision(computed(build, weight_bytes(model), check.min_precision_share))
+    _check_precision(check_precision(build, model, check.min_precision_share))
     result = PromoteResult(
         source_run=stored.info.id,
         name=registered_model(config.name or model.name),  # as resolve() looks it up
         alias=alias_of(model.info.sha256, build.engine.environment),
         version="",
-        engine_sha256=sha256(build.engine.plan),
+        engine_sha256=build.engine.sha256,
         same_bytes=build.engine.plan == source.engine.plan,
         coverage=build.tactics.coverage,
         evaluation=evaluation,
@@ -321,7 +320,7 @@ def _check_good(evaluation: Evaluation, agreement: Evaluation, source: str) -> N
             )
 
 
-def _check_precision(found: Computed) -> None:
+def _check_precision(found: PrecisionCheck) -> None:
     if not found.lowered and not found.emulation_counts:
         raise errors.ConfigError(f"{found.reason()} Nothing was registered.")
 
@@ -351,7 +350,7 @@ def _version_tags(build: Build, source_run: str) -> dict[str, str]:
     environment = build.engine.environment
     return {
         schema.Tag.MODEL_SHA256: build.spec.model_sha256,
-        schema.Tag.ENGINE_SHA256: sha256(build.engine.plan),
+        schema.Tag.ENGINE_SHA256: build.engine.sha256,
         schema.Tag.EVIDENCE: source_run,
         **builds.environment_tags(environment),
     }

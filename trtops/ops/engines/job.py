@@ -1,7 +1,6 @@
-"""A build made ready: whatever decides the engine is read, has its digest, and stands in one spec.
+"""Prepare a build: read everything that decides the engine, and compute its spec.
 
-Converting, campaigns and whoever else builds for the memory prepare their builds here, so that the same build has the
-same spec whoever asks for it.
+All ops that build engines for the tracking store prepare them here, so that the same build has the same spec.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class BuildJob:
 
     Attributes:
         model: The model.
-        caches: What the builder is given beside it.
-        calibration: What INT8 is calibrated with; None for other precisions, and where a calibration cache is given.
+        caches: Caches, replay and denied tactics for the builder.
+        calibration: Data to calibrate INT8 with; None for other precisions, or if there is a calibration cache.
         environment: Where the build is made.
-        spec: What is asked for.
+        spec: Everything that decides the engine.
     """
 
     model: Model
@@ -47,16 +46,7 @@ class BuildJob:
         check: CheckConfig,
         calibration_data: str | None,
     ) -> BuildJob:
-        """Find out what decides the engine. Calibration data is read, for its digest, where INT8 is calibrated with it.
-
-        Args:
-            model: The model.
-            config: How to build.
-            environment: Where.
-            caches: What the builder is given beside it.
-            check: How the engine will be evaluated; its data calibrates INT8 where there is no other.
-            calibration_data: A data source for calibrating INT8.
-        """
+        """Compute the spec. This reads INT8 calibration data for its digest; by default the data of the check."""
         feeds, data_sha256 = None, None
         if config.precision == "int8" and caches.calibration is None:
             inputs = TensorMetadata.of(model.info.inputs)
@@ -72,7 +62,7 @@ class BuildJob:
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:
-    """The content of a cache file that a config names; None where it names none.
+    """The content of a file that an option names; None if the option is not given.
 
     Raises:
         ConfigError: If the file cannot be read.

@@ -1,39 +1,50 @@
-"""Whose fault an engine's error is: the precision's own, noise, or the builder's. As values, which need neither model nor back end.
+"""How much of an engine's error comes from its precision, how much from noise, and how much from the builder.
 
-Three errors are measured on the same data, each as a root mean square against the golden outputs, relative to theirs:
+Three errors are measured on the same data, each as a root mean square relative to the golden outputs:
 
 - the engine's;
-- the precision's own: what the model gives where each result is rounded to the precision asked for, by no engine;
-- noise: what outputs differ by from run to run of the engine, and what rounding to FP32 does to the model.
+- the precision's own: that of the model with each result rounded to the requested precision, without an engine;
+- noise: the difference of the engine's outputs from run to run, and the effect of rounding the model to FP32.
 
-They are independent, so their squares add up, and what of the engine's error the other two leave is the builder's: kernels
-that add up in too few bits, fusions, wrong tactics.
+They are independent, so their squares add up. What remains of the engine's error is the builder's: kernels that accumulate
+in too few bits, fusions, wrong tactics.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from trtops import errors
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.ops.evaluation.emulation import run_in_16_bit, run_unoptimized
+from trtops.ops.evaluation.rounding import UNITS, all_numbers, moved_reference, outputs_by_iteration, root_mean_square
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.verdict import Verdict
 
+if TYPE_CHECKING:
+    from trtops.backend.base import BaseRunner, Build, Feed
+    from trtops.backend.onnx.model import Model
+    from trtops.ops.evaluation.precision_check import PrecisionCheck
+
 Statement: TypeAlias = Literal[
-    "good for its precision",
-    "worse than its precision",
-    "precision is the problem",
-    "not in its precision",
-    "unknown",
+    "good for its precision", "worse than its precision", "precision is the problem", "not in its precision", "unknown"
 ]
 
 TIMES = 3.0
-"""By how many times an engine's error may exceed precision and noise together: sound engines round in other places and orders."""
+"""How many times precision and noise together a sound engine's error may be: it rounds in other places and orders."""
 
 UNITS_ALLOWED = 4.0
-"""Rounding units of the output's size that every engine may be off by."""
+"""Error in rounding units of the output's size that every engine may have."""
+
+_STANDS_FOR_INFINITY = 1e9  # such values are clamped in 16 bit and are left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +55,8 @@ class OutputErrors(Record):
         name: The output.
         engine: The engine's error.
         precision: The precision's own.
-        run_to_run: What the engine's outputs differ by from run to run.
-        rounding: What rounding weights and inputs to FP32 does; 0 for a model that cannot be moved.
+        run_to_run: Difference of the engine's outputs from run to run.
+        rounding: Effect of rounding weights and inputs to FP32; 0 for a model that cannot be changed in memory.
     """
 
     name: str
@@ -61,37 +72,32 @@ class OutputErrors(Record):
 
     @property
     def builder(self) -> float:
-        """What precision and noise leave of the engine's error; 0 where they explain all of it."""
+        """The rest of the engine's error; 0 if precision and noise explain all of it."""
         explained = math.hypot(self.precision, self.noise)
-        if math.isinf(explained):
-            return 0.0
-        return math.sqrt(self.engine**2 - explained**2) if self.engine > explained else 0.0
+        return 0.0 if not self.engine > explained else math.sqrt(self.engine**2 - explained**2)
 
     def allowed(self, unit: float) -> float:
-        """The largest error that a sound engine of the precision is expected to have.
-
-        Args:
-            unit: The rounding unit of the precision.
-        """
+        """The largest error expected of a sound engine, with the rounding unit of its precision."""
         return max(TIMES * math.hypot(self.precision, self.noise), UNITS_ALLOWED * unit)
 
     def excess(self, unit: float) -> float:
-        """The engine's error as a multiple of what is allowed; 1 where both are infinite."""
+        """The engine's error as a multiple of the allowed error; 1 if both are infinite."""
         allowed = self.allowed(unit)
         return self.engine / allowed if math.isfinite(allowed) else 1.0 if math.isinf(self.engine) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Record):
-    """Whose fault an engine's error is.
+    """The parts of an engine's error.
 
     Attributes:
-        precision: The precision that was asked for.
+        precision: The requested precision.
         unit: Its rounding unit.
         outputs: The errors of every output of numbers.
-        engine: Whether the engine is good.
-        emulated: Whether the emulated model does, without an overflow.
-        computed: Whether the engine computes in the precision at all; see :class:`trtops.ops.evaluation.realised.Computed`.
+        engine: The verdict on the engine.
+        emulated: The verdict on the emulated model, overflows included.
+        computed: Whether the engine computes in the precision; see
+            :class:`trtops.ops.evaluation.precision_check.PrecisionCheck`.
         overflows: Tensors that overflow in the emulated model.
         why_not: Why nothing could be measured; empty if it was.
     """
@@ -107,16 +113,12 @@ class Attribution(Record):
 
     @property
     def worst(self) -> OutputErrors | None:
-        """The output whose error exceeds what is allowed the most; None if there is none of numbers."""
+        """The output that exceeds its allowed error the most; None if no output holds numbers."""
         return max(self.outputs, key=lambda output: output.excess(self.unit), default=None)
 
     @property
     def statement(self) -> Statement:
-        """Whose fault it is, in four words.
-
-        A bad engine within what its precision allows is put down to the larger of the two shares, the precision's with the
-        noise and the builder's.
-        """
+        """The cause of the error. A bad engine within its allowed error gets the larger of the two parts."""
         if not self.computed:
             return "not in its precision"
         worst = self.worst
@@ -131,29 +133,30 @@ class Attribution(Record):
         return "worse than its precision"
 
     def sentence(self) -> str:
-        """The statement, with its numbers."""
-        name = self.precision.upper()
+        """The statement with its numbers."""
+        name, worst = self.precision.upper(), self.worst
         if self.why_not:
-            return f"Whose fault the error is cannot be told: {self.why_not}."
-        if (worst := self.worst) is None:
-            return (
-                f"The engine is {self.statement}: {name} was asked for."
-                if not self.computed
-                else "No output has numbers."
-            )
-        said = {
+            return f"The cause of the error could not be measured: {self.why_not}."
+        if worst is None:
+            not_computed = f"The engine is {self.statement}: {name} was requested."
+            return "No output has numbers." if self.computed else not_computed
+        text = {
             "good for its precision": f"The engine is good for its precision, {name}",
-            "worse than its precision": f"The engine is worse than its precision, {name}: the builder is to blame",
+            "worse than its precision": f"The engine is worse than its precision, {name}: the builder is the cause",
             "precision is the problem": f"The precision is the problem: {name} does not suffice for this model",
-            "not in its precision": f"The engine is not in its precision: {name} was asked for, and it does not compute in it",
+            "not in its precision": f"The engine is not in its precision: {name} was requested, and it computes in another",
         }[str(self.statement)]
-        shares = (
+        parts = (
             f"of the relative error {worst.engine:.3g} of `{worst.name}`, {worst.precision:.3g} is {name}'s own, "
             f"{worst.noise:.3g} noise and {worst.builder:.3g} the builder's"
         )
-        beyond = f" ({worst.excess(self.unit):.3g} times what is allowed)" if worst.excess(self.unit) > 1 else ""
-        overflows = f"; in {name} {_listed(self.overflows)} overflow{'s' if len(self.overflows) == 1 else ''}"
-        return f"{said}; {shares}{beyond}{overflows if self.overflows else ''}."
+        beyond = f" ({worst.excess(self.unit):.3g} times the allowed error)" if worst.excess(self.unit) > 1 else ""
+        overflows = ""
+        if self.overflows:
+            more = f" and {len(self.overflows) - 3} more" if len(self.overflows) > 3 else ""
+            tensors = ", ".join(f"`{tensor}`" for tensor in self.overflows[:3])
+            overflows = f"; in {name} {tensors}{more} overflow{'s' if len(self.overflows) == 1 else ''}"
+        return f"{text}; {parts}{beyond}{overflows}."
 
     def lines(self) -> Iterable[str]:
         """The sentence and a table of the outputs, in Markdown."""
@@ -167,6 +170,126 @@ class Attribution(Record):
             yield ""
 
 
-def _listed(names: tuple[str, ...], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(f"`{name}`" for name in names[:shown]) + more
+def attribute(
+    model: Model,
+    build: Build,
+    runner: BaseRunner,
+    outputs: RunResults,
+    golden: RunResults,
+    feeds: Sequence[Feed],
+    tolerances: Tolerances,
+    *,
+    engine: Verdict,
+    computed: PrecisionCheck,
+    golden_given: bool,
+) -> Attribution:
+    """Measure the parts of an engine's error.
+
+    Args:
+        model: The model that the engine was built from.
+        build: The engine, and how it was built.
+        runner: Its runner; active.
+        outputs: The engine's outputs.
+        golden: The golden outputs.
+        feeds: The inputs that both are for.
+        tolerances: When outputs are good enough.
+        engine: The verdict on the engine.
+        computed: The precisions that its kernels compute in.
+        golden_given: Whether the golden outputs were given, and are not the model's own.
+    """
+    from trtops.ops.evaluation.check import collect, golden_outputs
+
+    precision = build.spec.config.precision
+    found = Attribution(precision=precision, unit=UNITS[precision], engine=engine, computed=computed.lowered)
+    try:
+        plain = golden_outputs(model, feeds, None) if golden_given else golden
+        emulated, overflows = _emulated(model, build, feeds, plain)
+        moved = moved_reference(model, feeds, "fp32")
+    except errors.TrtopsError as exc:
+        return replace(found, why_not=f"the model does not run in {precision.upper()} ({exc})"[:600])
+    again = collect(runner, feeds)
+    errors_by_output = (
+        _output_errors(name, outputs, golden, emulated, again, plain, moved) for name in outputs_by_iteration(golden)[0]
+    )
+    enough = bool(compare_outputs(emulated, golden, tolerances)) and not overflows
+    return replace(
+        found,
+        outputs=tuple(each for each in errors_by_output if each is not None),
+        emulated="good" if enough else "bad",
+        # If ONNX Runtime stands in for a GPU, a precision that does not suffice is the answer.
+        computed=computed.lowered or (computed.emulation_counts and not enough),
+        overflows=overflows,
+    )
+
+
+def _emulated(
+    model: Model, build: Build, feeds: Sequence[Feed], plain: RunResults
+) -> tuple[RunResults, tuple[str, ...]]:
+    """The model's outputs in the requested precision, every result rounded and nothing fused, and what overflows.
+
+    Raises:
+        UnsupportedFeatureError: If the precision cannot be emulated.
+        CalibrationError: If an INT8 build left no ranges.
+    """
+    from trtops.backend.onnx.quantize import DEFAULT_OP_TYPES, insert_qdq, is_quantized
+    from trtops.calibration.cache import read_cache
+
+    config = build.spec.config
+    if config.precision == "fp32" or is_quantized(model.structure()):
+        return plain, ()
+    if config.precision == "fp8":
+        raise errors.UnsupportedFeatureError("FP8 cannot be emulated")
+    overflows: tuple[str, ...] = ()
+    if config.precision == "int8":
+        if build.calibration_cache is None:
+            raise errors.CalibrationError("the INT8 build left no calibration cache")
+        op_types: Sequence[str] = DEFAULT_OP_TYPES
+        if config.backend == "onnxruntime":
+            from trtops.backend.onnxrt.calibration import INT8_OP_TYPES
+
+            op_types = INT8_OP_TYPES
+        proto = model.proto(lean=True)
+        ranges = read_cache(build.calibration_cache)
+        insert_qdq(proto, ranges, style=config.backend, keep=config.keep, op_types=op_types, policy="partial")
+        found = run_unoptimized(proto, feeds)
+    else:
+        found, overflowing = run_in_16_bit(model, config.precision, feeds, config.keep)
+        overflows = tuple(overflow.tensor for overflow in overflowing)
+    results = RunResults()
+    results.add([{name: arrays[name] for name in outputs_by_iteration(plain)[0]} for arrays in found])
+    return results, overflows
+
+
+def _output_errors(
+    name: str,
+    outputs: RunResults,
+    golden: RunResults,
+    emulated: RunResults,
+    again: RunResults,
+    plain: RunResults,
+    moved: RunResults | None,
+) -> OutputErrors | None:
+    """One output's errors; None if it does not hold numbers, or their number differs."""
+    right = all_numbers(golden, name)
+    columns = [all_numbers(run, name) for run in (outputs, emulated, again, plain)]
+    if right is None or any(column is None or column.shape != right.shape for column in columns):
+        return None
+    counted = np.isfinite(right) & (np.abs(right) < _STANDS_FOR_INFINITY)
+    mine, low, repeated, own = (np.asarray(column)[counted] for column in columns)
+    right = right[counted]
+    nudged = None if moved is None else all_numbers(moved, name)
+    size = root_mean_square(right)
+
+    def relative(difference: npt.NDArray[np.float64]) -> float:
+        return root_mean_square(difference) / size if size > 0 else math.inf if np.any(difference) else 0.0
+
+    with np.errstate(invalid="ignore"):  # infinite less infinite
+        run_to_run = relative(repeated - mine) / math.sqrt(2)
+        return OutputErrors(
+            name=name,
+            engine=relative(mine - right),
+            precision=relative(low - right),
+            # NaN in the outputs is the engine's error, not noise.
+            run_to_run=run_to_run if math.isfinite(run_to_run) else 0.0,
+            rounding=0.0 if nudged is None or nudged.shape != counted.shape else relative(nudged[counted] - own),
+        )

@@ -1,6 +1,6 @@
-"""Evaluating a runner: its outputs against golden ones, its accuracy against labels, its latency.
+"""Evaluate an engine: its outputs against golden ones, its accuracy against labels, its latency.
 
-The part that converting and comparing share.
+Converting and comparing use this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from trtops.comparator.results import IterationResult, RunResults
 from trtops.comparator.table import RECORDED, Metric
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.attribution import Attribution
+from trtops.ops.evaluation.emulation import Emulation
 from trtops.ops.evaluation.feeds import DataConfig
-from trtops.ops.evaluation.realised import Computed, Emulated
+from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.record import Record
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -41,16 +42,16 @@ class CheckConfig(DataConfig):
     """How an engine is evaluated, and on what data.
 
     Attributes:
-        golden: Saved outputs to compare with (``.json`` or ``.npz``); unless given they are computed by ONNX Runtime
-            from the model itself, in its own precision and with no optimization.
-        labels: An ``.npy`` file with the right class of every sample, to report accuracy.
-        tolerances: When outputs are good enough; the precision's own default unless given.
+        golden: Saved outputs to compare with (``.json`` or ``.npz``); by default those of the model in ONNX Runtime, in its
+            own precision and without optimization.
+        labels: An ``.npy`` file with the class of every sample, to report accuracy.
+        tolerances: When outputs are good enough; the precision's default unless given.
         warm_up: Inferences before latency is measured.
         latency_runs: Inferences whose latency is measured, on the first feed; 0 measures none.
         plots: When heat maps and error plots are drawn and logged.
-        min_precision_share: The share of kernels, between 0 and 1, that have to compute in the precision asked for, where an
-            engine was built to be evaluated. An engine with fewer is bad; 0 asks for a single one. What FP16 and BF16 give where
-            ONNX Runtime computes them in FP32 is emulated; a share above 0 does not let that pass.
+        min_precision_share: The share of kernels, between 0 and 1, that must compute in the requested precision; 0 requires
+            one kernel. Where ONNX Runtime computes FP16 and BF16 in FP32, they are emulated instead, unless a share above
+            0 is required.
     """
 
     golden: str | None = None
@@ -104,32 +105,32 @@ class Accuracy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """What came out of evaluating one runner.
+    """The evaluation of one engine or runner.
 
     Attributes:
-        report: The comparison with the golden outputs: numbers first, verdict derived from them.
-        latency: Of the runner under test, unless none was measured.
-        accuracy: Against labels, if there are any.
-        computed: What the engine's kernels compute in, where an engine was built for this.
-        emulated: The model in 16 bit as a GPU rounds it, where that was asked for and the engine does not compute in it.
-        attribution: Whose fault the error is, where that was asked for.
+        report: The comparison with the golden outputs.
+        latency: The measured latency; None if none was measured.
+        accuracy: Accuracy against labels; None without labels.
+        computed: The precisions that the engine's kernels compute in; None without a build.
+        emulated: The model in 16 bit as a GPU rounds it; None if it was not needed.
+        attribution: The parts of the error; None unless requested.
     """
 
     report: ComparisonReport
     latency: Latency | None = None
     accuracy: Accuracy | None = None
-    computed: Computed | None = None
-    emulated: Emulated | None = None
+    computed: PrecisionCheck | None = None
+    emulated: Emulation | None = None
     attribution: Attribution | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """``good`` if the outputs are, and if so in the precision that was asked for."""
+        """``good`` if the outputs are good, in the requested precision."""
         return "bad" if self.reasons or not self.report else "good"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is bad, in words, one sentence each."""
+        """Why it is bad, one sentence each."""
         found = self.report.reasons
         if self.emulated is not None and self.emulated.verdict == "bad":
             found += self.emulated.reasons
@@ -139,7 +140,7 @@ class Evaluation(Record):
 
     @property
     def bad_in(self) -> tuple[BadIn, ...]:
-        """What of it is bad; nothing if it is good."""
+        """Which parts are bad; empty if it is good."""
         if self.verdict == "good":
             return ()
         outputs_are_bad = not self.report or (self.emulated is not None and self.emulated.verdict == "bad")
@@ -147,18 +148,18 @@ class Evaluation(Record):
 
     @property
     def _lacks_precision(self) -> bool:
-        made_up_for = self.emulated is not None and self.computed is not None and self.computed.emulation_counts
-        return self.computed is not None and not self.computed.lowered and not made_up_for
+        if self.computed is None or self.computed.lowered:
+            return False
+        return self.emulated is None or not self.computed.emulation_counts
 
 
 def default_tolerances(precision: Precision) -> Tolerances:
-    """What a sound engine of a precision is expected to meet, where nobody gave tolerances.
+    """The tolerances that a sound engine of a precision is expected to meet.
 
-    All is relative to the output's own scale, so that it means the same of logits in the hundreds and of a softmax over
-    1,000 classes. FP32 is held to 1e-5 of it. FP16 and BF16 round each value to 11 and 8 bits, so about twenty such
-    roundings are allowed. INT8 and FP8 change single values by far more than any tolerance that means something; they are
-    evaluated by the output as a whole: its direction and its length. In every precision the output must vary as the golden
-    one does (a constant or shuffled one never passes), and of integers and booleans nearly all must be equal.
+    All are relative to the output's own scale. FP32 may differ by 1e-5 of it. FP16 and BF16 round each value to 11 and 8
+    bits, and about twenty such roundings are allowed. INT8 and FP8 change single values by more than any useful tolerance;
+    they are evaluated by the output as a whole: its direction and its length. In every precision the output must vary as
+    the golden one does (a constant or shuffled one never passes), and nearly all integers and booleans must be equal.
     """
     if precision == "fp32":
         bound, agreement, correlation = 1e-5, 0.999, 0.99
@@ -186,18 +187,18 @@ def default_tolerances(precision: Precision) -> Tolerances:
     )
 
 
-_FLOOR = 1e-9  # what an output of zeros may be off by
+_FLOOR = 1e-9  # the allowed error of an output of zeros
 _MIN_TOP1 = {"int8": 0.95, "fp8": 0.95}
 
 
 def tolerances_for(precision: Precision, given: Tolerances | None, model: Model | None = None) -> Tolerances:
-    """The tolerances that somebody gave, or else what is expected of a precision (:func:`default_tolerances`).
+    """The given tolerances, or else :func:`default_tolerances`, with the axis of classes of outputs that hold scores.
 
     Args:
-        precision: What was asked for.
-        given: What somebody gave. What they do not say of outputs that hold scores, the axis of the classes, is put in.
-        model: The model. Which of its outputs hold scores is seen in it; one that is quantized already is not held to
-            FP32, since rounding tips a value over to the next step.
+        precision: The requested precision.
+        given: Tolerances from the user.
+        model: The model, which shows the outputs that hold scores. A quantized model is evaluated as INT8, because
+            rounding moves values to the next step.
     """
     if model is None:
         return default_tolerances(precision) if given is None else given
@@ -229,14 +230,9 @@ def collect(runner: BaseRunner, feeds: Iterable[Feed]) -> RunResults:
 
 
 def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> RunResults:
-    """The outputs to evaluate by: those of a file, or the model's own, of a session that is closed again.
+    """The golden outputs: those of a file, or the model's own from ONNX Runtime.
 
-    Each session of a large model takes as much memory as it has weights: not two of them at a time.
-
-    Args:
-        model: The model.
-        feeds: Inputs.
-        golden: A result file; None runs the model.
+    The session is closed again, because each session of a large model takes as much memory as it has weights.
     """
     if golden is not None:
         return RunResults.load(golden)
@@ -245,23 +241,19 @@ def golden_outputs(model: Model, feeds: Iterable[Feed], golden: str | None) -> R
 
 
 def evaluate(
-    runner: BaseRunner,
-    golden: BaseRunner | RunResults,
-    feeds: Iterable[Feed],
-    config: CheckConfig,
-    tolerances: Tolerances,
-) -> tuple[Evaluation, RunResults, RunResults]:
-    """Run, compare, measure.
+    runner: BaseRunner, golden: RunResults, feeds: Iterable[Feed], config: CheckConfig, tolerances: Tolerances
+) -> tuple[Evaluation, RunResults]:
+    """Run an active runner, compare its outputs, measure latency and accuracy.
 
     Args:
-        runner: Under test; active.
-        golden: An active runner to compute the golden outputs with, or the outputs themselves.
-        feeds: Input data; read up to three times.
+        runner: The runner under test; active.
+        golden: The golden outputs.
+        feeds: Input data; read twice.
         config: What else to measure.
         tolerances: When outputs are good enough.
 
     Returns:
-        The evaluation, and the outputs under test and golden.
+        The evaluation, and the outputs under test.
 
     Raises:
         InputError: If a feed does not fit the model.
@@ -269,14 +261,13 @@ def evaluate(
     """
     outputs = collect(runner, feeds)
     latency = measure_latency(runner, feeds, config)
-    golden_results = golden if isinstance(golden, RunResults) else collect(golden, feeds)
-    return assess(outputs, golden_results, latency, config, tolerances), outputs, golden_results
+    return assess(outputs, golden, latency, config, tolerances), outputs
 
 
 def assess(
     outputs: RunResults, golden: RunResults, latency: Latency | None, config: CheckConfig, tolerances: Tolerances
 ) -> Evaluation:
-    """Compare outputs with golden ones, and with labels if there are any; arguments and errors as for :func:`evaluate`."""
+    """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`."""
     report = compare_outputs(outputs, golden, tolerances)
     accuracy = None
     if config.labels is not None:
@@ -340,8 +331,8 @@ def measure_accuracy(actual: RunResults, golden: RunResults, labels: NDArray[Any
 def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> NDArray[Any]:
     """The best class of every sample, from the first output that holds scores.
 
-    That is one whose axis of classes is known; else the first that is floating and has as many rows as there are labels,
-    along its last axis or its second.
+    That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
+    labels, along its last axis or its second.
     """
     [iterations] = list(results.values())[:1]
     floating = {
@@ -368,10 +359,9 @@ def _best_classes(results: RunResults, samples: int, tolerances: Tolerances) -> 
 
 
 def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
-    """Every metric of every output that could be compared, as ``("error", output, name)``.
+    """Every metric of every output, as ``("error", output, name)``, and its worst value, as ``("error", name)``.
 
-    Each is there over all outputs as well, the worst of them, as ``("error", name)``: by it builds of different models can be
-    sorted together. The decimal logarithms of those over all outputs that the table of metrics says so of are there too.
+    The worst values let builds of different models be sorted together. Some get their decimal logarithm as well.
     """
     found: dict[MetricName, float] = {}
     worst: dict[MetricName, float] = {}
@@ -394,7 +384,7 @@ def error_metrics(report: ComparisonReport) -> dict[MetricName, float]:
 
 
 def worst_output(report: ComparisonReport) -> str | None:
-    """The output with the largest error against its own scale; one that is bad before one that is not. None if there is none."""
+    """The output with the largest error relative to its scale, a bad one first; None without outputs."""
     compared = [output for output in report.outputs if output.statistics is not None]
 
     def badness(output: OutputComparison) -> tuple[bool, float]:
@@ -406,14 +396,13 @@ def worst_output(report: ComparisonReport) -> str | None:
 
 
 def shown_value(report: ComparisonReport, output: OutputComparison, metric: Metric) -> float | None:
-    """A metric of an output, if it means anything: what is asked of scores does so where there are classes, or a limit."""
+    """A metric of an output; None for metrics of scores if the output has no known classes and no limit for them."""
     if output.statistics is None:
         return None
     limited = getattr(report.tolerances.of(output.name), str(metric.tolerance), None) is not None
     if metric.by_class and output.statistics.class_axis is None and not limited:
         return None
-    value: float | None = getattr(output.statistics, metric.name)
-    return value
+    return cast("float | None", getattr(output.statistics, metric.name))
 
 
 def describe(evaluation: Evaluation) -> list[str]:
@@ -424,11 +413,11 @@ def describe(evaluation: Evaluation) -> list[str]:
         numbers = (shown_value(evaluation.report, output, metric) for metric in shown)
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         lines.append(f"| `{output.name}` | {output.verdict} | {' | '.join(cells)} |")
-    return [*lines, "", *describe_beside(evaluation)]
+    return [*lines, "", *describe_measurements(evaluation)]
 
 
-def describe_beside(evaluation: Evaluation) -> list[str]:
-    """What an evaluation says beside the table of outputs, in lines of Markdown: latency, precision, accuracy."""
+def describe_measurements(evaluation: Evaluation) -> list[str]:
+    """Latency, precision, attribution and accuracy of an evaluation, in lines of Markdown."""
     lines: list[str] = []
     if evaluation.latency is not None:
         measured = evaluation.latency
@@ -447,12 +436,7 @@ def describe_beside(evaluation: Evaluation) -> list[str]:
 
 
 def log_evaluation(run: Run, evaluation: Evaluation) -> None:
-    """Log an evaluation: every statistic of every output as a metric, the whole as an artifact.
-
-    Args:
-        run: The run.
-        evaluation: What was measured.
-    """
+    """Log an evaluation: its numbers as metrics, the whole as an artifact."""
     metrics = error_metrics(evaluation.report)
     if evaluation.latency is not None:
         for name in ("p50_ms", "p99_ms", "mean_ms", "device_p50_ms"):

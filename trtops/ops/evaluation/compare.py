@@ -1,4 +1,4 @@
-"""Compare: two engines, models, runs or saved results, output by output."""
+"""Compare two engines, models, runs or saved results, output by output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtops.ops.evaluation.check import (
     assess,
     collect,
     describe,
-    describe_beside,
+    describe_measurements,
     log_evaluation,
     measure_latency,
     tolerances_for,
@@ -39,9 +39,9 @@ class CompareConfig(Record):
     """How two sides are compared.
 
     Attributes:
-        check: Data, tolerances and what else to measure. Tolerances default to those of the lowest precision that a run
-            among the sides was built in, and to FP32's where none is a run; ``golden`` is not used, since
-            the second side is golden.
+        check: Data, tolerances and what else to measure; ``golden`` is not used, because the second side is golden. The
+            default tolerances are those of the lowest precision that one of the sides was built for, if they are runs, and
+            else those of FP32.
     """
 
     check: CheckConfig = field(default_factory=CheckConfig)
@@ -49,7 +49,7 @@ class CompareConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(OpResult):
-    """What came out of a comparison.
+    """The result of a comparison.
 
     Attributes:
         verdict: Whether the first side agrees with the second.
@@ -63,12 +63,12 @@ class CompareResult(OpResult):
     evaluation: Evaluation
 
     def body(self) -> Iterable[str]:
-        """Why the sides differ, and the numbers."""
+        """Reasons and numbers."""
         return [*(f"- {reason}" for reason in self.reasons), "", *describe(self.evaluation)]
 
     def sections(self) -> Iterable[Section]:
-        """What the table of outputs, which the report has, does not say."""
-        return (Section(text="\n".join(describe_beside(self.evaluation))),)
+        """The numbers that the report's table of outputs does not have."""
+        return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
 def compare(
@@ -81,17 +81,17 @@ def compare(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> CompareResult:
-    """Compare one side with another, and keep the comparison in a run.
+    """Compare one side with another, and log the comparison to a run.
 
-    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine
-    file (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
+    A side is ``run:<id>`` (the engine of a run), an ONNX file (run by ONNX Runtime without optimization), an engine file
+    (``.ort``, ``.plan``, ``.engine``), or saved outputs (``.json``, ``.npz``).
 
     Args:
         actual: The side under test.
-        golden: The side that is taken for right.
+        golden: The reference side.
         config: Data, tolerances and measurements.
-        tracker: The memory; ``run:`` sides are read from it.
-        experiment: Experiment to log to; named after the side under test unless given.
+        tracker: The tracking store; ``run:`` sides are read from it.
+        experiment: Experiment to log to; named after the side under test by default.
         tags: Further tags of the run.
         parent: Id of a parent run.
 
@@ -116,9 +116,11 @@ def compare(
 
 
 def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
-    models = [Model.load(side) for side in (golden, actual) if _is_model(side)]
-    precision = _lowest_precision((actual, golden), tracker)
-    tolerances = tolerances_for(precision, check.tolerances, models[0] if models else None)
+    model = next((Model.load(side) for side in (golden, actual) if _is_model(side)), None)
+    runs = [tracker.info(side.removeprefix(RUN_PREFIX)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
+    precisions = {info.params.get("precision") for info in runs}
+    precision: Precision = next((each for each in _LOWEST_FIRST if each in precisions), "fp32")
+    tolerances = tolerances_for(precision, check.tolerances, model)
     under_test, right = open_side(actual, tracker), open_side(golden, tracker)
     if isinstance(under_test, RunResults):
         if not isinstance(right, RunResults):
@@ -138,25 +140,13 @@ def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Track
     return assess(outputs, right, latency, check, tolerances)
 
 
-def _lowest_precision(sides: Iterable[str], tracker: Tracker) -> Precision:
-    """The lowest precision that a run among the sides was asked for; of what is no run it is not known, and FP32 is taken."""
-    infos = (tracker.info(side.removeprefix(RUN_PREFIX)) for side in sides if side.startswith(RUN_PREFIX))
-    asked = {info.params.get("precision") for info in infos}
-    return next((precision for precision in _LOWEST_FIRST if precision in asked), "fp32")
-
-
 def _is_model(side: str) -> bool:
-    """Whether a side is an ONNX file."""
     path = Path(side)
     return path.is_file() and path.suffix not in (".json", ".npz") and backend_of_suffix(path.suffix) is None
 
 
 def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
-    """A runner (not yet active) or saved results, from the text that names one.
-
-    Args:
-        side: The text.
-        tracker: The memory.
+    """A runner (not yet active) or saved results, from the text that names a side.
 
     Raises:
         ConfigError: If the text names nothing that can be compared.
@@ -181,7 +171,6 @@ def open_side(side: str, tracker: Tracker) -> BaseRunner | RunResults:
 
 
 def _with_whole_id(side: str | Path, tracker: Tracker) -> str:
-    """A side as text, a run among them with its whole id."""
     text = str(side)
     return f"{RUN_PREFIX}{tracker.whole_id(text)}" if text.startswith(RUN_PREFIX) else text
 

@@ -1,7 +1,4 @@
-"""What rounding does to a model: measured by moving its weights and inputs by their own rounding error.
-
-And root mean squares of differences between outputs, the sizes in which that is told.
-"""
+"""The effect of rounding on a model, measured by moving its weights and inputs by their rounding error."""
 
 from __future__ import annotations
 
@@ -17,22 +14,22 @@ from trtops.backend.base import Feed
 from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model, is_large
 from trtops.comparator.results import RunResults
-from trtops.ops.evaluation.check import collect
 from trtops.spec import Precision
 
 UNITS: dict[Precision, float] = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 2.0**-4, "int8": 1 / 254}
-"""The rounding error of each precision: of floating-point numbers relative to the number, of INT8 to the largest of its tensor.
+"""Rounding errors: relative to the number, for INT8 relative to the largest of its tensor.
 
-Half a step; of FP32 a whole one, since weights that are FP32 themselves cannot be moved by less.
+Half a step; for FP32 a whole one, because FP32 weights cannot be moved by less.
 """
 
 
 def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *, seed: int = 1) -> RunResults | None:
-    """What the reference says when weights and inputs are moved at random by up to one rounding unit of a precision.
+    """The reference's outputs with weights and inputs moved at random by up to one rounding unit of a precision.
 
-    Returns:
-        Its outputs for each feed; None for models too large to be changed in memory, and where nothing can be moved.
+    None for models that are too large to be changed in memory.
     """
+    from trtops.ops.evaluation.check import collect
+
     if is_large(model.structure()):
         return None
     proto = model.proto()
@@ -49,7 +46,7 @@ def moved_reference(model: Model, feeds: Sequence[Feed], precision: Precision, *
 
 
 def _moved_array(array: npt.NDArray[Any], precision: Precision, random: np.random.Generator) -> npt.NDArray[Any]:
-    """An array of floating-point numbers moved; any other as it is."""
+    """A floating-point array moved; other arrays are unchanged."""
     if array.dtype.kind != "f" or not array.size:
         return array
     unit = UNITS[precision]
@@ -63,7 +60,7 @@ def outputs_by_iteration(results: RunResults) -> list[Mapping[str, Any]]:
 
 
 def all_numbers(results: RunResults, name: str) -> npt.NDArray[np.float64] | None:
-    """All of an output's numbers; None if it is missing somewhere, or does not hold numbers."""
+    """All numbers of an output; None if an iteration lacks it, or it does not hold numbers."""
     run = outputs_by_iteration(results)
     if any(name not in iteration for iteration in run):
         return None

@@ -1,15 +1,19 @@
-"""Run: several runners on the same inputs, evaluated against one another and against saved outputs."""
+"""Run several runners on the same inputs, and compare their outputs with one another and with saved outputs."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtops.backend.runner import BaseRunner
-from trtops.comparator.accuracy import AccuracyResults, CompareFunction
+from trtops.comparator.accuracy import AccuracyResults, CompareFunction, Match
 from trtops.comparator.comparator import Comparator
+from trtops.comparator.metric_results import CompareResult, MetricThreshold, OutputCompareResult, SimpleThreshold
+from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances, compare_outputs
 from trtops.comparator.results import PostprocessFunction, RunResults
 from trtops.ops.result import OpResult, finish_with, op_run
 from trtops.record import Record
@@ -22,15 +26,15 @@ class RunConfig(Record):
 
     Attributes:
         warm_up: Inferences of each runner before it is timed.
-        use_subprocess: Whether each runner runs in a child process of its own.
+        use_subprocess: Whether each runner runs in its own child process.
         save_inputs: Where to save the inputs: a file, or a folder with one file per iteration.
         save_input_blob: A folder for the inputs as raw bytes.
-        save_outputs: Where to save the outputs, likewise; loaded ones are not among them.
-        load_outputs: Saved outputs that are compared as well, behind the runners.
+        save_outputs: Where to save the outputs of the runners, like ``save_inputs``.
+        load_outputs: Saved outputs to compare as well, after the runners.
         validate: Whether NaN and infinities in outputs are faults.
         fail_fast: Whether to stop at the first iteration that does not match.
-        check_average: Whether means over all iterations are evaluated, not each one.
-        save_accuracy: Where to save all numbers, to be re-evaluated.
+        check_average: Whether to evaluate means over all iterations instead of each iteration.
+        save_accuracy: Where to save all numbers, to re-evaluate them later.
     """
 
     warm_up: int = 0
@@ -47,14 +51,14 @@ class RunConfig(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(OpResult):
-    """What came out.
+    """The result of running and comparing.
 
     Attributes:
-        verdict: ``bad`` if outputs differ, or hold what they must not.
+        verdict: ``bad`` if outputs differ, or hold NaN or infinities that they must not.
         reasons: Why, one sentence each.
         runners: Names of the runners and of the saved results, in the order compared.
-        iterations: How many iterations each has.
-        mean_ms: Mean inference time of each, where known.
+        iterations: The number of iterations of each.
+        mean_ms: Mean inference time of each; None where not known.
     """
 
     verdict: Verdict
@@ -64,7 +68,7 @@ class RunResult(OpResult):
     mean_ms: tuple[float | None, ...]
 
     def body(self) -> Iterable[str]:
-        """Why outputs differ, and a row for each runner."""
+        """Reasons, and a row for each runner."""
         yield from (f"- {reason}" for reason in self.reasons)
         yield from ("", "| runner | iterations | mean |", "|---|---|---|")
         for name, count, mean in zip(self.runners, self.iterations, self.mean_ms):
@@ -87,15 +91,14 @@ def run_models(
     """Run runners on the same inputs, compare each with the next, and with saved outputs.
 
     Args:
-        runners: The runners; none compares saved outputs only.
+        runners: The runners; without any, only saved outputs are compared.
         config: What to do.
-        data_loader: Inputs of each iteration; random unless given.
-        compare: Compare functions, all of which must agree; Polygraphy's default, 1e-5 for each element, unless given.
+        data_loader: Inputs of each iteration; random by default.
+        compare: Compare functions, all of which must match; Polygraphy's default, 1e-5 for each element, unless given.
         postprocess: Applied to every iteration's outputs before they are compared.
-        model: The model's file, if all is about one; it names the run.
-        tracker: The memory; nothing is kept without one. What is kept of a comparison is what the compare functions
-            decided, of the first two runners or saved outputs.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        model: The model's file; it names the run.
+        tracker: The tracking store; without one nothing is logged. The first pair of runners is logged.
+        experiment: Experiment to log to; the model file's name without its suffix by default.
         tags: Further tags of the run.
         params: Further params of the run.
 
@@ -111,7 +114,30 @@ def run_models(
     experiment = experiment or path.stem or "run"
     with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as run:
         run.log_params({**(params or {}), **{f"run.{name}": value for name, value in config.to_dict().items()}})
-        results, accuracy, reasons = _run_and_compare(runners, config, data_loader, compare, postprocess)
+        results, reasons, accuracy = RunResults(), list[str](), None
+        if runners:
+            results = Comparator.run(
+                runners,
+                data_loader=data_loader,
+                warm_up=config.warm_up,
+                use_subprocess=config.use_subprocess,
+                save_inputs_path=config.save_inputs,
+                save_input_blob_path=config.save_input_blob,
+                save_outputs_path=config.save_outputs,
+            )
+        if config.validate and not Comparator.validate(results, True, True, config.fail_fast):
+            reasons.append("Outputs hold NaN or infinities.")
+        for saved in config.load_outputs:
+            results.extend(RunResults.load(saved).items())
+        for function in postprocess:
+            Comparator.postprocess(results, function)
+        if len(results) > 1:
+            accuracy = Comparator.compare_accuracy(
+                results, fail_fast=config.fail_fast, compare_func=compare, check_average=config.check_average
+            )
+            if config.save_accuracy is not None:
+                accuracy.save(config.save_accuracy)
+            reasons += _describe_differences(accuracy)
         result = RunResult(
             title=title,
             verdict="bad" if reasons else "good",
@@ -121,51 +147,63 @@ def run_models(
             mean_ms=tuple(_mean_ms(iterations) for iterations in results.values()),
         )
         if run is not NO_RUN and accuracy is not None and len(accuracy[0]):
-            from trtops.ops.evaluation.decided import log_decided  # half of what a run imports, for what is kept alone
+            # Half of the imports of `trtops run`, needed only for logging.
+            from trtops.ops.evaluation.check import Evaluation, log_evaluation
+            from trtops.tracking import schema
 
-            log_decided(run, accuracy, results)
+            log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
+            run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
         finish_with(run, result, tracker)
         return result.kept_in(run, experiment)
 
 
-def _run_and_compare(
-    runners: Sequence[BaseRunner],
-    config: RunConfig,
-    data_loader: Iterable[Mapping[str, Any]] | None,
-    compare: Sequence[CompareFunction] | None,
-    postprocess: Sequence[PostprocessFunction],
-) -> tuple[RunResults, AccuracyResults | None, list[str]]:
-    """The outputs, what the compare functions found (None if there was nothing to compare), and what is wrong."""
-    results = RunResults()
-    if runners:
-        results = Comparator.run(
-            runners,
-            data_loader=data_loader,
-            warm_up=config.warm_up,
-            use_subprocess=config.use_subprocess,
-            save_inputs_path=config.save_inputs,
-            save_input_blob_path=config.save_input_blob,
-            save_outputs_path=config.save_outputs,
-        )
-    reasons = []
-    if config.validate and not Comparator.validate(results, check_inf=True, check_nan=True, fail_fast=config.fail_fast):
-        reasons.append("Outputs hold NaN or infinities.")
-    for path in config.load_outputs:
-        results.extend(RunResults.load(path).items())
-    for function in postprocess:
-        Comparator.postprocess(results, function)
-    if len(results) < 2:
-        return results, None, reasons
-    accuracy = Comparator.compare_accuracy(
-        results, fail_fast=config.fail_fast, compare_func=compare, check_average=config.check_average
-    )
-    if config.save_accuracy is not None:
-        accuracy.save(config.save_accuracy)
-    return results, accuracy, reasons + _describe_differences(accuracy)
+def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:
+    """The comparison report of the first pair of runners, with the verdicts of the compare functions.
+
+    Outputs that no function compared are left out. The tolerances are those of the functions. Functions without
+    tolerances (scripts, indices, perceptual distance) show in the verdicts only.
+    """
+    pair = next(iter(accuracy[0]))
+    found: dict[str, list[Match]] = {}
+    for result in accuracy:
+        for name, matches in result.matches_by_output(pair).items():
+            found.setdefault(name, []).extend(matches)
+    report = compare_outputs(results[0][1], results[1][1], _tolerances_of(found))
+    outputs = []
+    for output in report.outputs:
+        if output.name in found and all(map(bool, found[output.name])):
+            outputs.append(dataclasses.replace(output, verdict="good", reasons=()))
+        elif output.name in found:
+            reasons = output.reasons or ("a compare function does not match",)
+            outputs.append(dataclasses.replace(output, verdict="bad", reasons=reasons))
+    good = all(output.verdict == "good" for output in outputs)
+    return dataclasses.replace(report, verdict="good" if good else "bad", outputs=tuple(outputs))
+
+
+def _tolerances_of(found: Mapping[str, Iterable[Match]]) -> Tolerances:
+    """The tolerances of the thresholds of all matches, by output; limits that no threshold sets are infinite."""
+    by_output: dict[str, dict[str, Any]] = {}
+    infinities_equal = False
+    for name, matches in found.items():
+        limits = by_output.setdefault(name, {})
+        for match in matches:
+            threshold = match.thresholds if isinstance(match, CompareResult) else None
+            if isinstance(threshold, SimpleThreshold):
+                limits |= dataclasses.asdict(threshold)
+            elif isinstance(threshold, MetricThreshold):
+                limits |= {str(metric.tolerance): limit for metric, limit in threshold.limits() if metric.tolerance}
+            if isinstance(match, OutputCompareResult) and match.statistics is not None:
+                infinities_equal = infinities_equal or match.statistics.infinities_equal
+    common: dict[str, Any] = {"atol": math.inf, "rtol": math.inf}
+    per_output = {name: OutputTolerances(**limits) for name, limits in by_output.items()}
+    if len(set(per_output.values())) == 1:
+        common |= next(iter(by_output.values()))
+        per_output = {}
+    return Tolerances(**common, infinities_equal=infinities_equal, per_output=per_output)
 
 
 def _describe_differences(accuracy: AccuracyResults) -> list[str]:
-    """A sentence per pair of runners, and compare function, that do not agree."""
+    """A sentence for each pair of runners that differ."""
     reasons = []
     for result in accuracy:
         for pair in result:

@@ -13,7 +13,7 @@ from trtops.ops.evaluation.check import Accuracy
 from trtops.ops.gate.child import Opened
 from trtops.ops.gate.ratio import Starts
 from trtops.ops.gate.widths import OutputWidth
-from trtops.record import Record, sha256
+from trtops.record import Record
 from trtops.spec import Environment, Layer, Precision
 
 _SPELLINGS = {
@@ -57,7 +57,7 @@ class Facts(Record):
             environment=build.engine.environment,
             model_sha256=build.spec.model_sha256,
             precision=build.spec.config.precision,
-            engine_sha256=sha256(build.engine.plan),
+            engine_sha256=build.engine.sha256,
             engine_bytes=len(build.engine.plan),
             build_seconds=build.seconds,
             memory_bytes=None if opened is None else opened.memory_bytes,

@@ -25,7 +25,7 @@ from trtops.ops.campaign.config import DebugBuildConfig, Vary
 from trtops.ops.campaign.debug_build import DebugBuildResult, debug_build
 from trtops.ops.engines.convert import ConvertConfig, ConvertResult, convert
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-from trtops.ops.evaluation.emulated import evaluate_emulated
+from trtops.ops.evaluation.emulation import emulate
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, TensorError, accuracy
 from trtops.ops.search.accuracy_sides import Emulated
 from trtops.ops.search.precision import PrecisionConfig
@@ -190,7 +190,7 @@ def ask_precision(subject: Subject, parent: str) -> Answer:
         )
     if config.precision in ("fp16", "bf16"):
         golden = RunResults([("golden", [IterationResult(dict(o)) for o in subject.outputs])])
-        floor = evaluate_emulated(subject.model, config.precision, subject.feeds, golden, subject.tolerances)
+        floor = emulate(subject.model, config.precision, subject.feeds, golden, subject.tolerances)
         if floor.verdict == "bad":
             evidence = (
                 f"Rounded after each node, without any builder: {floor.sentence()}",
@@ -405,7 +405,7 @@ def fails_emulated(subject: Subject) -> Any:
     def check(part: Any) -> bool:
         golden = RunResults([("golden", [IterationResult(dict(each)) for each in part.golden])])
         tolerances = replace(subject.tolerances, per_output={})
-        return evaluate_emulated(Model.from_proto(part.proto), to, part.feeds, golden, tolerances).verdict == "good"
+        return emulate(Model.from_proto(part.proto), to, part.feeds, golden, tolerances).verdict == "good"
 
     return check
 

@@ -1,0 +1,199 @@
+"""The precisions that an engine's kernels compute in.
+
+A back end may accept a request for FP16 or INT8 and compute in FP32 anyway: ONNX Runtime has few FP16 kernels on a
+processor. The record of tactics, or the engine inspector, gives each kernel's precision.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtops.record import Record
+from trtops.spec import BackendName, Precision
+from trtops.tracking import schema
+from trtops.tracking.base import Run
+from trtops.tracking.tables import log_table
+
+if TYPE_CHECKING:
+    from trtops.backend.base import Build
+    from trtops.backend.onnx.model import Model
+
+_NARROWER: dict[Precision, tuple[Precision, ...]] = {"fp16": ("bf16", "int8", "fp8"), "bf16": ("fp16", "int8", "fp8")}
+_PRODUCTS = re.compile(r"(Conv|MatMul|Gemm|LSTM|GRU|RNN|Attention|Einsum)", re.IGNORECASE)
+_NOT_COMPUTING = re.compile(
+    r"(cast|quantizelinear|reshape|transpose|concat|split|slice|gather|squeeze|shape|size|identity|flatten|expand|tile|pad"
+    r"|constant|reorder|reformat|shuffle|noop|signal|wait|copy|if|loop|scan|where|scatter|range|nonzero|zipmap)$",
+    re.IGNORECASE,
+)
+_PRECISIONS: dict[str, Precision] = {
+    **dict.fromkeys(("float", "float32", "fp32"), "fp32"),
+    **dict.fromkeys(("float16", "fp16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("int8", "uint8"), "int8"),
+    **dict.fromkeys(("fp8", "float8e4m3fn"), "fp8"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionCheck(Record):
+    """The precisions that an engine's kernels compute in, compared with the requested one.
+
+    Attributes:
+        asked: The requested precision.
+        kernels: Number of kernels by precision. If some multiply matrices, convolve or recur, only these are counted.
+        unknown: Kernels whose precision the back end does not report.
+        plan_bytes: Size of the engine.
+        weight_bytes: Size of the model's floating-point weights in FP32.
+        limit: The share of kernels that must compute in the requested precision; 0 requires one kernel.
+        backend: The back end.
+    """
+
+    asked: Precision
+    kernels: tuple[tuple[str, int], ...]
+    unknown: int = 0
+    plan_bytes: int = 0
+    weight_bytes: int = 0
+    limit: float = 0.0
+    backend: BackendName = "onnxruntime"
+
+    @property
+    def total(self) -> int:
+        """The number of kernels whose precision is known."""
+        return sum(count for _, count in self.kernels)
+
+    @property
+    def share(self) -> float | None:
+        """The share of kernels in the requested precision or a narrower one; None if it is not known."""
+        wanted = {self.asked, *_NARROWER.get(self.asked, ())}
+        return None if not self.total else sum(count for name, count in self.kernels if name in wanted) / self.total
+
+    @property
+    def lowered(self) -> bool:
+        """Whether enough kernels compute in the requested precision, or their precision is not known."""
+        if self.asked == "fp32" or self.share is None:
+            return True
+        return self.share >= self.limit and (self.share > 0 or self.unknown > 0)
+
+    @property
+    def emulation_counts(self) -> bool:
+        """Whether emulating the model replaces kernels in the requested precision.
+
+        It does for 16 bit on ONNX Runtime, which computes 16 bit in FP32 on most processors, unless a limit is given.
+        """
+        return self.backend == "onnxruntime" and self.asked in ("fp16", "bf16") and not self.limit
+
+    @property
+    def low_precision(self) -> Literal["fp16", "bf16"] | None:
+        """The precision to emulate: 16 bit was requested from ONNX Runtime, and some kernels compute in another."""
+        if self.backend != "onnxruntime" or self.share in (None, 1):
+            return None
+        return self.asked if self.asked in ("fp16", "bf16") else None
+
+    @property
+    def name(self) -> str:
+        """The engine's precision for people: the requested one, or what it computes in instead."""
+        if self.lowered:
+            return self.asked.upper()
+        if self.share:
+            return f"{self.asked.upper()} in {self.share:.0%}"
+        return f"{self.kernels[0][0].upper()} (not {self.asked.upper()})"
+
+    def reason(self) -> str:
+        """Why the engine does not count as one of the requested precision."""
+        return f"No {self.asked.upper()} engine: {self.sentence()}"
+
+    def sentence(self) -> str:
+        """The kernels' precisions, and whether the engine is smaller."""
+        if not self.total:
+            return "The back end does not report the precision of its kernels."
+        each = ", ".join(f"{count} in {name.upper()}" for name, count in self.kernels)
+        text = f"Of {self.total} kernels {each}."
+        if self.asked == "fp32":
+            return text
+        share = self.share or 0.0
+        text += f" {share:.0%} compute in the requested {self.asked.upper()}"
+        if not share and self.weight_bytes and self.plan_bytes >= 0.9 * self.weight_bytes:
+            text += (
+                f"; the engine is not smaller: it has {self.plan_bytes / self.weight_bytes:.0%} of the weights' bytes"
+            )
+        if share < self.limit:
+            text += f"; at least {self.limit:.0%} are required"
+        return f"{text}."
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of an engine.
+
+    Attributes:
+        layer: The layer that it computes.
+        op: The layer's type.
+        precision: The precision it computes in; empty if the back end does not report it.
+        counted: Whether it counts for the engine's precision; see :attr:`PrecisionCheck.kernels`.
+    """
+
+    layer: str
+    op: str
+    precision: str
+    counted: bool
+
+
+def kernels(build: Build) -> tuple[Kernel, ...]:
+    """The kernels of a build, in its own order."""
+    found = [(layer.name, layer.op, layer.precision) for layer in build.layers]
+    if build.tactics.mechanism == "onnxruntime":  # this record has every kernel, with the type that each reads first
+        recorded = [
+            (choice.layer, choice.op, next((each.dtype for each in choice.inputs if each.dtype in _PRECISIONS), ""))
+            for choice in build.tactics.choices
+            if any(each.dtype in _PRECISIONS for each in (*choice.inputs, *choice.outputs))
+        ]
+        found = recorded or found
+    computing = {layer for layer, op, _ in found if not _NOT_COMPUTING.search(op)}
+    counted = {layer for layer, op, _ in found if layer in computing and _PRODUCTS.search(op)} or computing
+    return tuple(
+        Kernel(layer, op, _PRECISIONS.get(precision.lower(), ""), layer in counted) for layer, op, precision in found
+    )
+
+
+def check_precision(build: Build, model: Model | None = None, limit: float = 0.0) -> PrecisionCheck:
+    """Count the kernels of a build by precision.
+
+    Args:
+        build: The build.
+        model: The model, for the size of its weights.
+        limit: The share of kernels that must compute in the requested precision.
+    """
+    counts = Counter(kernel.precision for kernel in kernels(build) if kernel.counted)
+    unknown = counts.pop("", 0)
+    weight_bytes = 0
+    if model is not None:
+        from trtops.backend.onnx import walk
+        from trtops.backend.onnx.model import data_type
+
+        for tensor in walk.tensors(model.structure()):
+            dtype = data_type(tensor.data_type)
+            weight_bytes += 4 * math.prod(tensor.dims) if dtype is not None and dtype.is_floating else 0
+    return PrecisionCheck(
+        asked=build.spec.config.precision,
+        kernels=tuple((str(name), count) for name, count in counts.most_common()),
+        unknown=unknown,
+        plan_bytes=len(build.engine.plan),
+        weight_bytes=weight_bytes,
+        limit=limit,
+        backend=build.spec.config.backend,
+    )
+
+
+def log_kernels(run: Run, build: Build) -> None:
+    """Log a table of the precision of each kernel."""
+    asked = build.spec.config.precision
+    log_table(
+        run,
+        schema.Artifact.PRECISIONS,
+        ("layer", "op", "asked for", "computes in", "counted"),
+        ((kernel.layer, kernel.op, asked, kernel.precision, kernel.counted) for kernel in kernels(build)),
+    )
