@@ -41,10 +41,9 @@ from tests.gates import (
     write,
 )
 from trtops.comparator.report import Tolerances
-from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import HERE, Release
-from trtops.ops.gate.matrix import MatrixConfig, gate_matrix
-from trtops.ops.gate.op import gate
+from trtops.ops.gate.matrix import MatrixConfig, gate_all
+from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Limits, Policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision
@@ -160,11 +159,11 @@ def matrix(folder: Path, constraints: list[str], *, timed: bool, precisions: tup
     )
     config = GateConfig(build=DEFAULT, policy=UNTIMED, keep_model=False)
     asked = MatrixConfig(models=models, precisions=precisions, gate=config)
-    base = gate_matrix(asked, tracker=tracker)
+    base = gate_all(asked, tracker=tracker)
     say("accepted here:", base.headline)
     releases = (HERE, *map(Release.parse, constraints))
     begun = time.perf_counter()
-    result = gate_matrix(
+    result = gate_all(
         replace(asked, releases=releases, gate=replace(config, policy=policy if timed else UNTIMED, register=False)),
         tracker=tracker,
         progress=lambda done, total: say(f"{done} of {total}"),

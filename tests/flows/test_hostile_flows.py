@@ -31,7 +31,7 @@ from trtops.flows import (
     watch,
 )
 from trtops.ops.auditing.config import AuditConfig
-from trtops.ops.gate.config import GateConfig
+from trtops.ops.gate.op import GateConfig
 from trtops.tracking.mlflow.embedded import ensure_store
 
 MODEL = Path("conv_net.onnx")

@@ -26,9 +26,9 @@ from trtops.flows.parameters import Count
 from trtops.flows.slots import bench_slot
 from trtops.flows.spread import hand_over
 from trtops.flows.tasks import flow_tags, tracker, trtops_flow, trtops_task
-from trtops.ops.gate.config import GateConfig
 from trtops.ops.gate.environments import Release
 from trtops.ops.gate.matrix import Cell, MatrixConfig, MatrixResult, Submit, gate_all, gate_cell
+from trtops.ops.gate.op import GateConfig
 from trtops.ops.gate.policy import read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BackendName, Precision
@@ -88,7 +88,6 @@ def gate(
         releases=tuple(map(Release.parse, releases)) or (config.release,),
         precisions=precisions or (config.build.precision,),
         devices=devices or config.devices,
-        candidate=config.candidate,
         gate=config,
     )
     with _spread_cells(parallel) as submit, progress("Gating", "candidates") as bar:

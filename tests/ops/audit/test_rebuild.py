@@ -17,8 +17,7 @@ from trtops.ops.auditing.op import audit
 from trtops.ops.auditing.result import RunAudit
 from trtops.ops.campaign.benches import close_benches
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.gate.config import GateConfig
-from trtops.ops.gate.op import gate
+from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import Limits, Policy
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.tracking import builds

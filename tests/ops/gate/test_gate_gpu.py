@@ -13,8 +13,7 @@ import pytest
 
 from tests.gates import built, claiming, convolutions, kept, with_wrong_weight, write
 from trtops.ops.campaign.promote import resolve
-from trtops.ops.gate.config import GateConfig
-from trtops.ops.gate.op import gate
+from trtops.ops.gate.op import GateConfig, gate
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, LayerLimit, Limits, Policy
 from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, TensorRTOptions

@@ -35,7 +35,7 @@ def look_until_decided(
     [(0.03, 0.0, 0.0), (0.06, 0.0, 0.0), (0.03, 0.02, 0.0), (0.05, 0.01, 0.1)],
     ids=["quiet", "noisy", "starts differ", "bursts of other work"],
 )
-def test_of_a_hundred_unchanged_pairs_none_is_refused(noise, starts, bursts) -> None:
+def test_unchanged_pairs_are_never_refused(noise, starts, bursts) -> None:
     random = np.random.default_rng(1)
 
     found = [look_until_decided(random, 1.0, noise, starts=starts, bursts=bursts).decision for _ in range(100)]
@@ -45,7 +45,7 @@ def test_of_a_hundred_unchanged_pairs_none_is_refused(noise, starts, bursts) -> 
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(1.2, "above"), (1.3, "above"), (0.9, "below")])
-def test_what_is_clearly_slower_or_faster_is_decided_in_few_rounds(ratio, expected) -> None:
+def test_clear_differences_need_few_rounds(ratio, expected) -> None:
     random = np.random.default_rng(2)
 
     found = [look_until_decided(random, ratio, 0.05, bursts=0.05) for _ in range(50)]
@@ -54,7 +54,7 @@ def test_what_is_clearly_slower_or_faster_is_decided_in_few_rounds(ratio, expect
     assert np.mean([each.rounds for each in found]) < 30
 
 
-def test_a_ratio_at_the_limit_is_decided_in_one_case_of_a_hundred_however_often_one_looks() -> None:
+def test_ratio_at_the_limit_is_rarely_decided() -> None:
     random = np.random.default_rng(3)
 
     found = [look_until_decided(random, 1.05, 0.03).decision for _ in range(100)]
@@ -62,7 +62,7 @@ def test_a_ratio_at_the_limit_is_decided_in_one_case_of_a_hundred_however_often_
     assert found.count("open") >= 97
 
 
-def test_one_slow_round_among_eight_does_not_carry_the_estimate_away() -> None:
+def test_one_slow_round_hardly_changes_the_estimate() -> None:
     quiet = (0.001, -0.002, 0.0, 0.003, -0.001, 0.002, -0.003)
 
     found = estimate(((*quiet, 1.5), (*quiet, 0.0), (*quiet, 0.001)), 1.05, 0.99)
@@ -71,7 +71,7 @@ def test_one_slow_round_among_eight_does_not_carry_the_estimate_away() -> None:
     assert found.decision == "below"
 
 
-def test_where_starts_differ_by_more_than_their_rounds_the_starts_are_counted() -> None:
+def test_differing_starts_are_counted_instead_of_rounds() -> None:
     rounds = (0.0, 0.002, -0.002, 0.001, -0.001, 0.0, 0.001, -0.001)
     apart = tuple(tuple(value + shift for value in rounds) for shift in (0.0, 0.06, -0.05, 0.04))
     together = tuple(rounds for _ in range(4))
@@ -80,7 +80,7 @@ def test_where_starts_differ_by_more_than_their_rounds_the_starts_are_counted() 
     assert estimate(apart, 1.05, 0.99).decision == "open"
 
 
-def test_an_open_ratio_says_how_many_more_rounds_are_likely_to_decide_it() -> None:
+def test_open_ratio_estimates_further_rounds() -> None:
     random = np.random.default_rng(4)
 
     def rounds() -> tuple[float, ...]:
@@ -98,18 +98,18 @@ def test_an_open_ratio_says_how_many_more_rounds_are_likely_to_decide_it() -> No
     assert np.mean(decided) > 0.6
 
 
-def test_a_ratio_on_the_limit_itself_asks_for_no_rounds_that_would_not_help() -> None:
+def test_ratio_on_the_limit_asks_for_no_rounds() -> None:
     exact = math.log(1.05)
     around = (exact - 0.01, exact + 0.01) * 4
 
     assert estimate((around,) * 3, 1.05, 0.99).more_rounds is None
 
 
-def test_rounds_that_are_all_alike_decide_at_once() -> None:
+def test_equal_rounds_decide_at_once() -> None:
     assert estimate(((0.0,) * 8,) * 3, 1.05, 0.99).decision == "below"
     assert estimate(((0.1,) * 8,) * 3, 1.05, 0.99).decision == "above"
 
 
-def test_fewer_than_three_starts_decide_nothing_since_one_may_be_unlike_the_others() -> None:
+def test_two_starts_decide_nothing() -> None:
     assert estimate(((0.3,) * 8,) * 2, 1.05, 0.99).decision == "open"
     assert estimate(((0.3,) * 8, (0.0,) * 8, (0.001,) * 8), 1.05, 0.99).decision == "open"

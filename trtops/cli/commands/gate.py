@@ -130,8 +130,8 @@ def plan(args: Asked) -> Plan:
     )
     if args.candidate is not None:
         if len(matrix.cells()) > 1:
-            raise UsageError("--candidate is one candidate; give one model, release, precision and device beside it")
-        matrix = replace(matrix, candidate=args.candidate)
+            raise UsageError("--candidate needs a single model, release, precision and device")
+        matrix = replace(matrix, gate=replace(config, candidate=args.candidate))
     return Plan(matrix, args.policy, args.experiment, args.store, bool(args.json))
 
 

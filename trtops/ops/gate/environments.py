@@ -1,4 +1,4 @@
-"""Releases of a back end, each in an environment of its own: made from a constraints file once, or there already."""
+"""Releases of a back end, each in its own Python environment: created once from a constraints file, or existing."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from trtops.record import Record, digest
 from trtops.spec import BackendName
 from trtops.tracking.location import default_root
 
-_REQUIRED = ("numpy", "onnx", "pydantic>=2.10", "typing-extensions")
+_REQUIRED = ("numpy", "onnx", "psutil", "pydantic>=2.10", "typing-extensions")
 _OF_BACKEND: dict[BackendName, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime",),
     "tensorrt": ("tensorrt", "cuda-python"),
 }
 _INSTALL_SECONDS = 1800.0
-_MADE = ".trtops-made"
+_COMPLETE = ".trtops-complete"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Record):
-    """A release of a back end, as the environment that it is installed in.
+    """A release of a back end, installed in a Python environment; this environment if neither path is given.
 
     Attributes:
-        name: What tables call it.
-        constraints: A file of pinned packages, as pip's ``-c`` takes it; the environment is made from it.
-        python: An environment that is there, as its folder or its interpreter. Without either it is this one.
+        name: Name in tables.
+        constraints: File of pinned packages for pip's ``-c``, from which the environment is created.
+        python: Folder or interpreter of an existing environment.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Release(Record):
 
     @classmethod
     def parse(cls, text: str) -> Release:
-        """A release from ``name=path``, or from a path alone: a constraints file, an environment's folder, an interpreter."""
+        """Parse ``name=path`` or a path: a constraints file (.txt), the folder of an environment or an interpreter."""
         name, found, path = text.partition("=")
         path = path if found else name
         name = name if found else Path(path).stem
@@ -58,16 +58,22 @@ HERE = Release(name="here")
 
 
 def interpreter_of(release: Release, backend: BackendName) -> str | None:
-    """The interpreter of a release's environment, which is made if it is not there; None for this process' own.
+    """The interpreter of a release, whose environment is created if missing; None for this process' own.
 
-    Environments are kept in ``environments`` beside the runs, one for each content of a constraints file.
+    Environments are stored in the folder ``environments`` next to the runs, one per content of a constraints file.
 
     Raises:
         ConfigError: If the constraints file or the environment does not exist.
-        BackendUnavailableError: If the release cannot be installed; the message has pip's reason.
+        BackendUnavailableError: If the release cannot be installed; the message contains pip's reason.
     """
     if release.python is not None:
-        return _existing_interpreter(release, Path(release.python))
+        for path in (Path(release.python), Path(release.python, "bin", "python")):
+            if path.is_file() and os.access(path, os.X_OK):
+                return str(path.absolute())
+        raise errors.ConfigError(
+            f"Release {release.name!r}: {release.python} is neither an interpreter nor the folder of an environment "
+            "(bin/python)."
+        )
     if release.constraints is None:
         return None
     try:
@@ -79,22 +85,13 @@ def interpreter_of(release: Release, backend: BackendName) -> str | None:
     folder = default_root() / "environments" / f"{backend}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / f"{folder.name}.lock"):
-        if not (folder / _MADE).exists():
-            _make_environment(release, folder, packages)
+        if not (folder / _COMPLETE).exists():
+            _create_environment(release, folder, packages)
     return str(folder / "bin" / "python")
 
 
-def _existing_interpreter(release: Release, place: Path) -> str:
-    for path in (place, place / "bin" / "python"):
-        if path.is_file() and os.access(path, os.X_OK):
-            return str(path.absolute())
-    raise errors.ConfigError(
-        f"Release {release.name!r}: {place} is neither an interpreter nor the folder of an environment (bin/python)."
-    )
-
-
-def _make_environment(release: Release, folder: Path, packages: tuple[str, ...]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # one that was cut short
+def _create_environment(release: Release, folder: Path, packages: tuple[str, ...]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = str(Path(str(release.constraints)).absolute())
@@ -105,11 +102,11 @@ def _make_environment(release: Release, folder: Path, packages: tuple[str, ...])
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    (folder / _MADE).touch()
+    (folder / _COMPLETE).touch()
 
 
 def _run_installer(command: list[str], release: Release, folder: Path) -> None:
-    """Run a module of Python's in a folder that is ours: it looks there for modules first."""
+    """Run an installer in a folder of ours, because Python searches the working folder for modules first."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

@@ -1,250 +1,292 @@
-"""From numbers to a verdict: each limit of a policy held against what was measured."""
+"""Compare what the gate measured with a policy. Pure functions of recorded numbers: any past run can be evaluated again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from trtops.comparator.report import ComparisonReport, OutputTolerances, Tolerances
-from trtops.ops.gate.measured import Facts, Measured
+from trtops.ops.evaluation.check import Accuracy
+from trtops.ops.gate.engine_process import Rounds
+from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, LayerLimit, Limits, Policy
-from trtops.ops.gate.ratio import RatioEstimate, estimate
+from trtops.ops.gate.ratio import estimate
 from trtops.record import Record
+from trtops.spec import Environment, Layer, Precision
 from trtops.tables import size
 from trtops.verdict import Verdict
 
 Subject: TypeAlias = Literal[
     "release", "device", "build", "accepted", "reference", "accepted outputs", "accuracy", "latency", "size", "memory",
-    "build time", "precision", "tactics", "model",
+    "build time", "precision", "tactics", "model", "gate",
 ]  # fmt: skip
-Outcome: TypeAlias = Literal["pass", "refuse", "open", "tell"]
-Decision: TypeAlias = Literal["accept", "refuse", "measure more"]
+FindingOutcome: TypeAlias = Literal["pass", "refuse", "error", "open", "note"]
+Decision: TypeAlias = Literal["accept", "refuse", "measure more", "error"]
+
+_PRECISIONS = {
+    "float": "fp32", "float32": "fp32", "fp32": "fp32", "float16": "fp16", "half": "fp16", "fp16": "fp16",
+    "bfloat16": "bf16", "bf16": "bf16", "int8": "int8", "uint8": "int8", "float8": "fp8", "fp8": "fp8",
+}  # fmt: skip
+"""How back ends name the precisions of layers. Others, such as int64, do not describe the accuracy of a layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts(Record):
+    """Facts about one engine.
+
+    Attributes:
+        run_id: The run that holds it.
+        environment: Where it was built.
+        model_sha256: Digest of its model.
+        precision: Requested precision.
+        engine_sha256: Digest of the engine.
+        engine_bytes: Size of the engine.
+        build_seconds: Wall time of its build.
+        layers: Its layers.
+        memory_bytes: Host memory to load and run it; None if not measured.
+        device_bytes: Device memory to load and run it; None for engines on the CPU.
+    """
+
+    run_id: str
+    environment: Environment
+    model_sha256: str
+    precision: Precision
+    engine_sha256: str
+    engine_bytes: int
+    build_seconds: float
+    layers: tuple[Layer, ...] = ()
+    memory_bytes: int | None = None
+    device_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Record):
+    """All that was measured of one candidate. What needs an accepted engine is None or empty without one.
+
+    Attributes:
+        candidate: Facts about the candidate.
+        accepted: Facts about the accepted engine.
+        reference: The candidate's outputs compared with the reference.
+        default_tolerances: Tolerances against the reference if the policy has none.
+        agreement: The candidate's outputs compared with the accepted ones.
+        widths: Noise and distance of each output.
+        candidate_top1: Accuracy on labelled data, if there are labels.
+        accepted_top1: Accuracy of the accepted engine on the same data.
+        rounds: Latencies.
+    """
+
+    candidate: EngineFacts
+    accepted: EngineFacts | None = None
+    reference: ComparisonReport
+    default_tolerances: Tolerances
+    agreement: ComparisonReport | None = None
+    widths: tuple[OutputWidth, ...] = ()
+    candidate_top1: Accuracy | None = None
+    accepted_top1: Accuracy | None = None
+    rounds: Rounds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding(Record):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What.
-        outcome: ``refuse`` and ``open`` decide; ``tell`` is worth knowing and decides nothing.
-        text: In words, with the number and the limit.
-        output: The output that it is about, if it is about one.
+        subject: What was checked.
+        outcome: ``refuse``, ``error`` and ``open`` decide, in this order; ``note`` is information.
+        text: The number and its limit.
+        output: The output concerned, if any.
     """
 
     subject: Subject
-    outcome: Outcome
+    outcome: FindingOutcome
     text: str
     output: str = ""
 
+    @property
+    def line(self) -> str:
+        """Subject and text in one line."""
+        return f"{self.subject}{f' of `{self.output}`' if self.output else ''}: {self.text}"
+
+
+VERDICTS: dict[Decision, Verdict] = {"accept": "good", "refuse": "bad", "measure more": "error", "error": "error"}
+
 
 def decide(findings: Iterable[Finding]) -> Decision:
-    """What findings come to together: one reason to refuse is enough; without one, what is open comes first."""
+    """Refuse if any check refuses; otherwise measure more if any is open."""
     outcomes = {finding.outcome for finding in findings}
-    return "refuse" if "refuse" in outcomes else "measure more" if "open" in outcomes else "accept"
-
-
-VERDICTS: dict[Decision, Verdict] = {"accept": "good", "refuse": "bad", "measure more": "error"}
+    if "refuse" in outcomes:
+        return "refuse"
+    return "error" if "error" in outcomes else "measure more" if "open" in outcomes else "accept"
 
 
 def evaluate_measured(measured: Measured, policy: Policy) -> tuple[Finding, ...]:
-    """Hold what was measured against a policy. Needs nothing but the numbers, so that history can be re-evaluated."""
+    """Compare measured numbers with a policy."""
     limits = policy.of(measured.candidate.precision)
-    return tuple(_all_findings(measured, limits, policy))
-
-
-def _all_findings(measured: Measured, limits: Limits, policy: Policy) -> Iterator[Finding]:
     candidate, accepted = measured.candidate, measured.accepted
+    found: list[Finding] = []
     if limits.accuracy is not None:
-        tolerances = with_axes(limits.accuracy.tolerances or measured.usual, measured.usual)
-        yield from _of_report(measured.reference.evaluate(tolerances), "reference", "refuse")
+        given = limits.accuracy.tolerances or measured.default_tolerances
+        report = measured.reference.evaluate(with_class_axes(given, measured.default_tolerances))
+        found += _bad_outputs(report, "reference", "refuse") or [
+            Finding(
+                subject="reference", outcome="pass", text=f"{len(report.outputs)} outputs are within the tolerances"
+            )
+        ]
     if accepted is None:
-        outcome: Outcome = "tell" if policy.first == "accept" else "refuse"
-        yield Finding(
-            subject="accepted", outcome=outcome, text="nothing was accepted before that it could be compared with"
+        outcome: FindingOutcome = "note" if policy.first == "accept" else "refuse"
+        return (
+            *found,
+            Finding(subject="accepted", outcome=outcome, text="there is no accepted engine to compare with"),
         )
-        return
     if candidate.model_sha256 != accepted.model_sha256:
-        yield Finding(
-            subject="model",
-            outcome="tell",
-            text=f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})",
-        )
+        text = f"another model ({candidate.model_sha256[:12]}) than the accepted one ({accepted.model_sha256[:12]})"
+        found.append(Finding(subject="model", outcome="note", text=text))
     if limits.accuracy is not None:
-        yield from _of_outputs(measured, limits.accuracy)
+        found += _output_findings(measured, limits.accuracy)
     if limits.latency is not None and measured.rounds is not None:
-        yield _of_latency(measured, limits.latency)
-    yield from _of_cost(candidate, accepted, limits)
-    if limits.layers is not None and measured.layers is not None:
-        yield from _of_layers(measured, limits.layers)
+        found.append(_latency_finding(measured.rounds, limits.latency))
+    found += _cost_findings(candidate, accepted, limits)
+    if limits.layers is not None:
+        found += _layer_findings(candidate.layers, accepted.layers, limits.layers)
+    return tuple(found)
 
 
-def with_axes(tolerances: Tolerances, known: Tolerances) -> Tolerances:
-    """Tolerances with the axes of classes put in that others know of outputs that hold scores."""
+def with_class_axes(tolerances: Tolerances, known: Tolerances) -> Tolerances:
+    """Tolerances with the class axes that ``known`` has for outputs with scores."""
     merged = dict(tolerances.per_output)
     for name, own in known.per_output.items():
+        given = merged.get(name, OutputTolerances())
         if own.class_axis is not None:
-            given = merged.get(name, OutputTolerances())
             merged[name] = given if given.class_axis is not None else replace(given, class_axis=own.class_axis)
     return replace(tolerances, per_output=merged)
 
 
-def _of_report(report: ComparisonReport, subject: Subject, outcome: Outcome) -> Iterator[Finding]:
-    """A refusal for each output that is bad, or one line that all are good."""
-    for output in report.outputs:
-        if output.verdict == "bad":
-            yield Finding(subject=subject, outcome=outcome, text="; ".join(output.reasons), output=output.name)
-    if report.verdict == "good":
-        yield Finding(subject=subject, outcome="pass", text=f"{len(report.outputs)} outputs are within the tolerances")
+def _bad_outputs(report: ComparisonReport, subject: Subject, outcome: FindingOutcome) -> list[Finding]:
+    return [
+        Finding(subject=subject, outcome=outcome, text="; ".join(output.reasons), output=output.name)
+        for output in report.outputs
+        if output.verdict == "bad"
+    ]
 
 
-def _of_outputs(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
+def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
+    """Checks of the outputs against those of the accepted engine, and of the accuracy on labels."""
     assert measured.agreement is not None and measured.accepted is not None
-    another = measured.candidate.model_sha256 != measured.accepted.model_sha256
-    outcome: Outcome = "tell" if another and limit.other_model == "tell" else "refuse"
-    told = {output.name for output in measured.widths}
-    refused = False
-    for finding in _of_widths(measured, limit, outcome):
-        refused = True
-        yield finding
-    for output in measured.agreement.outputs:
-        if output.name not in told and output.statistics is None and output.verdict == "bad":
-            refused = True
-            yield Finding(
-                subject="accepted outputs", outcome=outcome, text="; ".join(output.reasons), output=output.name
-            )
-    if limit.accepted is not None:
-        agreement = measured.agreement.evaluate(with_axes(limit.accepted, measured.usual))
-        found = [*_of_report(agreement, "accepted outputs", outcome)]
-        refused = refused or any(each.outcome != "pass" for each in found)
-        yield from (each for each in found if each.outcome != "pass")
-    if not refused:
-        furthest = max(measured.widths, key=lambda o: o.distance_widths, default=None)
-        which = (
-            ""
-            if furthest is None
-            else f"; the furthest, {furthest.name!r}, by {furthest.distance_widths:.2g} noise widths"
-        )
-        yield Finding(subject="accepted outputs", outcome="pass", text=f"agrees with the accepted engine{which}")
-    yield from _of_labels(measured, limit)
-
-
-def _of_widths(measured: Measured, limit: AccuracyLimit, outcome: Outcome) -> Iterator[Finding]:
+    other_model = measured.candidate.model_sha256 != measured.accepted.model_sha256
+    outcome: FindingOutcome = limit.other_model if other_model else "refuse"
+    found: list[Finding] = []
     for output in measured.widths:
-        allowed = limit.widths_of(output.name)
-        if allowed is None:
-            continue
-        if output.distance_widths > allowed:
-            yield Finding(
-                subject="accepted outputs",
-                outcome=outcome,
-                text=f"is {output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width "
-                f"is {output.width:.3g}); at most {allowed:g} are allowed",
-                output=output.name,
+        allowed = limit.widths_per_output.get(output.name, limit.widths)
+        if allowed is not None and output.distance_widths > allowed:
+            text = (
+                f"{output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width is "
+                f"{output.width:.3g}); the limit is {allowed:g}"
             )
-        if output.growth_widths > allowed:
-            yield Finding(
-                subject="reference",
-                outcome="refuse",
-                text=f"is {output.growth_widths:.3g} noise widths further from the reference than the accepted engine "
-                f"({output.candidate_error:.3g} against {output.accepted_error:.3g}); at most {allowed:g} are allowed",
-                output=output.name,
+            found.append(Finding(subject="accepted outputs", outcome=outcome, text=text, output=output.name))
+        if allowed is not None and output.growth_widths > allowed:
+            text = (
+                f"{output.growth_widths:.3g} noise widths further from the reference than the accepted engine "
+                f"({output.candidate_error:.3g} against {output.accepted_error:.3g}); the limit is {allowed:g}"
             )
-
-
-def _of_labels(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
+            found.append(Finding(subject="reference", outcome="refuse", text=text, output=output.name))
+    with_width = {output.name for output in measured.widths}
+    found += [
+        Finding(subject="accepted outputs", outcome=outcome, text="; ".join(output.reasons), output=output.name)
+        for output in measured.agreement.outputs
+        if output.name not in with_width and output.statistics is None and output.verdict == "bad"
+    ]
+    if limit.accepted is not None:
+        agreement = measured.agreement.evaluate(with_class_axes(limit.accepted, measured.default_tolerances))
+        found += _bad_outputs(agreement, "accepted outputs", outcome)
+    yield from found
+    if not found:
+        text = "all agree with the accepted engine"
+        if measured.widths:
+            furthest = max(measured.widths, key=lambda output: output.distance_widths)
+            text += f"; the largest distance is {furthest.distance_widths:.2g} noise widths ({furthest.name!r})"
+        yield Finding(subject="accepted outputs", outcome="pass", text=text)
     mine, theirs = measured.candidate_top1, measured.accepted_top1
-    if mine is None or theirs is None or limit.top1_drop is None:
-        return
-    drop = theirs.actual - mine.actual
-    yield Finding(
-        subject="accuracy",
-        outcome="refuse" if drop > limit.top1_drop else "pass",
-        text=f"{mine.actual:.2%} of {mine.samples} samples are right, {theirs.actual:.2%} before; a drop of "
-        f"{limit.top1_drop:.2%} is allowed",
-    )
+    if mine is not None and theirs is not None and limit.top1_drop is not None:
+        yield Finding(
+            subject="accuracy",
+            outcome="refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass",
+            text=f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
+            f"{limit.top1_drop:.2%} is allowed",
+        )
 
 
-def estimate_latency(measured: Measured, limit: LatencyLimit) -> RatioEstimate | None:
-    """The ratio of latencies by a limit; None if none were measured."""
-    return None if measured.rounds is None else estimate(measured.rounds.starts, limit.ratio, limit.confidence)
-
-
-def _of_latency(measured: Measured, limit: LatencyLimit) -> Finding:
-    found, rounds = estimate_latency(measured, limit), measured.rounds
-    assert found is not None and rounds is not None
-    where = "on the device, " if rounds.on_device else ""
+def _latency_finding(rounds: Rounds, limit: LatencyLimit) -> Finding:
+    found = estimate(rounds.starts, limit.ratio, limit.confidence)
     text = (
-        f"{where}{found.ratio:.3f} times the accepted engine's ({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms), "
-        f"between {found.low:.3f} and {found.high:.3f} after {found.rounds} rounds; {limit.ratio:g} is allowed"
+        f"{'on the device, ' if rounds.on_device else ''}{found.ratio:.3f} times the accepted engine's "
+        f"({rounds.candidate_ms:.3g} ms against {rounds.accepted_ms:.3g} ms), between {found.low:.3f} and {found.high:.3f} "
+        f"after {found.rounds} rounds; {limit.ratio:g} is allowed"
     )
-    if found.decision == "open":
-        if found.more_rounds is None:
-            text += ". It is so close to the limit that more rounds will not tell: choose another limit"
-        else:
-            minutes = rounds.seconds / max(found.rounds, 1) * found.more_rounds / 60
-            text += f". More measurement is needed: about {found.more_rounds} more rounds ({minutes:.1f} min)"
-    outcomes: dict[str, Outcome] = {"below": "pass", "above": "refuse", "open": "open"}
+    if found.decision == "open" and found.more_rounds is None:
+        text += ". This is too close to the limit to be decided by more rounds: choose another limit"
+    elif found.decision == "open":
+        minutes = rounds.seconds / max(found.rounds, 1) * (found.more_rounds or 0) / 60
+        text += f". More measurement is needed: about {found.more_rounds} more rounds ({minutes:.1f} min)"
+    outcomes: dict[str, FindingOutcome] = {"below": "pass", "above": "refuse", "open": "open"}
     return Finding(subject="latency", outcome=outcomes[found.decision], text=text)
 
 
-def _of_cost(candidate: Facts, accepted: Facts, limits: Limits) -> Iterator[Finding]:
-    if limits.size is not None:
-        growth = candidate.engine_bytes - accepted.engine_bytes
-        ratio = candidate.engine_bytes / max(accepted.engine_bytes, 1)
-        over = ratio > limits.size.ratio and growth > limits.size.slack_bytes
-        yield Finding(
-            subject="size",
-            outcome="refuse" if over else "pass",
-            text=f"{size(candidate.engine_bytes)}, {ratio:.3f} times {size(accepted.engine_bytes)}; {limits.size.ratio:g} is "
-            "allowed",
-        )
-    if limits.memory is not None:
-        places = (
-            ("on the host", candidate.memory_bytes, accepted.memory_bytes),
-            ("on the device", candidate.device_bytes, accepted.device_bytes),
-        )
-        for where, mine, theirs in places:
-            if mine is None or theirs is None:
-                continue
-            over = mine > limits.memory.ratio * theirs and mine - theirs > limits.memory.slack_bytes
+def _cost_findings(candidate: EngineFacts, accepted: EngineFacts, limits: Limits) -> Iterator[Finding]:
+    def seconds(value: float) -> str:
+        return f"{value:.2f} s"
+
+    def in_bytes(value: float) -> str:
+        return size(int(value))
+
+    costs = (
+        ("size", "", limits.size, candidate.engine_bytes, accepted.engine_bytes, in_bytes),
+        ("memory", " on the host", limits.memory, candidate.memory_bytes, accepted.memory_bytes, in_bytes),
+        ("memory", " on the device", limits.memory, candidate.device_bytes, accepted.device_bytes, in_bytes),
+        ("build time", "", limits.build_time, candidate.build_seconds, accepted.build_seconds, seconds),
+    )
+    for subject, where, limit, mine, theirs, shown in costs:
+        if limit is not None and mine is not None and theirs is not None:
             yield Finding(
-                subject="memory",
-                outcome="refuse" if over else "pass",
-                text=f"takes {size(mine)} {where}, {size(theirs)} before; {limits.memory.ratio:g} times that and "
-                f"{size(limits.memory.slack_bytes)} more are allowed",
+                subject=subject,  # type: ignore[arg-type]
+                outcome="refuse" if limit.exceeded(mine, theirs) else "pass",
+                text=f"{shown(mine)}{where}, {shown(theirs)} before; {limit.ratio:g} times that plus {shown(limit.slack)} "
+                "is allowed",
             )
-    if limits.build_time is not None:
-        mine_s, theirs_s = candidate.build_seconds, accepted.build_seconds
-        over = mine_s > limits.build_time.ratio * theirs_s and mine_s - theirs_s > limits.build_time.slack_seconds
-        yield Finding(
-            subject="build time",
-            outcome="refuse" if over else "pass",
-            text=f"{mine_s:.2f} s, {theirs_s:.2f} s before; {limits.build_time.ratio:g} times that and "
-            f"{limits.build_time.slack_seconds:g} s more are allowed",
-        )
 
 
-def _of_layers(measured: Measured, limit: LayerLimit) -> Iterator[Finding]:
-    layers = measured.layers
-    assert layers is not None
-    name, before, after = layers.largest_shift()
-    changed = [change for change in layers.changes if change.what == "precision"]
-    which = ", ".join(f"{c.layer} {c.accepted} -> {c.candidate}" for c in changed[:5])
-    over = abs(after - before) > limit.precision_share + 1e-9
+def _layer_findings(candidate: Sequence[Layer], accepted: Sequence[Layer], limit: LayerLimit) -> Iterator[Finding]:
+    """Checks of precisions and tactics, of layers with the same name."""
+    before, after = _precision_shares(accepted), _precision_shares(candidate)
+    name = max(sorted({*before, *after}) or ["fp32"], key=lambda n: abs(after.get(n, 0.0) - before.get(n, 0.0)))
+    old = {layer.name: layer for layer in accepted}
+    shared = [(old[layer.name], layer) for layer in candidate if layer.name in old]
+    changed = [f"{b.name} {b.precision} -> {a.precision}" for b, a in shared if _precision_of(b) != _precision_of(a)]
+    over = abs(after.get(name, 0.0) - before.get(name, 0.0)) > limit.precision_share + 1e-9
+    which = f" ({', '.join(changed[:5])})" if changed else ""
     yield Finding(
         subject="precision",
         outcome=limit.precision if over else "pass",
-        text=f"{after:.0%} of its layers compute in {name}, {before:.0%} before; a change of {limit.precision_share:.0%} is "
-        f"allowed{f' ({which})' if which else ''}",
+        text=f"{after.get(name, 0.0):.0%} of the layers compute in {name}, {before.get(name, 0.0):.0%} before; a change of "
+        f"{limit.precision_share:.0%} is allowed{which}",
     )
-    tactics = [change for change in layers.changes if change.what == "tactic"]
-    if tactics or layers.accepted != layers.candidate:
-        named = ", ".join(f"{c.layer}: {c.accepted} -> {c.candidate}" for c in tactics[:5])
+    tactics = [f"{b.name}: {b.tactic} -> {a.tactic}" for b, a in shared if b.tactic != a.tactic]
+    which = f" ({', '.join(tactics[:5])})" if tactics else ""
+    if tactics or len(candidate) != len(accepted):
         yield Finding(
             subject="tactics",
             outcome=limit.tactics,
-            text=f"{len(tactics)} of {layers.shared} layers that both engines have got another tactic; {layers.candidate} layers, "
-            f"{layers.accepted} before{f' ({named})' if named else ''}",
+            text=f"{len(tactics)} of {len(shared)} common layers have another tactic; {len(candidate)} layers, "
+            f"{len(accepted)} before{which}",
         )
+
+
+def _precision_of(layer: Layer) -> str | None:
+    text = layer.precision.lower()
+    return _PRECISIONS.get(text) or next((name for known, name in _PRECISIONS.items() if known in text), None)
+
+
+def _precision_shares(layers: Sequence[Layer]) -> dict[str, float]:
+    counts = Counter(name for layer in layers if (name := _precision_of(layer)) is not None)
+    return {name: count / sum(counts.values()) for name, count in counts.items()}

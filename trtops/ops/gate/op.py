@@ -1,21 +1,81 @@
-"""Gate: one candidate against the engine that is accepted. Accepts it, refuses it with reasons, or asks for more measurement."""
+"""Gate: compare a candidate with the accepted engine, and accept it, refuse it, or ask for more measurement."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.benches import close_benches
-from trtops.ops.gate.accepted import accept
-from trtops.ops.gate.config import GateConfig
+from trtops.ops.campaign.config import Place
+from trtops.ops.campaign.promote import alias_of, register_accepted, registered_model
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.gate.environments import HERE, Release
 from trtops.ops.gate.findings import evaluate_measured
+from trtops.ops.gate.measurement import Measurement, RefusedError
+from trtops.ops.gate.policy import Policy
 from trtops.ops.gate.result import GateResult, log_result
-from trtops.ops.gate.trial import RefusedError, Trial
 from trtops.ops.result import finish_with, model_file, op_run
-from trtops.tracking.registry import RegisteringTracker
+from trtops.record import Record
+from trtops.spec import BuildConfig
+from trtops.tracking.registry import RegisteredVersion, RegisteringTracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig(Record):
+    """One candidate, and the policy it must meet.
+
+    Attributes:
+        build: How the candidate is built.
+        candidate: Run id, or its beginning, of a candidate that exists; built now if None.
+        accepted: Run id, or its beginning, of the engine to compare with; if None, the last accepted one of this model,
+            precision and device.
+        check: Data to compare on, golden outputs and labels. Its tolerances and latency runs are not used.
+        policy: What is accepted.
+        release: Release that builds and runs the candidate.
+        others: Releases that the accepted engine may need, which runs with its own.
+        devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
+        calibration_data: Data source for INT8 calibration; the data of ``check`` if None.
+        calibration_cache: Calibration cache file to build INT8 with, instead of calibrating.
+        mind_deny_list: Exclude tactics that are on the deny-list.
+        name: Registered model; the name of the model file without its suffix if None.
+        register: Whether an accepted candidate gets the alias.
+        keep_model: Log the model file with its external data.
+        timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
+    """
+
+    build: BuildConfig = field(default_factory=BuildConfig)
+    candidate: str | None = None
+    accepted: str | None = None
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
+    policy: Policy = field(default_factory=Policy)
+    release: Release = HERE
+    others: tuple[Release, ...] = ()
+    devices: tuple[str, ...] = ()
+    calibration_data: str | None = None
+    calibration_cache: str | None = None
+    mind_deny_list: bool = True
+    name: str | None = None
+    register: bool = True
+    keep_model: bool = True
+    timeout_seconds: float | None = 1800.0
+
+    @property
+    def place(self) -> Place:
+        """Where the candidate is built and measured."""
+        return Place(backend=self.build.backend, devices=self.devices, timeout_seconds=self.timeout_seconds)
+
+    @property
+    def device_problem(self) -> str:
+        """Why the back end cannot use these devices; empty if it can."""
+        if self.build.backend == "onnxruntime" and self.devices:
+            return f"engines of ONNX Runtime run on the CPU, not on {', '.join(self.devices)!r}. Use cpu."
+        if self.build.backend == "tensorrt" and "cpu" in self.devices:
+            return "engines of TensorRT run on a GPU, not on the CPU."
+        return ""
 
 
 def gate(
@@ -27,62 +87,73 @@ def gate(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> GateResult:
-    """Build a candidate, measure it beside the accepted engine, and accept it, refuse it, or ask for more measurement.
+    """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
-    Both engines run in processes of their own, each with its own release, on the same device.
+    Both engines run in their own processes, each with its own release, on the same device.
 
     Args:
-        model: The candidate's ONNX file.
-        config: What to build, and what it has to pass.
-        tracker: The memory, and its registry.
-        experiment: Experiment to log to; the model file's name without its ending unless given.
+        model: ONNX file of the candidate.
+        config: What to build, and the policy.
+        tracker: The tracking store and its registry.
+        experiment: Experiment to log to; the name of the model file without its suffix if None.
         tags: Further tags of the run.
         parent: Id of a parent run.
 
     Returns:
-        The decision with its reasons. A release that cannot be installed, a device that is not there, a build that fails and
-        an engine that does not run are refusals.
+        The decision and its reasons. A release that cannot be installed, a missing device, a failed build and an engine that
+        does not run are refusals.
 
     Raises:
-        TrtopsError: If the model, the data or the config cannot be used, or the memory does not answer.
+        TrtopsError: If model, data or config cannot be used, or the tracking store is unavailable.
     """
     config = GateConfig() if config is None else config
-    begun = time.perf_counter()
+    begin = time.perf_counter()
     path = model_file(model)
     experiment = experiment or path.stem
-    precision, release = config.build.precision, config.release.name
+    precision, release, devices = config.build.precision, config.release.name, ",".join(config.devices)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
-    result = GateResult(
-        title=f"gate {path.name} {precision} {release}",
-        subject=str(path),
-        findings=(),
-        policy=config.policy,
-        precision=precision,
-        release=release,
-        device=",".join(config.devices),
-    )
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as run:
-        run.log_params({"release": release, "policy": config.policy.digest, "devices": ",".join(config.devices)})
+        run.log_params({"release": release, "policy": config.policy.digest, "devices": devices})
         loaded = Model.load(path)
-        trial = Trial(loaded, config, run, tracker)
-        result = replace(_evaluated_result(result, trial), seconds=time.perf_counter() - begun).kept_in(run, experiment)
+        measurement = Measurement(loaded, config, run, tracker)
+        measured = None
+        try:
+            measured = measurement.measure()
+            findings = evaluate_measured(measured, config.policy)
+        except RefusedError as exc:
+            findings = (exc.finding,)
+        finally:
+            close_benches()
+        result = GateResult(
+            title=f"gate {path.name} {precision} {release}",
+            subject=str(path),
+            findings=findings,
+            policy=config.policy,
+            precision=precision,
+            release=release,
+            device=devices,
+            measured=measured,
+            holder=measurement.holder,
+            seconds=time.perf_counter() - begin,
+        ).kept_in(run, experiment)
         log_result(run, result)
         finish_with(run, result, tracker)
-    if result.decision == "accept" and config.register and trial.build is not None and trial.holder:
-        version, alias = accept(
-            tracker, trial.holder, trial.build, name=config.name or loaded.name, evidence=result.run_id
-        )
+    if result.decision == "accept" and config.register and measurement.build is not None and result.holder:
+        registered = config.name or loaded.name
+        version, alias = accept(tracker, result.holder, measurement.build, name=registered, evidence=result.run_id)
         result = replace(result, version=version.version, alias=alias)
     return result
 
 
-def _evaluated_result(result: GateResult, trial: Trial) -> GateResult:
-    """The result with what was measured and found."""
-    try:
-        measured = trial.measure()
-    except RefusedError as exc:
-        return replace(result, findings=(exc.finding,), holder=trial.holder)
-    finally:
-        close_benches()
-    findings = evaluate_measured(measured, result.policy)
-    return replace(result, measured=measured, findings=findings, holder=trial.holder)
+def accept(
+    tracker: RegisteringTracker, run_id: str, build: Build, *, name: str, evidence: str
+) -> tuple[RegisteredVersion, str]:
+    """Register a candidate as the accepted engine; returns the version and its alias.
+
+    If an engine of another precision holds the alias of this device and release, the precision is appended to the alias.
+    """
+    holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
+    precision = build.spec.config.precision
+    taken = holder is not None and tracker.info(holder.run_id).params.get("precision", "") != precision
+    suffix = f"_{precision}" if taken else ""
+    return register_accepted(tracker, run_id, build, name=name, evidence=evidence, suffix=suffix)

@@ -1,4 +1,4 @@
-"""What the gate says of one candidate, and how it is shown and kept."""
+"""The result of a gate: how it is shown and logged."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtops.ops.evaluation.check import Evaluation, log_evaluation
-from trtops.ops.gate.findings import VERDICTS, Decision, Finding, decide, estimate_latency
-from trtops.ops.gate.measured import Measured
-from trtops.ops.gate.policy import Limits, Policy
-from trtops.ops.gate.ratio import RatioEstimate
+from trtops.ops.gate.findings import VERDICTS, Decision, Finding, Measured, decide
+from trtops.ops.gate.policy import Policy
+from trtops.ops.gate.ratio import RatioEstimate, estimate
 from trtops.ops.result import OpResult
 from trtops.reports.document import Chart, Point, Section
 from trtops.tables import size
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
 
-_MARKS = {"pass": "passes", "refuse": "**refused**", "open": "**open**", "tell": "note"}
+_SHOWN = {"refuse": "**refused**", "error": "**error**", "open": "**open**", "note": "note", "pass": "passes"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult(OpResult):
-    """What became of a candidate.
+    """The decision on a candidate.
 
     Attributes:
-        findings: Everything that was looked at.
-        policy: What it was held against.
-        precision: What the candidate was asked for.
-        release: What its release is called.
-        device: The device that was asked for; empty for the processor, or the first GPU.
-        measured: The numbers; None if no candidate could be made or run.
-        holder: The run that holds the candidate's engine; empty if there is none.
-        alias: The alias that it got; empty unless it was accepted and registered.
-        version: The registered version likewise.
-        seconds: Wall time of the gate, with the build.
+        findings: All checks.
+        policy: The policy.
+        precision: Requested precision of the candidate.
+        release: Name of its release.
+        device: Requested device; empty for the CPU or the first GPU.
+        measured: The numbers; None if the candidate could not be built or run.
+        holder: Id of the run that holds the candidate's engine; empty if there is none.
+        alias: Its alias; empty unless it was registered.
+        version: The registered version; empty unless it was registered.
+        seconds: Wall time of the gate, including the build.
     """
 
     title: str = "gate"
@@ -51,7 +50,7 @@ class GateResult(OpResult):
 
     @property
     def decision(self) -> Decision:
-        """``accept``, ``refuse`` or ``measure more``; follows from the findings."""
+        """``accept``, ``refuse`` or ``measure more``."""
         return decide(self.findings)
 
     @property
@@ -61,70 +60,69 @@ class GateResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """The decision, and for what."""
-        reasons = [*dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == "refuse")]
-        words = {"accept": "accepted", "refuse": "refused", "measure more": "more measurement is needed"}
-        return words[self.decision] + (f" for its {', '.join(reasons)}" if reasons else "")
+        """The decision, and the checks that refused."""
+        subjects = dict.fromkeys(finding.subject for finding in self.findings if finding.outcome == "refuse")
+        words = {
+            "accept": "accepted",
+            "refuse": "refused",
+            "measure more": "more measurement is needed",
+            "error": "error",
+        }
+        return words[self.decision] + (f" because of {', '.join(subjects)}" if subjects else "")
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is not accepted, a sentence each."""
-        wanted = [finding for finding in self.findings if finding.outcome in ("refuse", "open")]
-        return tuple(f"{_subject_text(finding)}: {finding.text}" for finding in wanted)
-
-    @property
-    def limits(self) -> Limits:
-        """The policy's limits for the candidate's precision."""
-        return next(
-            (found for name, found in self.policy.precisions.items() if name == self.precision), self.policy.limits
-        )
+        """Why it is not accepted."""
+        return tuple(finding.line for finding in self.findings if finding.outcome in ("refuse", "error", "open"))
 
     @property
     def ratio(self) -> RatioEstimate | None:
-        """The ratio of latencies; None if they were not measured, or are not evaluated."""
-        limit = self.limits.latency
-        return None if limit is None or self.measured is None else estimate_latency(self.measured, limit)
+        """The ratio of latencies; None if not measured or not checked."""
+        limit = self.policy.of(self.precision).latency
+        if limit is None or self.measured is None or self.measured.rounds is None:
+            return None
+        return estimate(self.measured.rounds.starts, limit.ratio, limit.confidence)
 
     def sections(self) -> Iterable[Section]:
-        """What was found, latencies round by round and distances of outputs as charts, and the tables."""
-        yield Section(text="\n".join(self._findings_lines()))
-        if self.measured is None:
+        """The checks, the latencies by round, and the distances of outputs."""
+        yield Section(text="\n".join(self._finding_lines()))
+        measured = self.measured
+        if measured is None:
             return
-        yield Section(
-            title="Side by side", text="\n".join(_side_by_side(self.measured)), chart=_rounds_chart(self.measured)
-        )
-        if self.measured.widths:
+        rounds, chart = measured.rounds, None
+        if rounds is not None:
+            ratios = [math.exp(value) for start in rounds.starts for value in start]
+            points = [Point(label=f"round {n}: {r:.4f}", x=float(n), y=r) for n, r in enumerate(ratios, start=1)]
+            title = "Latency of the candidate relative to the accepted engine"
+            chart = Chart(title=title, form="points", x="round", y="ratio", points=tuple(points))
+        yield Section(title="Side by side", text="\n".join(_side_by_side(measured)), chart=chart)
+        if measured.widths:
             refused = {finding.output for finding in self.findings if finding.outcome == "refuse"}
-            points = tuple(
+            bars = tuple(
                 Point(label=o.name, y=o.distance_widths, tone="bad" if o.name in refused else "good")
-                for o in self.measured.widths
+                for o in measured.widths
             )
-            chart = Chart(
-                title="Distance of each output from the accepted one", form="bars", x="noise widths", points=points
+            title = "Distance of each output from the accepted one"
+            yield Section(
+                title="Outputs",
+                text="\n".join(_outputs_table(measured)),
+                chart=Chart(title=title, form="bars", x="noise widths", points=bars),
             )
-            yield Section(title="Outputs", text="\n".join(_outputs_table(self.measured)), chart=chart)
 
-    def _findings_lines(self) -> Iterable[str]:
-        """All findings, those that decide first."""
-        order = ("refuse", "open", "tell", "pass")
-        for finding in sorted(self.findings, key=lambda each: order.index(each.outcome)):
-            yield f"- {_MARKS[finding.outcome]}: {_subject_text(finding)} {finding.text}"
+    def _finding_lines(self) -> Iterable[str]:
+        for finding in sorted(self.findings, key=lambda each: [*_SHOWN].index(each.outcome)):
+            yield f"- {_SHOWN[finding.outcome]}: {finding.line}"
         if self.version:
             yield from ("", f"Accepted as version {self.version}, alias `{self.alias}`.")
 
     def body(self) -> Iterable[str]:
-        """All findings, then both engines side by side, then outputs and layers."""
-        yield from self._findings_lines()
+        """All checks, both engines side by side, and the outputs."""
+        yield from self._finding_lines()
         if self.measured is not None:
             yield from ("", *_side_by_side(self.measured), "", *_outputs_table(self.measured))
 
 
-def _subject_text(finding: Finding) -> str:
-    return f"{finding.subject} of `{finding.output}`" if finding.output else finding.subject
-
-
 def _side_by_side(measured: Measured) -> Iterable[str]:
-    """Both engines in a table of Markdown."""
     rounds = measured.rounds
     yield "| | release | driver | precision | latency | engine | build | host memory | device memory | run |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
@@ -147,24 +145,10 @@ def _side_by_side(measured: Measured) -> Iterable[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _rounds_chart(measured: Measured) -> Chart | None:
-    """The candidate's latency over the accepted engine's, round by round; none if none were measured in turn."""
-    if measured.rounds is None:
-        return None
-    ratios = [math.exp(value) for start in measured.rounds.starts for value in start]
-    points = tuple(
-        Point(label=f"round {number}: {ratio:.4f}", x=float(number), y=ratio)
-        for number, ratio in enumerate(ratios, start=1)
-    )
-    title = "Latency of the candidate over that of the accepted engine"
-    return Chart(title=title, form="points", x="round", y="ratio", points=points) if points else None
-
-
 def _outputs_table(measured: Measured) -> Iterable[str]:
-    if not measured.widths:
-        return
-    yield "| output | noise width | of rounding | accepted error | run to run | candidate's error | distance in widths |"
-    yield "|---|---|---|---|---|---|---|"
+    if measured.widths:
+        yield "| output | noise width | rounding | accepted error | run to run | candidate's error | distance in widths |"
+        yield "|---|---|---|---|---|---|---|"
     for output in sorted(measured.widths, key=lambda each: -each.distance_widths)[:50]:
         numbers = (output.width, output.rounding, output.accepted_error, output.run_to_run, output.candidate_error)
         cells = [f"{number:.3g}" for number in (*numbers, output.distance_widths)]
@@ -172,11 +156,10 @@ def _outputs_table(measured: Measured) -> Iterable[str]:
 
 
 def log_result(run: Run, result: GateResult) -> None:
-    """Log what was found: the whole as an artifact and a page, its numbers as metrics, the decision as a tag."""
+    """Log the result as an artifact and a page, its numbers as metrics, and the decision as a tag."""
     measured = result.measured
     if measured is not None:
-        evaluation = Evaluation(report=measured.reference, accuracy=measured.candidate_top1)
-        log_evaluation(run, evaluation)
+        log_evaluation(run, Evaluation(report=measured.reference, accuracy=measured.candidate_top1))
         if measured.rounds is not None:
             run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms})
         run.log_metrics(gate_metrics(result))
@@ -186,7 +169,7 @@ def log_result(run: Run, result: GateResult) -> None:
 
 
 def gate_metrics(result: GateResult) -> dict[MetricName, float]:
-    """The numbers of a gate's run that are its own, as MLflow has them: ratios to the accepted engine, widths, memory."""
+    """Metrics of a gate: ratios to the accepted engine, distances in widths, memory."""
     family, measured, ratio = schema.Metric.GATE, result.measured, result.ratio
     found: dict[MetricName, float] = {}
     if measured is None:

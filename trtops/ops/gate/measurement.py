@@ -1,0 +1,290 @@
+"""Measure one candidate: build or load it, run it next to the accepted engine, and compare both."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtops import errors
+from trtops.backend.base import Build, Caches, Feed
+from trtops.backend.engines import reference_runner
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend, Worker
+from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.results import RunResults
+from trtops.ops.campaign.benches import free_device
+from trtops.ops.campaign.opened import find_model
+from trtops.ops.campaign.promote import registered_model
+from trtops.ops.engines.deny import deny_list
+from trtops.ops.engines.job import BuildJob, read_cache_file
+from trtops.ops.evaluation.check import Accuracy, collect, measure_accuracy, read_labels, tolerances_for
+from trtops.ops.evaluation.rounding import moved_reference
+from trtops.ops.gate.engine_process import EngineProcess, LoadCost, measure_rounds, save_feeds
+from trtops.ops.gate.environments import HERE, Release, interpreter_of
+from trtops.ops.gate.findings import EngineFacts, Finding, Measured, Subject, with_class_axes
+from trtops.ops.gate.noise_widths import measure_widths
+from trtops.ops.gate.policy import AccuracyLimit
+from trtops.processes import temporary_prefix
+from trtops.record import sha256
+from trtops.spec import Environment
+from trtops.tracking import builds, schema
+from trtops.tracking.base import Run, RunInfo
+from trtops.tracking.materials import log_materials
+from trtops.tracking.registry import RegisteringTracker
+from trtops.tracking.schema import Tag
+
+if TYPE_CHECKING:
+    from trtops.ops.gate.op import GateConfig
+
+log = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A candidate that cannot be measured; caught by the gate.
+
+    Attributes:
+        finding: The reason.
+    """
+
+    def __init__(self, subject: Subject, reason: object) -> None:
+        """Refuse for a reason: an error, or a text."""
+        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
+        super().__init__(text)
+        self.finding = Finding(subject=subject, outcome="refuse", text=text)
+
+
+@contextlib.contextmanager
+def _refused_for(subject: Subject, *further: type[errors.TrtopsError]) -> Iterator[None]:
+    """Turn errors of the back end, and further ones, into a refusal."""
+    kinds: tuple[type[errors.TrtopsError], ...] = (errors.BackendError, *further)
+    try:
+        yield
+    except kinds as exc:
+        raise RefusedError(subject, exc) from exc
+
+
+class Measurement:
+    """The measurement of one candidate.
+
+    Attributes:
+        build: The candidate, once it is built or loaded.
+        holder: Id of the run that holds it.
+    """
+
+    def __init__(self, model: Model, config: GateConfig, run: Run, tracker: RegisteringTracker) -> None:
+        """Nothing is done before :meth:`measure`.
+
+        Args:
+            model: The candidate's model.
+            config: The gate's config.
+            run: The gate's run, which stores a candidate that is built now.
+            tracker: The tracking store.
+        """
+        self.build: Build | None = None
+        self.holder = ""
+        self._model = model
+        self._config = config
+        self._run = run
+        self._tracker = tracker
+        self._limits = config.policy.of(config.build.precision)
+        self._environments: dict[Release, Environment] = {}
+
+    def measure(self) -> Measured:
+        """Build, run, compare and time.
+
+        Raises:
+            RefusedError: If the candidate or the accepted engine cannot be built, loaded or run.
+        """
+        config, check = self._config, self._config.check
+        if config.device_problem:
+            raise RefusedError("device", config.device_problem)
+        feeds = list(check.open_for(self._model))
+        defaults = tolerances_for(config.build.precision, None, self._model)
+        accuracy = self._limits.accuracy or AccuracyLimit()
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=temporary_prefix("gate"))))
+            file = folder / "feeds.npz"
+            save_feeds(feeds, file)
+            device = stack.enter_context(free_device(config.place))
+            backend = self._open_release(config.release, device, stack)
+            build, accepted = self._candidate(backend, feeds)
+            process = EngineProcess(backend, build.engine, file)
+            with _refused_for("build"):
+                # Freed memory of the build would be reused, so memory is measured in a fresh process.
+                cost = process.open(fresh=self._limits.memory is not None)
+                outputs = process.outputs()
+            golden = plain = self._reference_outputs(self._model, feeds)
+            if check.golden is not None:
+                golden = RunResults.load(check.golden)
+            measured = Measured(
+                candidate=_facts(self.holder, build, cost if self._limits.memory is not None else None),
+                reference=compare_outputs(outputs, golden, with_class_axes(accuracy.tolerances or defaults, defaults)),
+                default_tolerances=defaults,
+                candidate_top1=self._top1(outputs, golden, defaults),
+            )
+            if accepted is None:
+                return measured
+            other, other_backend = self._open_accepted(accepted, device, stack)
+            other_process = EngineProcess(other_backend, other.engine, file)
+            with _refused_for("accepted"):
+                other_cost = other_process.open(fresh=True)
+                theirs, again = other_process.outputs(), other_process.outputs()
+            own_golden = self._golden_of(accepted, other, golden, feeds)
+            moved = moved_reference(self._model, feeds, config.build.precision)
+            rounds = None
+            if self._limits.latency is not None:
+                with _refused_for("build"):
+                    on_cpu = config.build.backend == "onnxruntime"
+                    rounds = measure_rounds(process, other_process, self._limits.latency, on_cpu=on_cpu)
+            return replace(
+                measured,
+                accepted=_facts(accepted.id, other, other_cost),
+                agreement=compare_outputs(
+                    outputs, theirs, with_class_axes(accuracy.accepted or Tolerances(), defaults)
+                ),
+                widths=measure_widths(
+                    outputs, theirs, again, golden, own_golden, plain, moved, build.spec.config.precision
+                ),
+                accepted_top1=self._top1(theirs, golden, defaults),
+                rounds=rounds,
+            )
+
+    def _open_release(self, release: Release, device: str, stack: contextlib.ExitStack) -> IsolatedBackend:
+        """The back end of a release, in a child process that ends with the stack."""
+        with _refused_for("release", errors.ConfigError):
+            python = interpreter_of(release, self._config.build.backend)
+        environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
+        worker = stack.enter_context(Worker(environment, python=python, name=f"Release {release.name!r}"))
+        return IsolatedBackend(self._config.build.backend, self._config.timeout_seconds, worker)
+
+    def _candidate(self, backend: IsolatedBackend, feeds: list[Feed]) -> tuple[Build, RunInfo | None]:
+        """The candidate, loaded from its run or built and logged, and the run of the accepted engine."""
+        config, run, model = self._config, self._run, self._model
+        if config.candidate is not None:
+            stored = self._tracker.load(self._tracker.whole_id(config.candidate))
+            holder = builds.holder_of_engine(self._tracker, stored.info)
+            build = builds.load_build(holder)
+            if build.spec.model_sha256 != model.info.sha256:
+                raise errors.ConfigError(
+                    f"The model has digest {model.info.sha256[:12]}, but candidate {stored.info.id} was built from "
+                    f"{build.spec.model_sha256[:12]}."
+                )
+            self.build, self.holder = build, holder.info.id
+            run.set_tags({Tag.EVIDENCE: holder.info.id, Tag.MODEL_SHA256: build.spec.model_sha256})
+            return build, self._accepted_run(build.engine.environment)
+        with _refused_for("device"):
+            environment = self._environments[config.release] = backend.environment()
+            run.set_tags({Tag.DEVICE_STATE + name: value for name, value in backend.device_state().items()})
+        accepted = self._accepted_run(environment)
+        denied = deny_list(self._tracker, environment) if config.mind_deny_list else Caches().denied
+        ranges = read_cache_file(config.calibration_cache, "calibration_cache")
+        job = BuildJob.prepare(
+            model,
+            config.build,
+            environment,
+            caches=Caches(calibration=ranges if config.build.precision == "int8" else None, denied=denied),
+            check=config.check,
+            calibration_data=config.calibration_data,
+        )
+        builds.log_spec(run, job.spec, environment, reusable=False)
+        check = config.check
+        log_materials(run, caches=job.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
+        before = None if accepted is None else accepted.metrics.get(schema.Metric.BUILD_SECONDS)
+        limit = self._limits.build_time
+        with _refused_for("build"):
+            build = job.build(backend)
+            # A slow build may be due to other work on the machine, so it is repeated and the fastest counts.
+            slow = limit is not None and before is not None and limit.exceeded(build.seconds, before)
+            for _ in range(limit.builds - 1 if slow and limit is not None else 0):
+                build = min(build, job.build(backend), key=lambda each: each.seconds)
+        builds.log_build(run, build, backend.engine_suffix)
+        for file in model.files() if config.keep_model else ():
+            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        self.build, self.holder = build, run.id
+        return build, accepted
+
+    def _accepted_run(self, environment: Environment) -> RunInfo | None:
+        """The run of the engine to compare with; None if no engine was accepted.
+
+        The kind of device and the precision must be the same. An engine of the same model is preferred, then one of the same
+        release, then the newest.
+        """
+        config, tracker = self._config, self._tracker
+        if config.accepted is not None:
+            return tracker.info(tracker.whole_id(config.accepted))
+        name = registered_model(config.name or self._model.name)
+        found: list[tuple[tuple[bool, bool, int], RunInfo]] = []
+        for alias in tracker.aliases(name):
+            version = tracker.registered(name, alias)
+            if version is None:
+                continue
+            tags = version.tags
+            same_device = tags.get(Tag.DEVICE_SHA256) == environment.device_sha256
+            if not same_device or tags.get(Tag.BACKEND) != environment.backend:
+                continue
+            info = tracker.info(version.run_id)
+            if info.params.get("precision") == config.build.precision:
+                same_model = tags.get(Tag.MODEL_SHA256) == self._model.info.sha256
+                same_release = tags.get(Tag.BACKEND_VERSION) == environment.backend_version
+                found.append(((same_model, same_release, int(version.version)), info))
+        return max(found, key=lambda each: each[0])[1] if found else None
+
+    def _open_accepted(self, info: RunInfo, device: str, stack: contextlib.ExitStack) -> tuple[Build, IsolatedBackend]:
+        """The accepted engine, and a child process of the release that built it."""
+        with _refused_for("accepted", errors.IncompleteRunError, errors.RunNotFoundError):
+            build = builds.load_build(builds.holder_of_engine(self._tracker, info))
+            wanted = build.engine.environment
+            tried = []
+            for release in dict.fromkeys((self._config.release, *self._config.others, HERE)):
+                try:
+                    backend = self._open_release(release, device, stack)
+                    found = self._environments.get(release) or backend.environment()
+                except (RefusedError, errors.BackendError) as exc:
+                    tried.append(f"{release.name!r}: {exc}")
+                    continue
+                if (found.backend, found.backend_version) == (wanted.backend, wanted.backend_version):
+                    return build, backend
+                tried.append(f"{release.name!r} has {found.backend} {found.backend_version}")
+            raise errors.BackendUnavailableError(
+                f"The accepted engine was built with {wanted.backend} {wanted.backend_version} and only runs with that release; "
+                f"{'; '.join(tried)}. Name that release as well."
+            )
+
+    def _golden_of(self, info: RunInfo, build: Build, golden: RunResults, feeds: list[Feed]) -> RunResults | None:
+        """Expected outputs of the accepted engine; None if its model is no longer available."""
+        if self._config.check.golden is not None or build.spec.model_sha256 == self._model.info.sha256:
+            return golden
+        try:
+            return self._reference_outputs(Model.load(find_model(self._tracker, info)), feeds)
+        except (errors.ConfigError, errors.ModelError, errors.InputError) as exc:
+            log.warning("The accuracy of the accepted engine is unknown: %s", exc)
+            return None
+
+    def _top1(self, outputs: RunResults, golden: RunResults, tolerances: Tolerances) -> Accuracy | None:
+        labels = self._config.check.labels
+        return None if labels is None else measure_accuracy(outputs, golden, read_labels(Path(labels)), tolerances)
+
+    @staticmethod
+    def _reference_outputs(model: Model, feeds: list[Feed]) -> RunResults:
+        with reference_runner(model) as runner:
+            return collect(runner, feeds)
+
+
+def _facts(run_id: str, build: Build, cost: LoadCost | None) -> EngineFacts:
+    return EngineFacts(
+        run_id=run_id,
+        environment=build.engine.environment,
+        model_sha256=build.spec.model_sha256,
+        precision=build.spec.config.precision,
+        engine_sha256=sha256(build.engine.plan),
+        engine_bytes=len(build.engine.plan),
+        build_seconds=build.seconds,
+        layers=tuple(build.layers),
+        memory_bytes=None if cost is None else cost.memory_bytes,
+        device_bytes=None if cost is None else cost.device_bytes,
+    )
