@@ -1,77 +1,138 @@
-"""numpy's own files, ``.npy`` and ``.npz``, of anybody: what they claim is evaluated before anything is allocated."""
+"""Arrays as ``.npy`` files and ``.npz`` archives, by numpy's own functions. Claimed sizes are checked before allocation."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
-from trtops.json.npy import read_npy
 from trtops.limits import check_memory
 
 if TYPE_CHECKING:
-    from trtops.json.npy import Array
+    import numpy as np
 
-_USUAL_RATIO = 100
-_ALWAYS_FINE = 1 << 28
-"""Bytes that an archive may unpack to however small it is."""
+    Array: TypeAlias = "np.ndarray[Any, Any]"
+
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
+"""Exceptions of zipfile for damaged archives."""
+
+_MAX_RATIO = 100
+_ALWAYS_ALLOWED = 1 << 28
+"""Bytes that an archive may unpack to, however small it is."""
+
+
+def write_npy(file: Any, array: Array) -> None:
+    """Write an array as a ``.npy`` file, in blocks of 16 MiB, to an object with ``write``."""
+    import numpy as np
+
+    if array.dtype.hasobject:
+        raise errors.FormatError(
+            f"An array of Python objects (shape {array.shape}) cannot be saved. Convert its values to one dtype first, "
+            "for example with .astype(str)."
+        )
+    np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def read_npy(file: IO[bytes], size: int) -> Array:
+    """Read a ``.npy`` file of ``size`` bytes. Allocates no more than that, whatever the header claims."""
+    import numpy as np
+
+    try:
+        version = np.lib.format.read_magic(file)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in readers:
+            raise errors.FormatError(f"an array has .npy version {version[0]}; expected 1 or 2")
+        shape, _, dtype = readers[version](file)
+        header = file.tell()
+    except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError, OSError) as exc:
+        raise errors.FormatError(f"an array has a damaged header: {exc}") from None
+    if dtype.hasobject:
+        raise errors.FormatError("an array holds Python objects; reading them could run code, so it is refused")
+    if dtype.kind == "V":
+        raise errors.FormatError(f"an array has dtype {dtype}; only numbers, booleans and strings are read")
+    count = 1
+    for dim in shape:  # Python's integers do not overflow
+        count *= dim
+    if min(shape, default=0) < 0 or header + count * dtype.itemsize != size:
+        raise errors.FormatError(
+            f"an array of shape {shape} and dtype {dtype} needs {count * dtype.itemsize} bytes; "
+            f"{max(0, size - header)} are there"
+        )
+    file.seek(0)
+    try:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    except ValueError as exc:
+        raise errors.FormatError(f"an array of shape {shape} and dtype {dtype} is damaged: {exc}") from None
+    return array
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """Read the array of an archive's member."""
+    with archive.open(member) as content:
+        return read_npy(content, member.file_size)
 
 
 def load_numpy(path: str | os.PathLike[str]) -> Array | dict[str, Array]:
-    """The array of an ``.npy`` file, or those of an ``.npz`` file by name, in host memory. Nothing pickled is read.
+    """Return the array of an ``.npy`` file, or those of an ``.npz`` file by name. Nothing pickled is read.
 
     Raises:
-        FormatError: If the file is damaged, holds Python objects, or unpacks to far more than it is.
-        InputError: If it would take more memory than may be taken (:mod:`trtops.limits`).
+        FormatError: If the file is damaged, holds Python objects, or unpacks to far more than its size.
+        InputError: If it would take more memory than allowed (:mod:`trtops.limits`).
         OSError: If it cannot be opened.
     """
     path = Path(path)
     size = path.stat().st_size
-    try:
-        with open(path, "rb") as file:
-            if zipfile.is_zipfile(file):
-                file.seek(0)
-                return _load_members(file, path, size)
+    with open(path, "rb") as file, _damage_reported(path):
+        if not zipfile.is_zipfile(file):
             file.seek(0)
             return read_npy(file, size)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as exc:
-        if isinstance(exc, errors.InputError):
-            raise
-        raise errors.FormatError(
-            f"{path} cannot be read as {path.suffix}: {exc}. Pickled arrays are refused."
-        ) from None
+        with zipfile.ZipFile(file) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+            check_memory(f"{path}, of {size} bytes,", total, own=size)
+            if total > max(_ALWAYS_ALLOWED, _MAX_RATIO * size):
+                raise errors.FormatError(
+                    f"it has {size} bytes and unpacks to {total}, more than {_MAX_RATIO} times its size. Save it "
+                    "uncompressed, with numpy.savez"
+                )
+            return {m.filename.removesuffix(".npy"): read_member(archive, m) for m in archive.infolist()}
 
 
 def archive_names(path: str | os.PathLike[str]) -> list[str]:
-    """The names of the files in an archive; none where the file is no archive, or is missing.
-
-    Raises:
-        FormatError: If the archive is damaged.
-    """
+    """Return the names of the files in an archive; empty if the file is not an archive, or is missing."""
     if not zipfile.is_zipfile(path):
         return []
+    with _damage_reported(Path(path)), zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
+def array_of_archive(data: bytes) -> Array:
+    """Return the first array of an archive in memory."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.namelist()
-    except (zipfile.BadZipFile, NotImplementedError) as exc:
-        raise errors.FormatError(f"{path} cannot be read as an archive: {exc}.") from None
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            if not members:
+                raise errors.FormatError("an array is an empty archive")
+            if members[0].file_size > 64 * len(data) + (1 << 20):
+                raise errors.FormatError("an array is an archive that unpacks to far more than its size")
+            return read_member(archive, members[0])
+    except ZIP_ERRORS as exc:
+        if isinstance(exc, errors.TrtopsError):
+            raise
+        raise errors.FormatError(f"an array is a damaged archive: {exc}") from None
 
 
-def _load_members(file: IO[bytes], path: Path, size: int) -> dict[str, Array]:
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        total = sum(member.file_size for member in members)
-        check_memory(f"{path}, of {size} bytes,", total, own=size)
-        if total > max(_ALWAYS_FINE, _USUAL_RATIO * size):
-            raise errors.FormatError(
-                f"it has {size} bytes, and unpacks to {total}: more than {_USUAL_RATIO} times as many. Save it uncompressed, by "
-                "numpy.savez"
-            )
-        arrays = {}
-        for member in members:
-            with cast("zipfile.ZipExtFile", archive.open(member)) as content:
-                arrays[member.filename.removesuffix(".npy")] = read_npy(content, member.file_size)
-        return arrays
+@contextlib.contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ZIP_ERRORS as exc:
+        if isinstance(exc, errors.TrtopsError) and not isinstance(exc, errors.FormatError):
+            raise
+        message = f"{path} cannot be read as {path.suffix or 'an array'}: {exc}. Pickled arrays are refused."
+        raise errors.FormatError(message) from None

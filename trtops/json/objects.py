@@ -1,4 +1,4 @@
-"""The types that files may name, and how a JSON object becomes what it stands for."""
+"""The types that files may name, and how a JSON object becomes the object that it stands for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEGACY_VALUE = "polygraphy_serialized_json_type"
 
 T = TypeVar("T")
 
-# Who defines the types that files may name, imported when one is met; the rooms above may add theirs.
+# Modules of the types that files may name, imported when one occurs. Packages above may add theirs.
 HOMES: dict[str, str] = {
     **dict.fromkeys(
         ("RunResults", "IterationResult", "LazyArray", "LazyNumpyArray"),
@@ -30,27 +30,18 @@ HOMES: dict[str, str] = {
     **dict.fromkeys(("AccuracyResult", "AccuracyResults"), "trtops.comparator.accuracy"),
     "FormattedArray": "trtops.common",
 }
+# The same by the end of a type's name, for the results and thresholds of all metrics.
 _HOME_OF_ENDINGS = {ending: "trtops.comparator.metric_results" for ending in ("Result", "Threshold")}
-"""The same for types whose names end so: those of the table of metrics, which need not be listed here again."""
-
-
-def _home_of(kind: str) -> str | None:
-    return HOMES.get(kind) or next((home for ending, home in _HOME_OF_ENDINGS.items() if kind.endswith(ending)), None)
 
 
 class Encoder:
-    """How objects of each type are saved."""
+    """Functions that turn objects of a type into a dict of their parts."""
 
     registered: ClassVar[dict[type, tuple[str, Callable[[Any], dict[str, Any]]]]] = {}
 
     @classmethod
     def register(cls, kind: type[T], alias: str | None = None) -> Callable[[Callable[[T], dict[str, Any]]], Any]:
-        """Decorate the function that turns an object of a type into a dict of its parts.
-
-        Args:
-            kind: The type; its ``__name__`` marks the object in the file.
-            alias: Ignored; accepted so that both decorators of a type can be written alike.
-        """
+        """Decorate the encoding function of a type, whose ``__name__`` marks its objects; ``alias`` is ignored."""
 
         def decorate(function: Callable[[T], dict[str, Any]]) -> Callable[[T], dict[str, Any]]:
             cls.registered[kind] = (kind.__name__, function)
@@ -60,18 +51,13 @@ class Encoder:
 
 
 class Decoder:
-    """How objects of each type are read."""
+    """Functions that make objects of a type from a dict of their parts."""
 
     registered: ClassVar[dict[str, Callable[[dict[str, Any]], Any]]] = {}
 
     @classmethod
     def register(cls, kind: type[T], alias: str | None = None) -> Callable[[Callable[[dict[str, Any]], T]], Any]:
-        """Decorate the function that makes an object of a type from a dict of its parts.
-
-        Args:
-            kind: The type, whose ``__name__`` marks its objects.
-            alias: A second name that is read as the type.
-        """
+        """Decorate the decoding function of a type, whose objects are marked by its ``__name__`` or ``alias``."""
 
         def decorate(function: Callable[[dict[str, Any]], T]) -> Callable[[dict[str, Any]], T]:
             for name in filter(None, (kind.__name__, alias)):
@@ -81,63 +67,44 @@ class Decoder:
         return decorate
 
 
-class Hook:
-    """Turns JSON objects into what they stand for, innermost first."""
+def decode_object(content: dict[str, Any], read_array: Callable[[Any], Array]) -> Any:
+    """Return the object that a JSON object stands for; its members are decoded already.
 
-    def __init__(self, resolve: Callable[[object], Any], read_array: Callable[[Any], Array]) -> None:
-        self.resolve = resolve
-        self.read_array = read_array
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> Any:
-        """What an object's members stand for."""
-        content = {self.resolve(key): value for key, value in pairs}
-        kind = self._named_kind(content)
-        if kind == "ndarray":
-            return self._decoded(kind, lambda: self.read_array(content["array"]))
-        content = {key: self.finish(value) for key, value in content.items()}
-        if kind is None:
-            return content
-        if kind == "ExtendedArray":
-            return self._decoded(kind, lambda: _read_extended_array(content["bits"], content["dtype"]))
-        if kind == "Tensor":
-            return self._decoded(kind, lambda: _read_tensor(content["tensor"]))
-        decode = Decoder.registered.get(kind)
-        if decode is None and (home := _home_of(kind)) is not None:
+    Args:
+        content: The JSON object.
+        read_array: Reads the array that the member ``array`` of an ``ndarray`` contains or names.
+    """
+    kind = content.pop(MARKER, None)
+    for key, value in content.items() if kind is None else ():
+        if isinstance(value, str) and value == LEGACY_VALUE and key.startswith(LEGACY_MARKER):
+            del content[key]
+            kind = key.removeprefix(LEGACY_MARKER)
+            break
+    if kind is None:
+        return content
+    if not isinstance(kind, str):
+        raise errors.FormatError(f"{MARKER} is {kind!r:.80}; expected the name of a type")
+    if kind not in Decoder.registered:
+        home = HOMES.get(kind) or next((home for end, home in _HOME_OF_ENDINGS.items() if kind.endswith(end)), None)
+        if home is not None:
             importlib.import_module(home)
-            decode = Decoder.registered.get(kind)
-        if decode is None:
-            hint = errors.near(str(kind), {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
-            raise errors.FormatError(f"it holds an object of the unknown type {str(kind)[:80]!r}. {hint}")
-        return self._decoded(kind, lambda: decode(content))
-
-    def finish(self, value: Any) -> Any:
-        """Put long strings back in their places, also inside lists."""
-        if isinstance(value, list):
-            return (
-                [self.finish(item) for item in value] if any(isinstance(item, (str, list)) for item in value) else value
-            )
-        return self.resolve(value) if isinstance(value, str) else value
-
-    def _named_kind(self, content: dict[str, Any]) -> str | None:
-        for key, value in content.items():
-            if isinstance(value, str) and value == LEGACY_VALUE and key.startswith(LEGACY_MARKER):
-                del content[key]
-                return key[len(LEGACY_MARKER) :]
-        kind = self.resolve(content.pop(MARKER, None))
-        if kind is not None and not isinstance(kind, str):
-            raise errors.FormatError(f"{MARKER} is {kind!r:.80}; expected the name of a type")
-        return kind
-
-    @staticmethod
-    def _decoded(kind: str, make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except errors.FormatError:
-            raise
-        except KeyError as exc:
-            raise errors.FormatError(f"a {kind} lacks its member {exc}") from None
-        except (TypeError, ValueError, AttributeError, IndexError, MemoryError, OverflowError) as exc:
-            raise errors.FormatError(f"a {kind} in it is damaged: {exc}") from None
+    try:
+        if kind == "ndarray":
+            return read_array(content["array"])
+        if kind == "ExtendedArray":
+            return _read_extended_array(content["bits"], content["dtype"])
+        if kind == "Tensor":
+            return _read_tensor(content["tensor"])
+        if kind in Decoder.registered:
+            return Decoder.registered[kind](content)
+    except errors.FormatError:
+        raise
+    except KeyError as exc:
+        raise errors.FormatError(f"a {kind} lacks its member {exc}") from None
+    except (TypeError, ValueError, AttributeError, IndexError, MemoryError, OverflowError) as exc:
+        raise errors.FormatError(f"a {kind} in it is damaged: {exc}") from None
+    hint = errors.near(kind, {*Decoder.registered, *HOMES, "ndarray", "Tensor"})
+    raise errors.FormatError(f"it holds an object of the unknown type {kind[:80]!r}. {hint}")
 
 
 def _read_extended_array(bits: Any, dtype: object) -> Array:
@@ -151,9 +118,7 @@ def _read_extended_array(bits: Any, dtype: object) -> Array:
     return array
 
 
-def _read_tensor(text: object) -> Any:
-    if not isinstance(text, str):
-        raise errors.FormatError("a Tensor is no text")
+def _read_tensor(text: str) -> Any:
     try:
         import torch
     except ImportError:
