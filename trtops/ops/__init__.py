@@ -134,10 +134,10 @@ if TYPE_CHECKING:
     from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
     from trtops.ops.search.accuracy import accuracy as accuracy
     from trtops.ops.search.accuracy_sides import Emulated as Emulated
-    from trtops.ops.search.precision import CandidateCheck as CandidateCheck
     from trtops.ops.search.precision import ModelWriter as ModelWriter
     from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig
     from trtops.ops.search.precision import PrecisionResult as PrecisionResult
+    from trtops.ops.search.precision import checking_candidates as checking_candidates
     from trtops.ops.search.precision import precision as precision
     from trtops.ops.search.precision_engines import EngineWriter as EngineWriter
     from trtops.ops.search.precision_engines import require_layer_precisions as require_layer_precisions

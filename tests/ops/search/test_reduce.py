@@ -428,7 +428,7 @@ def test_a_journal_of_another_model_or_check_is_refused_and_so_is_another_kind_o
     for line in (
         '{"nodes": []}',
         "[]",
-        *(json.dumps({**answer, "nodes": n}) for n in ("99", "5-99999999999999999", 7)),
+        *(json.dumps({**answer, "nodes": n}) for n in ([99], "0-23", 7)),
     ):
         journal.write_text(f"{header}\n{line}\n")
         with pytest.raises(errors.FormatError):
@@ -498,7 +498,7 @@ def test_steps_tell_how_many_nodes_are_left_what_was_said_and_how_long_it_took()
     reduce(case.proto, Planted({"n4", "n18"}), feeds=[case.feed], progress=steps.append)
 
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
-    assert steps[0].stage == "whole" and steps[0].nodes == "0-23" and steps[0].nodes_left == 24
+    assert steps[0].stage == "whole" and steps[0].nodes == tuple(range(24))
     assert {step.stage for step in steps} == {"whole", "halves", "outputs", "inputs", "nodes"}
     assert all(step.seconds >= 0 and step.verdict in ("pass", "fail") for step in steps)
 

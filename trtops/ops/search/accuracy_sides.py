@@ -248,16 +248,9 @@ class Size:
 
 def _sum_of_squares(array: Any) -> float:
     flat = np.asarray(array).reshape(-1)
-    if flat.dtype.kind not in "fiub":
-        return 0.0
-    if (
-        flat.dtype == np.float32
-    ):  # a dot product in FP32 is much faster, and exact enough unless it overflows or underflows
-        with np.errstate(over="ignore", invalid="ignore"):
-            quick = float(np.dot(flat, flat))
-        if 0 < quick < math.inf:
-            return quick
-    return float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe"))
+    return (
+        float(np.einsum("i,i->", flat, flat, dtype=np.float64, casting="unsafe")) if flat.dtype.kind in "fiub" else 0.0
+    )
 
 
 def _largest_finite(array: Any) -> float:

@@ -13,6 +13,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -152,41 +153,36 @@ class ModelWriter:
         save_model(candidate.rewritten.model, self.path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CandidateCheck:
-    """Checks a candidate with a command: writes it, runs the command, and sorts the files left behind. A context manager.
+@contextmanager
+def checking_candidates(
+    write: Callable[[Candidate], None],
+    check: CommandCheck,
+    config: RepeatConfig,
+    progress: Callable[[RepeatStep], None] | None = None,
+) -> Iterator[Callable[[Candidate], bool]]:
+    """Check candidates with a command: each is written, the command runs, and the files left behind are sorted.
 
-    Attributes:
+    Args:
         write: Writes a candidate.
         check: The command.
         config: What to sort and to keep; ``until`` is ignored.
         progress: Called after each check.
+
+    Yields:
+        Says whether a candidate passes; raises a ConfigError if the command cannot be run.
     """
+    numbers = itertools.count()
 
-    write: Callable[[Candidate], None]
-    check: CommandCheck
-    config: RepeatConfig
-    progress: Callable[[RepeatStep], None] | None = None
-    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
-
-    def __enter__(self) -> CandidateCheck:
-        """Begin."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Remove the file that the command read."""
-        remove_files(self.config)
-
-    def __call__(self, candidate: Candidate) -> bool:
-        """Whether the command passes.
-
-        Raises:
-            ConfigError: If the command cannot be run.
-        """
-        step = iterate(next(self._numbers), lambda _: self.write(candidate), self.check, self.config)
-        if self.progress is not None:
-            self.progress(step)
+    def evaluate(candidate: Candidate) -> bool:
+        step = iterate(next(numbers), lambda _: write(candidate), check, config)
+        if progress is not None:
+            progress(step)
         return step.verdict == "good"
+
+    try:
+        yield evaluate
+    finally:
+        remove_files(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,30 +194,15 @@ class PrecisionStep(Record):
         good: Whether the tolerances are met.
         excess: Largest error as a multiple of the tolerances: above 1 is too large.
         seconds: Wall time of the check.
+        label: What it is, if it is one of the result's models.
+        latency_ms: Median latency of one inference then; None if not measured.
     """
 
     kept: int
     good: bool
     excess: float
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradeOff(Record):
-    """One model of the result: accuracy and latency.
-
-    Attributes:
-        label: What it is.
-        kept: Number of nodes in FP32.
-        excess: As in :class:`PrecisionStep`.
-        good: Whether the tolerances are met.
-        latency_ms: Median latency of one inference; None if not measured.
-    """
-
-    label: str
-    kept: int
-    excess: float
-    good: bool
+    label: str = ""
     latency_ms: float | None = None
 
 
@@ -243,7 +224,7 @@ class PrecisionResult(OpResult):
         checks: Sets tested.
         seconds: Wall time.
         steps: Every tested set, in order.
-        points: Accuracy and latency of some models, those at both ends and the result included.
+        points: Accuracy and latency of the result and of the models at both ends.
         path: File of the model in mixed precision, if it was written.
     """
 
@@ -257,7 +238,7 @@ class PrecisionResult(OpResult):
     checks: int
     seconds: float = 0.0
     steps: tuple[PrecisionStep, ...]
-    points: tuple[TradeOff, ...]
+    points: tuple[PrecisionStep, ...]
     path: str | None = None
     _candidate: Any = field(default=None, repr=False, compare=False)
 
@@ -357,7 +338,7 @@ def precision(
         feeds: Inputs, instead of ``config.data``.
         runner: Makes the runner of a candidate: :func:`emulated_runner`,
             :class:`trtops.ops.search.precision_engines.TensorRTEngines`, or one that builds ``candidate.rewritten.model``.
-        evaluate: Says whether a candidate is good, instead of running and comparing it (:class:`CandidateCheck` runs a
+        evaluate: Says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs a
             command). Errors are then unknown: 0 for good candidates, infinite for others. No data is generated, and no
             latency measured.
         tracker: The tracking store for the run; None keeps nothing.
@@ -452,7 +433,11 @@ class _PrecisionSearch:
             nodes=len(self.names),
             checks=len(self.steps),
             steps=tuple(self.steps.values()),
-            points=self.trade_offs(labels),
+            points=tuple(
+                replace(self.steps[s], label=labels[s], latency_ms=self.latency(s))
+                for s in sorted(labels, key=len)
+                if s in self.steps
+            ),
             path=self.config.output,
             _candidate=self.candidate(keep),
         )
@@ -514,7 +499,6 @@ class _PrecisionSearch:
             report = self.compare(items)
             good = bool(report)
             excess = math.inf if report is None else _worst_excess(report, self.tolerances)
-        self.answers[names] = good, excess
         step = PrecisionStep(kept=len(items), good=good, excess=excess, seconds=time.perf_counter() - started)
         self.steps[items] = step
         log.debug("%d of %d nodes kept: %s", len(items), len(self.names), step)
@@ -540,11 +524,7 @@ class _PrecisionSearch:
         return compare_outputs(outputs, self.golden, self.tolerances)
 
     def require_working_check(self) -> None:
-        """Raise an error if ``evaluate``, which has passed everything so far, also passes a model whose outputs are 0.
-
-        Raises:
-            ConfigError: If it does.
-        """
+        """Raise a ConfigError if ``evaluate``, which has passed everything so far, also passes a model whose outputs are 0."""
         if self.evaluate is None:
             return
         names = frozenset(self.names)
@@ -577,22 +557,6 @@ class _PrecisionSearch:
             log.warning("Latency with %d nodes kept was not measured: %s", len(items), exc)
         self.latencies[items] = None if measured is None else measured.p50_ms
         return self.latencies[items]
-
-    def trade_offs(self, labels: Mapping[Items, str]) -> tuple[TradeOff, ...]:
-        """The labelled sets, and at most five others that no other set beats in both nodes kept and error."""
-        others = []
-        best = math.inf
-        for items, step in sorted(self.steps.items(), key=lambda item: (item[1].kept, item[1].excess)):
-            if step.excess < best:
-                best = step.excess
-                others += [items] if items not in labels else []
-        return tuple(
-            TradeOff(
-                label=labels.get(items, f"{len(items)} kept"), kept=len(items), excess=self.steps[items].excess,
-                good=self.steps[items].good, latency_ms=self.latency(items),
-            )
-            for items in sorted([*(s for s in labels if s in self.steps), *others[:5]], key=len)
-        )  # fmt: skip
 
 
 def _latency_of_model(model: onnx.ModelProto, feeds: list[Feed], check: CheckConfig) -> Latency | None:

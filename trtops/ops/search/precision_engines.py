@@ -42,21 +42,16 @@ class TensorRTEngines:
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("precision"))
 
     def __call__(self, candidate: Candidate) -> BaseRunner:
-        """The runner of one candidate; its engine is built when the runner is activated.
-
-        Raises:
-            BackendUnavailableError: If TensorRT is missing.
-        """
-        cache = Path(self._folder.name, "timing.cache")
+        """The runner of one candidate, whose engine is built when it is activated; needs TensorRT."""
+        options: dict[str, Any] = {}
         if line().supports(Feature.LAYER_PRECISION):
             low = candidate.config.to
-            config = trt.CreateConfig(
-                fp16=low == "fp16", bf16=low == "bf16", precision_constraints="obey", load_timing_cache=cache
-            )
+            options = {"fp16": low == "fp16", "bf16": low == "bf16", "precision_constraints": "obey"}
             network = _restrict_layers(trt.NetworkFromOnnxBytes(serialize(candidate.original)), candidate)
         else:
-            config = trt.CreateConfig(load_timing_cache=cache)
             network = trt.NetworkFromOnnxBytes(serialize(candidate.rewritten.model), strongly_typed=True)
+        cache = Path(self._folder.name, "timing.cache")
+        config = trt.CreateConfig(load_timing_cache=cache, **options)
         return trt.TrtRunner(trt.EngineFromNetwork(network, config, save_timing_cache=cache))
 
 

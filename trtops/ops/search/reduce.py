@@ -282,7 +282,7 @@ def _find_culprits(
                 )
             raise
         if found and not any(answer.verdict == "pass" for answer in search.answers.values()):
-            require_working_check(check, given)
+            require_working_check(check)
         culprits = tuple(_save_culprit(search, parts, number, config) for number, parts in enumerate(found, start=1))
         min_good = _save_min_good(search, found, config)
         if config.save_replay is not None:

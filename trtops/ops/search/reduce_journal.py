@@ -24,7 +24,6 @@ from trtops.record import Record
 log = logging.getLogger(__name__)
 
 FORMAT = "trtops.reduce.journal"
-_MAX_DIGITS = 14  # of a range: two numbers below ten million, more nodes than any model has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +33,7 @@ class Step(Record):
     Attributes:
         number: Counts answers from 1, including those of earlier runs.
         stage: Stage of the search: ``whole``, ``halves``, ``outputs``, ``inputs``, ``nodes``, ``replay`` or ``all``.
-        nodes: Its nodes as ranges of indices into the model's ``graph.node``: ``0-4,9``.
-        nodes_left: Number of nodes.
+        nodes: Its nodes as indices into the model's ``graph.node``.
         verdict: The check's verdict.
         seconds: Wall time of the check.
         detail: Reason for the verdict.
@@ -43,40 +41,10 @@ class Step(Record):
 
     number: int
     stage: str
-    nodes: str
-    nodes_left: int
+    nodes: tuple[int, ...]
     verdict: CheckVerdict
     seconds: float
     detail: str = ""
-
-
-def ranges(nodes: Iterable[int]) -> str:
-    """Numbers as text, with runs shortened: ``0-4,9``."""
-    runs: list[list[int]] = []
-    for node in sorted(nodes):
-        if runs and node == runs[-1][1] + 1:
-            runs[-1][1] = node
-        else:
-            runs.append([node, node])
-    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
-
-
-def from_ranges(text: str) -> frozenset[int]:
-    """Parse the output of :func:`ranges`.
-
-    Raises:
-        FormatError: If the text is not a list of ranges.
-    """
-    numbers: set[int] = set()
-    try:
-        for run in filter(None, text.split(",")):
-            start, _, end = run.partition("-")
-            if len(f"{start}{end}") > _MAX_DIGITS:
-                raise ValueError
-            numbers.update(range(int(start), int(end or start) + 1))
-    except ValueError:
-        raise errors.FormatError(f"{text!r} is not a list of ranges; expected something like 0-4,9.") from None
-    return frozenset(numbers)
 
 
 class Journal:
@@ -120,12 +88,10 @@ class Journal:
 
     def add(self, nodes: Iterable[int], stage: str, verdict: CheckVerdict, seconds: float, detail: str) -> Step:
         """Store an answer."""
-        held = sorted(nodes)
+        held = tuple(sorted(nodes))
         with self._lock:
-            step = Step(
-                number=len(self.steps) + 1, stage=stage, nodes=ranges(held), nodes_left=len(held), verdict=verdict,
-                seconds=seconds, detail=detail,
-            )  # fmt: skip
+            number = len(self.steps) + 1
+            step = Step(number=number, stage=stage, nodes=held, verdict=verdict, seconds=seconds, detail=detail)
             self.steps.append(step)
             if self._file is not None:
                 self._write(step.to_dict())
@@ -147,40 +113,33 @@ class Journal:
         """Read the complete lines of a file, and return the number of bytes to keep."""
         data = path.read_bytes()
         size = data.rfind(b"\n") + 1
-        foreign = errors.FormatError(f"{path} is not a journal of a reduction; expected one, or no file.")
-        if not size:
-            if not json.dumps(header, ensure_ascii=False).encode().startswith(data):
-                raise foreign
-            return 0
-        lines = []
-        for number, text in enumerate(data[:size].splitlines(), start=1):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = None
-            if not isinstance(line, dict) or (number == 1 and line.get("format") != FORMAT):
-                raise (
-                    foreign
-                    if number == 1
-                    else errors.FormatError(f"{path}, line {number}: not an answer. It is damaged.")
-                )
-            lines.append(line)
+        if not size and json.dumps(header, ensure_ascii=False).encode().startswith(data):
+            return 0  # a new file, or one whose first line was cut short
+        try:
+            first, *lines = [json.loads(text) for text in data[:size].splitlines()] or [{}]
+            if first["format"] != FORMAT:
+                raise ValueError
+            steps = [Step.from_dict(line) for line in lines]
+        except (ValueError, TypeError, KeyError):
+            raise errors.FormatError(
+                f"{path} is not a journal of a reduction, or damaged; expected one, or no file."
+            ) from None
         if start_over:
-            if len(lines) > 1:
+            if steps:
                 aside = path.with_name(f"{path.stem}_before{path.suffix}")
                 shutil.copyfile(path, aside)
                 log.warning(
                     "An earlier reduction was interrupted after %d answers, which are now in %s. To resume it, use that file "
                     "as the journal (--journal).",
-                    len(lines) - 1,
+                    len(steps),
                     aside,
                 )
             return 0
         for key, value in header.items():
-            if lines[0].get(key) != value:
+            if first.get(key) != value:
                 raise errors.ConfigError(
-                    f"{path} was begun with {key} {str(lines[0].get(key))[:60]!r}; now it is {str(value)[:60]!r}, so its "
+                    f"{path} was begun with {key} {str(first.get(key))[:60]!r}; now it is {str(value)[:60]!r}, so its "
                     "answers do not hold. Use another journal, or remove this one to start over."
                 )
-        self.steps = [Step.from_dict(line) for line in lines[1:]]
+        self.steps = steps
         return size

@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+import onnx.parser
 
 from trtops import errors
-from trtops.backend.base import Feed
 from trtops.backend.onnx.submodel import Cutter, SubModel, Values
 from trtops.backend.onnxrt.observe import observe
 from trtops.ops.evaluation.feeds import DataConfig
 from trtops.ops.evaluation.submodel import Check, CheckOutcome
 from trtops.ops.model.saving import SaveConfig
 from trtops.ops.search.delta import Evaluate, Items, OutOfTestsError, Search
-from trtops.ops.search.reduce_journal import Journal, Step, from_ranges
+from trtops.ops.search.reduce_journal import Journal, Step
 from trtops.ops.search.reduce_replay import read_replay
 
 log = logging.getLogger(__name__)
@@ -131,7 +129,7 @@ class Reduction:
         self._part_of = {index: part for part, members in enumerate(cutter.parts) for index in members}
         self._search = Search(self._fails, max_tests=config.max_checks, width=config.width, evaluate=evaluate)
         for step in journal.steps:
-            self._know(self._parts(from_ranges(step.nodes)), CheckOutcome(verdict=step.verdict, detail=step.detail))
+            self._know(self._parts(frozenset(step.nodes)), CheckOutcome(verdict=step.verdict, detail=step.detail))
 
     def nodes(self, parts: Iterable[int]) -> frozenset[int]:
         """Indices of the nodes in some parts."""
@@ -205,27 +203,19 @@ class Reduction:
         return min([smallest, *others], key=len)
 
     def _shortest_beginning(self, parts: list[int]) -> list[int]:
-        """The shortest beginning that fails, or what its last part needs, or that part alone."""
-        if len(parts) == 1:
-            return parts
+        """The shortest beginning that fails, or only what its last part needs, if that fails too."""
         self._stage = "outputs"
-        end = self._search.least(lambda length: parts[:length], len(parts), self._config.mode)
-        beginning, last = parts[:end], parts[end - 1]
-        if end == 1 or (self._config.reduce_inputs and self._search.holds([last])):
-            return [last]
+        beginning = parts[: self._search.least(lambda length: parts[:length], len(parts), self._config.mode)]
         owner = {index: part for part in beginning for index in self.cutter.parts[part]}
-        needed = {owner[i] for start in self.cutter.parts[last] for i in self.cutter.ancestors(start, owner)}
-        return sorted(needed) if len(needed) < end and self._search.holds(needed) else beginning
+        last = self.cutter.parts[beginning[-1]]
+        needed = sorted({owner[i] for start in last for i in self.cutter.ancestors(start, owner)})
+        return needed if len(needed) < len(beginning) and self._search.holds(needed) else beginning
 
     def _shortest_end(self, parts: list[int]) -> list[int]:
-        """The shortest end that fails, or only its first and last part."""
-        if len(parts) == 1:
-            return parts
+        """The shortest end that fails."""
         self._stage = "inputs"
-        length = self._search.least(lambda length: parts[len(parts) - length :], len(parts), self._config.mode)
-        ending = parts[len(parts) - length :]
-        outermost = [ending[0], ending[-1]]
-        return outermost if self._config.reduce_outputs and length > 2 and self._search.holds(outermost) else ending
+        count = len(parts)
+        return parts[count - self._search.least(lambda length: parts[count - length :], count, self._config.mode) :]
 
     def _without_ends(self, parts: Items) -> Items:
         """Leave out parts one by one at the end that may be reduced, the latest first, until none can be left out."""
@@ -255,7 +245,7 @@ class Reduction:
         step = self._journal.add(self.nodes(parts), self._stage, outcome.verdict, seconds, outcome.detail)
         self.answers[parts] = outcome
         log.debug(
-            "Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, step.nodes_left, step.verdict, seconds
+            "Check %d (%s): %d nodes, %s, %.3f s", step.number, step.stage, len(step.nodes), step.verdict, seconds
         )
         if self._progress is not None:
             self._progress(step)
@@ -274,34 +264,24 @@ class Reduction:
             ) from None
 
 
-def require_working_check(check: Check, feeds: Sequence[Feed]) -> None:
+def require_working_check(check: Check) -> None:
     """Raise an error if a check that has passed nothing also fails on a model of one node, which cannot be wrong.
 
     A check that cannot work here, for example because a module is missing, fails on the whole model and on each part of it.
     Without this control the search would end with an arbitrary node.
 
-    Args:
-        check: The check.
-        feeds: Inputs of the searched model; empty for a search without data.
-
     Raises:
         ConfigError: If the check fails on the model of one node.
     """
-    arrays = (np.asarray(array) for array in (feeds[0] if feeds else {}).values())
-    array = next((each for each in arrays if each.dtype == np.float32), np.linspace(-1, 1, 4, dtype=np.float32))
     outcome = CheckOutcome(verdict="pass")
     for op in ("Identity", "Neg"):  # two, since a check may look for one operator
         # The names differ from those of the searched model, since a check may look for names.
-        ends = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
-            for name in ("control_in", "control_out")
-        ]
-        node = helper.make_node(op, ["control_in"], ["control_out"], "control")
-        graph = helper.make_graph([node], "control", ends[:1], ends[1:])
-        proto: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        proto = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["" : 17]> control (float[4] control_in) => (float[4] control_out) '
+            f"{{ [control] control_out = {op}(control_in) }}"
+        )
         cutter = Cutter(proto)
-        feed: dict[str, Any] = {"control_in": array}
-        values = observe(cutter, [feed])
+        values = observe(cutter, [{"control_in": np.linspace(-1, 1, 4, dtype=np.float32)}])
         try:
             outcome = CheckOutcome.of(check(cutter.cut(cutter.order, values)))
         except errors.ConfigError:

@@ -211,7 +211,7 @@ def _evaluating_options(plan: Plan, make: Maker, stack: contextlib.ExitStack) ->
     writer = make(plan.writer)
     if plan.check is None or plan.sorting is None:
         return {"runner": writer.runner}
-    evaluate = ops.CandidateCheck(write=writer, check=plan.check, config=plan.sorting, progress=_say_output)
+    evaluate = ops.checking_candidates(writer, plan.check, plan.sorting, _say_output)
     return {"evaluate": stack.enter_context(evaluate)}
 
 

@@ -207,7 +207,7 @@ def _ask_about(part: SubModel) -> CheckOutcome:
 def _finish_check(plan: Plan, step: Step, iterations: Iterations) -> None:
     """Say how a check went, and sort what it left."""
     detail = f": {step.detail.rstrip()}" if step.detail and plan.show else ""
-    say(f"check {step.number}, {step.nodes_left} nodes, {step.verdict}{detail}")
+    say(f"check {step.number}, {len(step.nodes)} nodes, {step.verdict}{detail}")
     iterations.ended(step.verdict == "pass")
     ops.sort_artifacts(plan.artifacts, plan.folder, good=step.verdict == "pass", label=f"N{step.number}")
     _write_iteration(plan, step.number)
