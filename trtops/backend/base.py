@@ -1,11 +1,9 @@
 """The three contracts of a back end: loaders, runners and engine builders.
 
-**Loader.** A callable without arguments that makes one thing: bytes, a model, a session, a network, an engine. Making
-a loader costs nothing; calling it does the work, anew at every call. Loaders are values: frozen dataclasses that can be
-pickled, compared and printed. Wherever one takes another's product it takes either the product itself, which stays the
-caller's, or a callable, whose product it owns.
-
-A script's own loaders may derive from :class:`BaseLoader` and fill in ``call_impl``, or be plain functions.
+**Loader.** A callable without arguments that makes one thing: bytes, a model, a session, a network, an engine. Creating
+a loader is cheap; every call does the work again. Loaders are frozen dataclasses that can be pickled, compared and
+printed. Where a loader takes another's product it takes either the product itself, which stays the caller's, or a
+callable, whose product it owns. Loaders in scripts may derive from :class:`BaseLoader`, or be plain functions.
 
 **Runner.** Runs inference; see :class:`BaseRunner`.
 
@@ -35,30 +33,30 @@ known_as(__name__, "loader", "runner")
 
 
 class BaseLoader:
-    """A loader of a script's own: calling it calls :meth:`call_impl`, which it fills in."""
+    """Base class for loaders in scripts: calling one calls :meth:`call_impl`."""
 
     def call_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the thing."""
-        raise NotImplementedError(f"{type(self).__name__} has no call_impl; a loader makes something there.")
+        """Make the product."""
+        raise NotImplementedError(f"{type(self).__name__} has no call_impl, which makes the loader's product.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the thing."""
+        """Make the product."""
         return self.call_impl(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """What earlier builds and calibrations left for this one; each optional.
+    """Results of earlier builds and calibrations that a build uses; each optional.
 
     Attributes:
         timing: A timing cache, in the back end's own bytes.
         calibration: A calibration cache, in bytes.
-        replay: A tactic record whose choices the builder must make again.
-        denied: Tactics that the builder must not choose; those of other devices and releases do not count. The builder
-            takes the next best, and says so in its log. A replay of a denied tactic is refused.
-        avoid: Settings under which the builder took its process down, as it named them in ``attempt_file``. They are no part
-            of the spec: no engine can come of them.
-        attempt_file: A file in which the builder notes the settings that it is about to try, if it tries several.
+        replay: A tactic record whose choices the builder must repeat.
+        denied: Tactics that the builder must not choose; it takes the next best and logs that. Entries of other devices
+            and releases are ignored. A replay of a denied tactic is refused.
+        avoid: Settings under which the builder crashed, as named in ``attempt_file``. They are not part of the spec,
+            since they cannot lead to an engine.
+        attempt_file: A file that receives the name of each setting before the builder tries it.
     """
 
     timing: bytes | None = field(default=None, repr=False)
@@ -70,33 +68,33 @@ class Caches:
 
     @classmethod
     def replaying(cls, record: TacticRecord, timing: bytes | None, **others: Any) -> Caches:
-        """Caches with which a build makes a record's choices again.
+        """Return caches with which a build repeats a record's choices.
 
         Args:
             record: The choices.
-            timing: The timing cache of the recorded build. A record made through the editable timing cache is written into
-                it; beside one made by algorithm selectors it saves the time of what no selector is asked about. Others are
-                replayed without one.
+            timing: The timing cache of the recorded build. Records made through the editable timing cache are written
+                into it. With algorithm selectors it saves the timing of layers that no selector is asked about. Other
+                records need none.
             others: Further caches.
         """
         timed = record.mechanism in ("editable_timing_cache", "algorithm_selector")
         return cls(replay=record, timing=timing if timed else None, **others)
 
     def denied_sha256(self, environment: Environment) -> str | None:
-        """Digest of what is denied in an environment; None if nothing is."""
+        """Return the digest of the deny-list's entries for an environment; None without any."""
         here = self.denied.here(environment)
         return here.digest if here.entries else None
 
     def spec(
         self, model_sha256: str, config: BuildConfig, environment: Environment, data_sha256: str | None = None
     ) -> BuildSpec:
-        """What is asked for when a model is built with these caches; all specs are made here.
+        """Return the spec of a build with these caches.
 
         Args:
             model_sha256: Digest of the model's content.
-            config: How to build.
-            environment: Where: what is denied elsewhere does not count.
-            data_sha256: Digest of the calibration data, where INT8 is calibrated by it and not by a cache.
+            config: The build config.
+            environment: The build environment, which selects the entries of the deny-list.
+            data_sha256: Digest of the calibration data, if INT8 is calibrated without a cache.
         """
         return BuildSpec(
             model_sha256=model_sha256,
@@ -113,13 +111,13 @@ NO_CACHES = Caches()
 
 @dataclass(frozen=True, kw_only=True)
 class TimingCacheUse:
-    """What a timing cache was good for in one build.
+    """Use of a timing cache in one build.
 
     Attributes:
         hits: Timings found in it.
-        misses: Timings that were added to it. TensorRT 8.6 caches fewer where tactics are drawn by a seed or denied (15 of 23
-            in a net of two convolutions), and times the others anew every time; they are not counted.
-        saved_seconds: Time that the hits would have cost, as the cache remembers it.
+        misses: Timings added to it. TensorRT 8.6 does not cache all timings if tactics are drawn by a seed or denied
+            (15 of 23 in a net of two convolutions); the others are not counted.
+        saved_seconds: Time that the hits would have taken, as recorded in the cache.
     """
 
     hits: int = 0
@@ -129,13 +127,13 @@ class TimingCacheUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine as bytes, with what it takes to load it.
+    """An engine as bytes, with everything needed to load it.
 
     Attributes:
         backend: Name of the back end that loads it.
         plan: The serialized engine: a TensorRT plan, or an optimized model in ORT format.
-        options: What the loader needs beside the bytes (session options); JSON values.
-        environment: Where it was built.
+        options: Further options of the loader (session options); JSON values.
+        environment: The build environment.
     """
 
     backend: str
@@ -154,17 +152,16 @@ class Build:
     """One finished build.
 
     Attributes:
-        spec: What was asked for.
-        engine: What came out.
-        tactics: The choices made on the way.
+        spec: The spec.
+        engine: The engine.
+        tactics: The choices made.
         layers: The engine's layers.
-        timing_cache: The timing cache after the build, with what was given and what was added; None if the back end
-            keeps none.
-        timing_cache_use: What the given timing cache was good for.
+        timing_cache: The timing cache after the build, including the given one; None if the back end has none.
+        timing_cache_use: Use of the given timing cache.
         skipped: Settings that the builder had no time to try.
-        calibration_cache: The calibration cache that INT8 was built with.
-        seconds: Wall time of the build, without reading the model and without logging.
-        log: What the builder said.
+        calibration_cache: The calibration cache of INT8.
+        seconds: Wall time of the build, without reading the model and logging.
+        log: The builder's log.
     """
 
     spec: BuildSpec
@@ -180,11 +177,7 @@ class Build:
 
 
 class EngineBackend(Protocol):
-    """Builds engines from ONNX models, and runs them.
-
-    Implementations hold no state between calls and may be made anew for each. They are found by name through
-    :func:`trtops.backend.engines.engine_backend`.
-    """
+    """Builds engines from ONNX models, and runs them. Has no state; :func:`trtops.backend.engines.engine_backend`."""
 
     @property
     def name(self) -> str:
@@ -193,11 +186,11 @@ class EngineBackend(Protocol):
 
     @property
     def engine_suffix(self) -> str:
-        """Ending of its engine files, with the dot."""
+        """Suffix of its engine files, with the dot."""
         ...
 
     def environment(self) -> Environment:
-        """Where builds made now are made.
+        """Return the environment of builds made now.
 
         Raises:
             BackendUnavailableError: If the back end's library is missing or unusable here.
@@ -205,10 +198,7 @@ class EngineBackend(Protocol):
         ...
 
     def device_state(self) -> Mapping[str, str]:
-        """What the device is doing now, for the tags of a build's run: names such as ``sm_clock_mhz`` to values.
-
-        Empty where there is nothing to tell. Must not fail for want of a tool that tells.
-        """
+        """Return the current state of the device (``sm_clock_mhz`` ...) for a run's tags; empty if it is not known."""
         ...
 
     def build(
@@ -223,31 +213,30 @@ class EngineBackend(Protocol):
 
         Args:
             model: The model; its weights are read as needed.
-            config: How to build; its options are this back end's.
+            config: The build config, with options of this back end.
             caches: Caches to use. A timing cache or replay made by another device or release is refused.
             calibration_data: Feeds to calibrate INT8 with, unless a calibration cache is given.
 
         Raises:
-            ConfigError: If the config asks for something contradictory, or for another back end.
-            EngineBuildError: If no engine comes out; the message carries the builder's last error lines.
-            CalibrationError: If INT8 is asked for without a cache or data, or calibration fails.
-            TimingCacheError: If the timing cache does not fit this device and release.
-            TacticMismatchError: If the replay was not followed, or asks for a tactic that is denied.
-            UnsupportedFeatureError: If this release cannot do what the config asks for.
+            ConfigError: If the config contradicts itself or the model, or is for another back end.
+            EngineBuildError: If the build fails; the message contains the builder's last error lines.
+            EngineLoadError: If the engine does not load.
+            CalibrationError: If INT8 is requested without a cache or data, or calibration fails.
+            TimingCacheError: If the timing cache is damaged, or of another device or release.
+            TacticMismatchError: If the replay was not followed, or asks for a denied tactic.
+            UnsupportedFeatureError: If this release does not support the config.
         """
         ...
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
-        """A runner for an engine, or for what a callable returns when the runner is activated.
+        """Return a runner for an engine, or for the engine that a callable returns at activation.
 
         Args:
-            engine: The engine.
-            name: The runner's name; counted up if not given.
-            interleaved: Whether other engines are timed in turn with this one: its threads sleep between inferences, and do
-                not wait for the next one at the cost of the processor.
-
-        Activating it raises ``EngineLoadError`` if the bytes are damaged or belong to another release or device.
+            engine: The engine. Activation raises ``EngineLoadError`` if its bytes are damaged or belong to another
+                release or device.
+            name: The runner's name; numbered if not given.
+            interleaved: Whether other engines are timed in turn with this one: its threads sleep between inferences.
         """
         ...

@@ -27,20 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BytesFromPath:
-    """Reads a file's bytes.
-
-    Attributes:
-        path: The file.
-    """
+    """Reads a file's bytes."""
 
     path: str | Path
 
     def __call__(self) -> bytes:
-        """Read the file.
-
-        Raises:
-            FormatError: If there is no such file, or it cannot be read.
-        """
+        """Read the file; FormatError if it does not exist or cannot be read."""
         log.info("Loading bytes from %s", self.path)
         try:
             return Path(self.path).read_bytes()
@@ -53,22 +45,18 @@ bytes_from_path = immediately(BytesFromPath)
 
 @dataclass(frozen=True)
 class SaveBytes:
-    """Writes bytes to a file, whole or not at all, and passes them on.
+    """Writes bytes to a file, completely or not at all, and returns them.
 
     Attributes:
         obj: The bytes (anything with the buffer protocol), or a callable that makes them.
-        path: The file; its folder is made if there is none, and a file that is there already is replaced. Or an open file.
+        path: The file, which is replaced if it exists; its folder is created. Or an open file.
     """
 
     obj: ValueOrCallable[bytes] | memoryview = field(repr=False)
     path: str | os.PathLike[str] | IO[Any]
 
     def __call__(self) -> bytes | memoryview:
-        """Write the file and return the bytes.
-
-        Raises:
-            OSError: If it cannot be written; nothing is left then, or the old file as it was.
-        """
+        """Write the file and return the bytes; after an OSError the old file is unchanged."""
         data = self.obj if isinstance(self.obj, memoryview) else value_of(self.obj)
         log.info("Saving %d bytes to %s", memoryview(data).nbytes, self.path)
         if not isinstance(self.path, (str, os.PathLike)):
@@ -84,54 +72,45 @@ save_bytes = immediately(SaveBytes)
 
 @dataclass(frozen=True)
 class InvokeFromScript:
-    """Calls something that a Python script defines.
+    """Calls a function of a Python script, or an object of a class that it defines.
 
     Attributes:
-        path: The script, which ends in ``.py``. It is run anew at every call, with its own folder first on
-            ``sys.path``. Whoever names a script trusts it.
-        name: A function in it, or a class, of which one is made without arguments and called.
+        path: The script. It is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
+        name: The function, or the class, which is created without arguments.
     """
 
     path: str | Path
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, and return what it returns.
-
-        Raises:
-            ConfigError: If there is no such script, or it does not define the name.
-        """
+        """Call it, and return its result; ConfigError if the script does not exist or does not define the name."""
         found = import_from_script(self.path, self.name)
         return (found() if isinstance(found, type) else found)(*args, **kwargs)
 
 
 def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Do at once what :class:`InvokeFromScript` does when called."""
+    """Create an :class:`InvokeFromScript` and call it."""
     return InvokeFromScript(path, name)(*args, **kwargs)
 
 
 def import_from_script(path: str | Path, name: str) -> Any:
-    """Run a Python script as a module, and return what it calls ``name``.
-
-    Args:
-        path: The script, which ends in ``.py``.
-        name: Something that it defines.
+    """Run a Python script as a module, and return the object that it calls ``name``.
 
     Raises:
-        ConfigError: If there is no such script, it may not be run (:mod:`trtops.allowed`), or it does not define the name.
-            What the script itself raises passes through.
+        ConfigError: If the script does not exist, may not be run (:mod:`trtops.allowed`), or does not define the name.
+            Exceptions of the script itself pass through.
     """
     path = Path(path).absolute()
     if not path.exists():
         raise errors.ConfigError(f"{path} does not exist; expected a Python script.")
     if path.suffix != ".py" or not path.is_file():
-        raise errors.ConfigError(f"{path} is no Python script; expected a file that ends in .py.")
+        raise errors.ConfigError(f"{path} is not a Python script; expected a file that ends in .py.")
     check_file(path)
     module_name = f"trtops_script_{sha256(os.fsencode(path))[:16]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles look their module up while the script runs, and afterwards.
+    # Dataclasses and pickle look the module up while the script runs, and afterwards.
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent))
     try:

@@ -1,11 +1,8 @@
-"""Facts about this machine and process that end up in an :class:`~trtops.spec.Environment`.
-
-What every back end shares stands here: the processor, the system, the working folder's commit, releases of packages.
-Each back end adds what only it knows.
-"""
+"""Facts of the build environment that all back ends share: processor, system, git commit, package releases."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import subprocess
@@ -19,8 +16,8 @@ from trtops.spec import Environment
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# Flags that name instruction sets, on x86 and ARM. The rest of the kernel's flags (timers, mitigations, virtualization)
-# change with kernels and hypervisors and decide no kernel.
+# Flags of instruction sets, on x86 and ARM. Other flags (timers, mitigations, virtualization) depend on the operating
+# system and the hypervisor, and have no influence on compute kernels.
 _INSTRUCTION_SETS = (
     "sse", "ssse", "avx", "fma", "f16c", "amx", "bmi", "popcnt", "gfni", "vnni",
     "fp", "asimd", "neon", "sve", "sme", "bf16", "i8mm", "fphp",
@@ -32,11 +29,11 @@ class Processor:
     """This machine's processor.
 
     Attributes:
-        name: Its model name, or the architecture where the system does not say.
+        name: Its model name, or the architecture if the name is not known.
         machine: The architecture, such as ``x86_64``.
-        instruction_sets: Its instruction sets as the kernel names them, sorted; empty where the system does not say.
-        sha256: Digest of vendor, family, model, name and instruction sets: equal on machines whose processors run the
-            same code equally well. Clock, number of cores and everything virtual are left out.
+        instruction_sets: Its instruction sets as Linux names them, sorted; empty if they are not known.
+        sha256: Digest of vendor, family, model, name and instruction sets, without clock and number of cores: equal on
+            machines for which the same kernels are best.
     """
 
     name: str
@@ -47,8 +44,12 @@ class Processor:
 
 @cache
 def processor() -> Processor:
-    """The processor, read once per process from ``/proc/cpuinfo`` or else from what Python knows."""
-    facts = _cpuinfo_facts(_CPUINFO.read_text(errors="replace")) if _CPUINFO.exists() else {}
+    """Return the processor, read once per process from ``/proc/cpuinfo`` or Python's ``platform``."""
+    facts: dict[str, str] = {}
+    if _CPUINFO.exists():  # the lines of the first core
+        for line in _CPUINFO.read_text(errors="replace").split("\n\n", 1)[0].splitlines():
+            key, _, value = line.partition(":")
+            facts[key.strip()] = value.strip()
     machine = platform.machine()
     name = facts.get("model name") or platform.processor() or machine
     flags = facts.get("flags") or facts.get("Features") or ""
@@ -62,17 +63,8 @@ def processor() -> Processor:
     )
 
 
-def _cpuinfo_facts(text: str) -> dict[str, str]:
-    """The first processor's lines of ``/proc/cpuinfo``, by key."""
-    facts: dict[str, str] = {}
-    for line in text.split("\n\n", 1)[0].splitlines():
-        key, _, value = line.partition(":")
-        facts[key.strip()] = value.strip()
-    return facts
-
-
 def git_commit(folder: str | Path = ".") -> str | None:
-    """The commit checked out in a folder, with ``-dirty`` behind it if tracked files differ; None outside git."""
+    """Return the commit of a folder, with ``-dirty`` appended if tracked files differ; None outside git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -82,13 +74,11 @@ def git_commit(folder: str | Path = ".") -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Releases of the named packages that are installed, sorted by name; what is not installed is left out."""
+    """Return the releases of those named packages that are installed, sorted by name."""
     versions = []
     for name in sorted(names):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return tuple(versions)
 
 
@@ -103,17 +93,10 @@ def environment(
     driver: str | None = None,
     cuda: str | None = None,
 ) -> Environment:
-    """An environment: what the back end says, with what this module finds out.
+    """Return an environment with the facts of a back end and those of this module.
 
-    Args:
-        backend: Back end's name.
-        backend_version: Its release.
-        device: The device's name.
-        device_sha256: Digest of what identifies the kind of device to the builder.
-        packages: Names of the packages that rewrite models on the way to the engine.
-        compute_capability: Of a GPU.
-        driver: GPU driver release.
-        cuda: CUDA runtime release.
+    ``device_sha256`` identifies the kind of device to the builder; ``packages`` are those that rewrite models on the
+    way to the engine.
     """
     return Environment(
         backend=backend,

@@ -1,4 +1,4 @@
-"""Functions that do at once what loaders do when they are called."""
+"""Functions that create a loader and call it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ T = TypeVar("T")
 
 
 def immediately(loader: Callable[P, Callable[[], T]]) -> Callable[P, T]:
-    """Make a loader's twin in snake_case: the function that takes what the loader takes, and calls it at once.
-
-    Made rather than written, so that the two cannot come to differ.
-
-    Args:
-        loader: The loader's class.
-    """
+    """Return the function of a loader's class: it has the class's name in snake_case, and takes the same arguments."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return loader(*args, **kwargs)()
 
-    twin: Any = call
+    function: Any = call
     made: Any = loader
-    twin.__name__ = twin.__qualname__ = re.sub(r"(?<!^)(?=[A-Z])", "_", made.__name__).lower()
-    twin.__module__ = made.__module__
-    twin.__doc__ = f"Do at once what :class:`{made.__name__}` does when called."
-    twin.__signature__ = inspect.signature(made).replace(
+    function.__name__ = function.__qualname__ = re.sub(r"(?<!^)(?=[A-Z])", "_", made.__name__).lower()
+    function.__module__ = made.__module__
+    function.__doc__ = f"Create a :class:`{made.__name__}` and call it."
+    function.__signature__ = inspect.signature(made).replace(
         return_annotation=inspect.signature(made.__call__).return_annotation
     )
     return call

@@ -1,4 +1,4 @@
-"""The contract of a runner, which is all that running a model takes; see :mod:`trtops.backend.base` for the others."""
+"""The contract of a runner; see :mod:`trtops.backend.base` for the other contracts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
-"""Arrays by input name, in host memory unless a runner says that it takes others."""
+"""Arrays by input name, in host memory unless a runner accepts others."""
 
 ValueOrCallable: TypeAlias = "T | Callable[[], T]"
 
@@ -26,24 +26,23 @@ ValueOrCallable: TypeAlias = "T | Callable[[], T]"
 class BaseRunner(ABC):
     """Runs inference on one model or engine.
 
-    A runner is made cheaply and does nothing until it is activated, by ``with`` or by :meth:`activate`; then it holds
-    its session or context, and lets go of it at :meth:`deactivate`, also when something fails in between. It may be
-    activated again afterwards. Arrays returned by :meth:`infer` belong to the runner, and may be overwritten by the
-    next call: copy what is to be kept.
+    Creating a runner is cheap. It holds its session or context while it is active: in a ``with`` block, or between
+    :meth:`activate` and :meth:`deactivate`, as often as needed. Arrays returned by :meth:`infer` belong to the runner,
+    and may be overwritten by the next call.
 
-    Subclasses fill in :meth:`infer_impl`, :meth:`get_input_metadata_impl` and, where there is something to hold,
+    Subclasses implement :meth:`infer_impl`, :meth:`get_input_metadata_impl` and, if they hold resources,
     :meth:`activate_impl` and :meth:`deactivate_impl`.
 
     Attributes:
-        name: Names the runner in results. Unless given it is counted up per kind of runner, so that a script gives
-            its runners the same names every time.
-        is_active: Whether the runner is active now.
+        name: The runner's name in results. By default it is numbered per kind of runner, so that a script gives its
+            runners the same names every time.
+        is_active: Whether the runner is active.
     """
 
     _counters: ClassVar[defaultdict[str, itertools.count[int]]] = defaultdict(itertools.count)
 
     def __init__(self, name: str | None = None, prefix: str = "runner") -> None:
-        """Name the runner, as ``<prefix>-N<count>`` unless a name is given."""
+        """Name the runner; ``<prefix>-N<count>`` by default."""
         self.name = name if name is not None else f"{prefix}-N{next(self._counters[prefix])}"
         self.is_active = False
         self._inference_seconds: float | None = None
@@ -58,11 +57,7 @@ class BaseRunner(ABC):
         self.deactivate()
 
     def activate(self) -> None:
-        """Take hold of what inference needs. Costs whatever building or loading costs.
-
-        Raises:
-            BackendError: If that fails; the runner is left inactive and holds nothing.
-        """
+        """Acquire the resources; after an exception the runner is inactive and holds none."""
         if self.is_active:
             return
         try:
@@ -73,7 +68,7 @@ class BaseRunner(ABC):
         self.is_active = True
 
     def deactivate(self) -> None:
-        """Let go of everything; does nothing to an inactive runner."""
+        """Release the resources; does nothing if the runner is inactive."""
         if not self.is_active:
             return
         self.is_active = False
@@ -90,17 +85,13 @@ class BaseRunner(ABC):
             check_inputs: Whether names, dtypes and shapes are checked first.
 
         Returns:
-            The outputs by name, in the model's order, in host memory; owned by the runner and valid until the next
-            call.
+            The outputs by name, in the model's order, in host memory; valid until the next call.
 
         Raises:
             InputError: If the feed does not fit; see :func:`trtops.metadata.check_feed`.
             InferenceError: If the back end fails, or the runner is not active.
         """
-        if not self.is_active:
-            raise errors.InferenceError(
-                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
-            )
+        self._require_active()
         if check_inputs:
             if self._feed_check is None:
                 self._feed_check = FeedCheck(self.get_input_metadata())
@@ -108,39 +99,35 @@ class BaseRunner(ABC):
         return self.infer_impl(feed_dict)
 
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
-        """The model's inputs: names, dtypes and shapes, in order.
+        """Return names, dtypes and shapes of the model's inputs, in order; only while active.
 
-        Args:
-            use_numpy_dtypes: Accepted for scripts that pass it; dtypes are :class:`trtops.metadata.DataType` either way.
-
-        Raises:
-            InferenceError: If the runner is not active.
+        ``use_numpy_dtypes`` is accepted for Polygraphy's scripts and ignored: dtypes are always
+        :class:`trtops.metadata.DataType`.
         """
-        if not self.is_active:
-            raise errors.InferenceError(
-                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
-            )
+        self._require_active()
         if self._input_metadata is None:
             self._input_metadata = self.get_input_metadata_impl()
         return self._input_metadata
 
     def last_inference_time(self) -> float:
-        """Seconds that the last inference took inside the back end.
-
-        Raises:
-            InferenceError: If there was none since activation.
-        """
+        """Return the seconds that the last inference took inside the back end; InferenceError if there was none."""
         if self._inference_seconds is None:
             raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
         return self._inference_seconds
 
     def last_device_time(self) -> float | None:
-        """Seconds that the last inference took on the accelerator, apart from copies; None where nobody knows."""
+        """Return the seconds that the last inference took on the accelerator, without copies; None if not known."""
         return None
+
+    def _require_active(self) -> None:
+        if not self.is_active:
+            raise errors.InferenceError(
+                f"{self.name} is not active. Use it in a `with` block, or call activate() first."
+            )
 
     @property
     def inference_time(self) -> float:
-        """What :meth:`last_inference_time` returns; subclasses set it after each inference."""
+        """The result of :meth:`last_inference_time`; subclasses set it after each inference."""
         return self.last_inference_time()
 
     @inference_time.setter
@@ -149,14 +136,14 @@ class BaseRunner(ABC):
 
     @abstractmethod
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
-        """Run one inference on a feed that was checked, and set :attr:`inference_time`."""
+        """Run one inference on a checked feed, and set :attr:`inference_time`."""
 
     @abstractmethod
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """The inputs' metadata; called once per activation."""
+        """Return the metadata of the inputs; called once per activation."""
 
     def activate_impl(self) -> None:  # noqa: B027 - optional to fill in
-        """Take hold of what inference needs."""
+        """Acquire the resources."""
 
     def deactivate_impl(self) -> None:  # noqa: B027 - optional to fill in
-        """Let go of it; also called after :meth:`activate_impl` failed half-way."""
+        """Release the resources; also called if :meth:`activate_impl` fails."""

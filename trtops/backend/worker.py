@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def warm_worker() -> Iterator[Worker]:
-    """A child that is this caller's alone while the block lasts, and stays warm for the next one of this process."""
+    """Yield a child process for exclusive use in the block; it stays alive for the next use in this process."""
     with _guard:
         worker = _idle.pop() if _idle else Worker()
     try:
@@ -47,7 +47,7 @@ class IsolatedBackend:
 
     Attributes:
         backend: Name of the back end (:func:`trtops.backend.engines.engine_backend`).
-        timeout: Seconds that a build or a first inference may take; None means no limit.
+        timeout: Maximum seconds of a build or a first inference; None means no limit.
         worker: The child.
     """
 
@@ -62,15 +62,15 @@ class IsolatedBackend:
 
     @property
     def engine_suffix(self) -> str:
-        """Ending of engine files."""
+        """Suffix of engine files."""
         return engine_backend(self.backend).engine_suffix
 
     def environment(self) -> Environment:
-        """Where builds made now are made."""
+        """Return the child's build environment."""
         return self.worker.run(_environment_in_child, self.backend, timeout=self.timeout)
 
     def device_state(self) -> Mapping[str, str]:
-        """What the device is doing now, as the child sees it."""
+        """Return the device's state as the child reports it."""
         return self.worker.run(_device_state_in_child, self.backend, timeout=self.timeout)
 
     def build(
@@ -84,9 +84,9 @@ class IsolatedBackend:
         """Build one engine in the child; see :meth:`trtops.backend.base.EngineBackend.build`.
 
         Raises:
-            WorkerError: If the child crashed, was killed, or did not finish in time.
+            WorkerError: If the child crashed, was killed, or exceeded the timeout.
         """
-        # What is sent must be whole; a source of feeds may have no end, and more than these are not taken anyway.
+        # Feeds are sent as a list. Their source may be endless, and no more than these are used.
         feeds = (
             None if calibration_data is None else list(itertools.islice(calibration_data, config.calibration_samples))
         )
@@ -102,19 +102,18 @@ class IsolatedBackend:
         feed: Feed | None = None,
         crashed: Callable[[tuple[str, ...]], None] | None = None,
     ) -> Build:
-        """Build one engine, and go on without the settings that take the child down.
+        """Build one engine; after a crash of the child, build again without the setting that it was trying.
 
         Args:
             model: As in :meth:`build`.
             config: As in :meth:`build`.
-            caches: As in :meth:`build`; what they avoid already is not tried.
-            calibration_data: As in :meth:`build`; can be read again.
-            feed: An input to run the engine on once in the child, whose death then counts as the build's.
-            crashed: Called with the names of all settings to be left out, whenever there is one more.
+            caches: As in :meth:`build`; settings to avoid are not tried.
+            calibration_data: As in :meth:`build`; must be iterable several times.
+            feed: An input to run the engine on once in the child; a crash then counts as the build's.
+            crashed: Called with the names of all settings to avoid after every crash.
 
         Raises:
-            WorkerError: If the child took too long, or died and no setting is known for it: a back end that does not note
-                what it tries gets one attempt.
+            WorkerError: If the child exceeded the timeout, or crashed without a known setting.
             EngineBuildError: If no setting is left.
         """
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("attempt")) as folder:
@@ -131,7 +130,7 @@ class IsolatedBackend:
                     setting = note.read_text(encoding="utf-8") if note.exists() else ""
                     if exc.timed_out or not setting or setting in caches.avoid:
                         raise
-                    log.warning("Model %s: going on without the settings %r. %s", model.name, setting, exc)
+                    log.warning("Model %s: continuing without the settings %r. %s", model.name, setting, exc)
                     caches = replace(caches, avoid=(*caches.avoid, setting))
                     if crashed is not None:
                         crashed(caches.avoid)
@@ -139,33 +138,28 @@ class IsolatedBackend:
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:
-        """A runner in this process; try the engine with :meth:`first_inference` before."""
+        """Return a runner in this process; try the engine with :meth:`first_inference` before."""
         return engine_backend(self.backend).runner(engine, name, interleaved=interleaved)
 
     def first_inference(self, engine: Engine, feed: Feed) -> dict[str, Any]:
-        """Load an engine and run it once in the child; returns the outputs.
-
-        Raises:
-            WorkerError: If the child crashed, was killed, or did not finish in time.
-        """
+        """Load an engine and run it once in the child; return the outputs. WorkerError as in :meth:`build`."""
         return self.worker.run(_infer_in_child, self.backend, engine, dict(feed), timeout=self.timeout)
 
 
 def may_crash(config: BuildConfig) -> bool:
-    """Whether a build belongs into a child: ONNX Runtime dies of some models below FP32."""
+    """Return whether a build needs a child process: ONNX Runtime crashes on some models below FP32."""
     return config.backend == "onnxruntime" and config.precision != "fp32"
 
 
 def built_safely(model: Model, config: BuildConfig, caches: Caches = NO_CACHES) -> Build:
-    """Build one engine: in a child and without the settings that take it down where that can be, else in this process.
-
-    Raises:
-        BackendError: As :meth:`IsolatedBackend.build_surviving` raises it.
-    """
+    """Build one engine, in a child process if the build may crash."""
     if not may_crash(config):
         return engine_backend(config.backend).build(model, config, caches=caches)
     with warm_worker() as worker:
         return IsolatedBackend(config.backend, worker=worker).build_surviving(model, config, caches=caches)
+
+
+# Functions that the child runs: a pickled call names a function of a module.
 
 
 def _environment_in_child(backend: str) -> Environment:

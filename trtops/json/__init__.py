@@ -6,11 +6,11 @@ base64 text of a ``.npy`` file. Polygraphy reads our files, and we read its file
 bare, as it writes them.
 
 **npz.** A path that ends in ``.npz`` gets an uncompressed ZIP archive with the same content: ``index.json``, in which
-``{"array": <member's name>}`` stands for an array, and one ``.npy`` member per array. ``numpy.load`` opens it too. Use it
-for large arrays: it is faster, and reading needs no memory besides the arrays.
+``{"array": <member's name>}`` stands for an array, and one ``.npy`` member per array. ``numpy.load`` opens it too. Use
+it for large arrays: it is faster, and reading needs no memory besides the arrays.
 
-Both are written to a temporary file in the target's folder, which replaces the target when complete. Nothing read from a
-file is executed: there is no pickle in either format, arrays of objects are refused, and a file that is cut short,
+Both are written to a temporary file in the target's folder, which replaces the target when complete. Nothing read from
+a file is executed: there is no pickle in either format, arrays of objects are refused, and a file that is cut short,
 foreign or claims more than it holds raises ``FormatError``.
 
 Types define their saved form through :class:`Encoder` and :class:`Decoder`.

@@ -1,4 +1,4 @@
-"""Arrays as ``.npy`` files and ``.npz`` archives, by numpy's own functions. Claimed sizes are checked before allocation."""
+"""Arrays as ``.npy`` files and ``.npz`` archives. Claimed sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _loading_options(engine: Engine) -> tuple[tuple[str, ...], int]:
             f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
             "again, or load it with the trtops that built it."
         )
-    expected, found = options.get("plan_sha256"), sha256(engine.plan)
+    expected, found = options.get("plan_sha256"), engine.sha256
     if expected != found:
         raise errors.EngineLoadError(
             f"The engine's {len(engine.plan)} bytes are damaged: their SHA-256 is {found[:12]}, expected "

@@ -1,4 +1,4 @@
-"""Reference implementations of ONNX operators, in numpy on the CPU: slow, plain, and independent of every other back end."""
+"""Reference implementations of ONNX operators in numpy: slow, simple, and independent of all other back ends."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Inference by ONNX's own reference implementation, for golden outputs that no optimizer has touched.
+"""Inference with ONNX's own reference implementation, for golden outputs without any optimizer.
 
-Plugins count as operators: those that have the name of an ONNX operator (``InstanceNormalization``, say) are computed as
-ONNX defines it; others are refused by name.
+Plugins with the name of an ONNX operator (such as ``InstanceNormalization``) are computed as ONNX defines the operator;
+others are refused.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,36 +17,34 @@ from trtops.backend.onnx.model import tensor_spec
 from trtops.func import value_of
 from trtops.metadata import TensorMetadata
 
-if TYPE_CHECKING:
-    import onnx
-
 
 class PluginRefRunner(BaseRunner):
-    """Runs a model node by node in numpy. Takes and returns arrays in host memory; outputs are new at every inference."""
+    """Runs a model node by node in numpy, on arrays in host memory; outputs are new at every inference."""
 
     def __init__(self, graph: ValueOrCallable[Any], name: str | None = None) -> None:
         """Take a model.
 
         Args:
             graph: A ``ModelProto`` or an ONNX-GraphSurgeon graph, or a callable that makes one at each activation.
-            name: The runner's name; counted up as ``pluginref-runner-N0`` and so on if not given.
+            name: The runner's name; numbered as ``pluginref-runner-N0`` and so on if not given.
         """
         super().__init__(name, "pluginref-runner")
         self._source = graph
         self._evaluator: Any = None
 
     def activate_impl(self) -> None:
-        """Look every operator up.
-
-        Raises:
-            UnsupportedFeatureError: If one has no reference implementation.
-        """
+        """Look up all operators; UnsupportedFeatureError if one has no reference implementation."""
+        import onnx
         from onnx.reference import ReferenceEvaluator
 
-        model = _model_proto(value_of(self._source))
+        model = value_of(self._source)
+        if not isinstance(model, onnx.ModelProto):
+            import onnx_graphsurgeon as gs
+
+            model = gs.export_onnx(model)
         try:
             self._evaluator = ReferenceEvaluator(model)
-        except Exception as exc:  # of many kinds, some of them onnx's own without a base
+        except Exception as exc:  # of many kinds, some of them onnx's own without a base class
             raise errors.UnsupportedFeatureError(
                 f"ONNX's reference implementation cannot run the model: {exc}. Use another runner."
             ) from exc
@@ -56,34 +54,19 @@ class PluginRefRunner(BaseRunner):
         self._names = [value.name for value in model.graph.output]
 
     def deactivate_impl(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._evaluator = None
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """The model's inputs."""
+        """Return the model's inputs."""
         return self._inputs
 
     def infer_impl(self, feed_dict: Feed) -> dict[str, Any]:
-        """Run every node.
-
-        Raises:
-            InferenceError: If a node fails.
-        """
+        """Run all nodes; InferenceError if one fails."""
         started = time.perf_counter()
         try:
             outputs = self._evaluator.run(None, {name: np.asarray(feed_dict[name]) for name in self._inputs})
-        except Exception as exc:  # whatever a node's numpy code raises
+        except Exception as exc:  # raised by a node's numpy code
             raise errors.InferenceError(f"{self.name}: ONNX's reference implementation failed: {exc}") from exc
         self.inference_time = time.perf_counter() - started
         return dict(zip(self._names, outputs))
-
-
-def _model_proto(graph: Any) -> onnx.ModelProto:
-    import onnx
-
-    if isinstance(graph, onnx.ModelProto):
-        return graph
-    import onnx_graphsurgeon as gs
-
-    model: onnx.ModelProto = gs.export_onnx(graph)
-    return model
